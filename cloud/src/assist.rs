@@ -1,4 +1,4 @@
-//! From an assist request to a job: scene, prompt, r, L, mask, sampling.
+//! Turns an assist request into a job: scene, prompt, r, L, mask and sampling.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, PrefixScope};
+use baton_openai::Penalties;
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing};
 use baton_refine::{AttentionShape, Mode, UnknownMode};
 use serde::Serialize;
@@ -15,33 +16,32 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::access::RequestName;
-use crate::completion::Penalties;
 use crate::constrain::Constraint;
 use crate::job::{AnswerText, Job, MaskSource, Window};
 use crate::logprobs::Logprobs;
 use crate::observe::Observer;
 use crate::planning::{Planned, Situation, Wish, plan};
 use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
-use crate::scene::{Scene, check_mode};
+use crate::scene::Scene;
 use crate::scheduler::{JobSpec, Share};
 use crate::service::{Served, ServiceError};
 use crate::stream::AssistStream;
 use crate::trace::TraceParent;
 
-/// A checked request, with what its scene says.
+/// A checked request and its scene.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) request: &'a AssistRequest,
     pub(crate) scene: &'a Scene,
-    /// The scene's adapter, of the model that answers.
+    /// The scene's adapter, for the model that answers.
     pub(crate) adapter: Option<AdapterId>,
     /// The caller's span.
     pub(crate) trace: Option<TraceParent>,
-    /// Whose request it is.
+    /// Whose cached prefixes the request may use.
     pub(crate) owner: u128,
 }
 
-/// Makes everything that the answer needs.
+/// Makes the job and the stream of the answer.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
     let texts = request.segments.iter().map(|segment| segment.text.as_str());
@@ -52,7 +52,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
     let shared_tokens = served.scene_prefixes.shared_tokens(served, &scene.settings, &prompt.ids);
     let continued = continue_answer(served, request, &mut prompt);
     let room = room(served, prompt.ids.len())?;
-    // An answer that goes on where a device gave up needs no mask: nobody prefills for it.
+    // A continued answer needs no mask, because no device prefills for it.
     let refines = continued.is_empty() && mode != Mode::None;
     let planned = planned(served, request, scene, &prompt, room, refines)?;
     let ratio = if refines { planned.ratio } else { 1.0 };
@@ -79,9 +79,9 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
     Ok((job, stream))
 }
 
-/// What tells a request from all others: its id, and everything that decides its answer.
+/// Returns a digest that identifies the request: of its id and of everything that decides its answer.
 ///
-/// What a device says of itself is left out: it may have measured again before it sends a request again.
+/// The device's description of itself is left out, because it may change before the request is sent again.
 pub(crate) fn name(request: &AssistRequest) -> RequestName {
     #[derive(Serialize)]
     struct Deciding<'a>(
@@ -97,7 +97,7 @@ pub(crate) fn name(request: &AssistRequest) -> RequestName {
     RequestName(digest.finalize().into())
 }
 
-/// Takes bytes in without keeping them.
+/// Adds the bytes written to a digest, without keeping them.
 struct DigestWriter<'a>(&'a mut Sha256);
 
 impl std::io::Write for DigestWriter<'_> {
@@ -111,12 +111,12 @@ impl std::io::Write for DigestWriter<'_> {
     }
 }
 
-/// What a job is made of, whoever asks.
+/// The parts of a job, the same for both APIs.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    /// Prompt ids, those of `continued` at their end.
+    /// Prompt ids; the last ones are those of `continued`.
     pub(crate) prompt: Vec<TokenId>,
-    /// Who may find what is computed of them again.
+    /// Which later requests may reuse the cached prefix of this prompt.
     pub(crate) prefixes: PrefixScope,
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) continued: Vec<TokenId>,
@@ -124,16 +124,16 @@ pub(crate) struct Draft {
     pub(crate) mask: MaskSource,
     pub(crate) first: FirstEvent,
     pub(crate) max_tokens: usize,
-    /// Nobody goes on where the cap is reached.
+    /// Whether the answer is complete at the cap, because no device continues it.
     pub(crate) ends_at_cap: bool,
     /// The caller's span.
     pub(crate) trace: Option<TraceParent>,
-    /// None for the chat API.
+    /// The scene's id; `None` for the chat API.
     pub(crate) scene: Option<String>,
     pub(crate) extras: Extras,
 }
 
-/// What only some answers have.
+/// Parts that only some answers have.
 #[derive(Debug, Default)]
 pub(crate) struct Extras {
     pub(crate) penalties: Penalties,
@@ -155,7 +155,7 @@ fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams 
 }
 
 impl Draft {
-    /// The job and its stream.
+    /// Makes the job and its stream.
     pub(crate) fn job(
         self,
         served: &Served,
@@ -227,10 +227,10 @@ impl Draft {
     }
 }
 
-/// Bytes of text whose tokens are few enough to be made before they are counted.
+/// Texts up to this many bytes are tokenized without counting their tokens first.
 const COUNTED_BYTES: usize = 256 << 10;
 
-/// Refuses texts that fit into no prompt before their tokens are kept.
+/// Refuses texts that are too long for any prompt, before their tokens use memory.
 pub(crate) fn check_text<'t>(
     served: &Served,
     texts: impl Iterator<Item = &'t str> + Clone,
@@ -246,12 +246,13 @@ pub(crate) fn check_text<'t>(
     Ok(())
 }
 
-/// Most tokens of a prompt: the context, or the KV budget if that is smaller, less one of the answer.
+/// Returns the most tokens of a prompt: the context, or the KV budget if that is smaller, minus one for the
+/// answer.
 pub(crate) fn prompt_tokens_max(served: &Served) -> usize {
     served.model.config().context_len.min(served.desk.stats().kv_tokens).saturating_sub(1)
 }
 
-/// Tokens that fit into the context, and into the KV budget, after the prompt.
+/// Returns how many tokens fit into the context and into the KV budget after the prompt.
 pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, ServiceError> {
     let context = served.context_tokens();
     match context.checked_sub(prompt_tokens) {
@@ -262,7 +263,7 @@ pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, Servi
     }
 }
 
-/// The prompt's ids, by the model's own template.
+/// Makes the prompt's token ids with the model's own template.
 pub(crate) fn assembled(served: &Served, segments: &[Segment]) -> Result<Prompt, ServiceError> {
     let parts: Vec<PromptSegment<'_>> = segments
         .iter()
@@ -271,7 +272,7 @@ pub(crate) fn assembled(served: &Served, segments: &[Segment]) -> Result<Prompt,
     Ok(assemble(served.model.tokenizer(), served.model.template(), &parts)?)
 }
 
-/// The first event of an answer, but for its token and its times.
+/// Makes the first event of an answer, without its token and its times.
 pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> FirstEvent {
     FirstEvent {
         protocol: PROTOCOL_VERSION,
@@ -302,21 +303,16 @@ fn check_content(segments: &[Segment]) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// The request's mode, else the scene's.
+/// Returns the request's mode, or the scene's if the request has none.
 fn mode(request: &AssistRequest, scene: &Scene) -> Result<Mode, ServiceError> {
-    let refused = |message| ServiceError::Unsupported { field: "refine.mode", message };
-    let mode = match &request.refine.mode {
-        Some(name) => name.parse().map_err(|err: UnknownMode| refused(err.to_string()))?,
-        None => scene.settings.mode,
-    };
-    match check_mode(mode).map_err(|err| refused(err.to_string()))? {
-        // The seed of the answer is the seed of its random mask.
-        Mode::Random { seed: 0 } => Ok(Mode::Random { seed: request.sampling.seed }),
-        mode => Ok(mode),
-    }
+    let name = request.refine.mode.as_ref().unwrap_or(&scene.settings.mode);
+    name.parse().map_err(|err: UnknownMode| ServiceError::Unsupported {
+        field: "refine.mode",
+        message: err.to_string(),
+    })
 }
 
-/// Puts the accepted part of the answer behind the prompt; returns its ids.
+/// Appends the accepted part of the answer to the prompt, and returns its ids.
 fn continue_answer(served: &Served, request: &AssistRequest, prompt: &mut Prompt) -> Vec<TokenId> {
     let accepted = request.continue_from.as_deref().unwrap_or_default();
     let ids =

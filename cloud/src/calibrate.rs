@@ -1,23 +1,25 @@
-//! Finds the heads of a model that look from a question to the sentences that answer it, by needle probes.
+//! Finds the attention heads of a model that attend from a question to the sentences that answer it, by
+//! needle probes.
 //!
-//! Documents and questions are generated; several questions share one document and its prefill. Synchronous, owns its
-//! engine, reads no clock.
-//! Never: writes a file (the command does). Always: the same model and options give the same heads.
+//! Documents and questions are generated; several questions share one document and its prefill. It runs
+//! synchronously, owns its engine and reads no clock. Never: writes a file (the command does). Always: the
+//! same model and options give the same heads.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use baton_corpus::{Document, Question, QuestionKind, Rng, document};
+use baton_corpus::{Document, Question, QuestionKind, document, stream};
 use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
 use baton_engine::{
     AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
     StepSeq, Wanted,
 };
 use baton_protocol::{Role, Segment, SentenceMap};
+use baton_random::SplitMix64;
 use baton_refine::{
-    AttentionShape, Calibration, CalibrationError, ContentTokens, HeadGains, Mode, Needs, Probe, RefineError,
-    Scores, needs,
+    AttentionShape, Calibration, CalibrationError, ContentTokens, HeadGains, Mode, Probe, RefineError,
+    Scores, capture_plan,
 };
 
 /// Questions that share a document.
@@ -26,23 +28,24 @@ const QUESTIONS_A_DOCUMENT: usize = 4;
 const CHUNK_TOKENS: usize = 512;
 /// Shorter documents have too few sentences to tell heads apart.
 const WORDS_MIN: usize = 100;
-/// Seeds of documents; neither the trainer nor an evaluation uses those from here on to a hundred thousand more.
+/// The first seed of the documents. Neither the trainer nor an evaluation uses the next hundred thousand
+/// seeds.
 const SEED: u64 = 3_000_000;
 const SYSTEM: &str = "You answer from the document.";
 const QUESTION_PREFIX: &str = "\n\nQuestion: ";
 
-/// How a calibration is done.
+/// Options of a calibration.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeOptions {
     /// Questions asked.
     pub probes: NonZeroUsize,
-    /// Words of a document; fewer where the model's context holds fewer.
+    /// Words of a document; fewer if the model's context is too short.
     pub words: usize,
-    /// Threads of the engine; none: one for each core.
+    /// Threads of the engine, or `None` for one per core.
     pub threads: Option<NonZeroUsize>,
 }
 
-/// How far a calibration is.
+/// Progress of a calibration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Probes done.
@@ -53,10 +56,10 @@ pub struct Progress {
     pub tokens: usize,
 }
 
-/// What came of it.
+/// Result of a calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibrated {
-    /// The heads to rank by.
+    /// The heads to rank sentences by.
     pub calibration: Calibration,
     /// The mean gain of every head: its share of attention on a needle minus that on a random sentence.
     pub gains: Vec<((usize, usize), f64)>,
@@ -89,10 +92,10 @@ pub enum CalibrateError {
     /// Scores and prompt do not fit each other.
     #[error("weigh a probe")]
     Probe(#[from] RefineError),
-    /// The heads are no calibration.
+    /// The heads do not make a valid calibration.
     #[error("make a calibration")]
     Calibration(#[from] CalibrationError),
-    /// No head looks at the needles more than at other sentences.
+    /// No head attends to the needles more than to other sentences.
     #[error(
         "none of {heads} heads looks at what answers a question more than at other sentences, in {probes} probes"
     )]
@@ -112,18 +115,18 @@ pub enum CalibrateError {
     },
 }
 
-/// Hears of progress after every probe, and of every layer, where it may stop the work.
+/// Receives progress after every probe, and may stop the work after every layer.
 pub trait CalibrateControl {
     /// Called after each probe.
     fn progress(&mut self, progress: Progress);
-    /// Whether to stop as soon as possible.
+    /// Returns whether to stop as soon as possible; called after every layer.
     fn stopped(&self) -> bool;
 }
 
-/// Asks the probes and weighs the heads. Cost: a prefill for every 4 probes.
+/// Runs the probes and measures the gain of every head. Cost: a prefill for every 4 probes.
 ///
 /// # Errors
-/// [`CalibrateError`]; nothing of a calibration that did not end is kept.
+/// [`CalibrateError`]; then no results are kept.
 pub fn calibrate(
     model: &Arc<Model>,
     options: ProbeOptions,
@@ -134,7 +137,7 @@ pub fn calibrate(
     let mut run = Run {
         engine: Engine::new(model.clone(), engine_options)?,
         gains: HeadGains::default(),
-        rng: Rng::new(SEED),
+        rng: stream(SEED),
         progress: Progress { probes: 0, of: options.probes.get(), tokens: 0 },
         control,
     };
@@ -152,7 +155,8 @@ pub fn calibrate(
     Ok(Calibrated { calibration, gains: run.gains.gains().collect(), probes, words })
 }
 
-/// Words of documents that fit into the context with room for a question, at most `words`, and the KV tokens they need.
+/// Returns how many words of a document, at most `words`, fit into the context together with a question, and
+/// the KV tokens that they need.
 fn fitting_words(model: &Arc<Model>, words: usize) -> Result<(usize, usize), CalibrateError> {
     let context_len = model.config().context_len;
     let mut words = words.max(WORDS_MIN);
@@ -160,7 +164,7 @@ fn fitting_words(model: &Arc<Model>, words: usize) -> Result<(usize, usize), Cal
         let document = document(SEED, words);
         let question = document.questions.iter().max_by_key(|question| question.text.len());
         let asked = Asked::new(model, &document, question.map_or("", |question| &question.text))?;
-        // Other documents and questions are longer by some tokens.
+        // Other documents and questions may be some tokens longer.
         let tokens = asked.prompt.ids.len() * 9 / 8 + 64;
         if tokens <= context_len {
             return Ok((words, 2 * tokens + CHUNK_TOKENS));
@@ -192,7 +196,7 @@ impl Asked {
         Ok(Self { map: SentenceMap::new(&segments), segments, prompt })
     }
 
-    /// The unit that holds this byte of the document.
+    /// Returns the unit that contains this byte of the document.
     fn unit_at(&self, byte: usize) -> usize {
         self.map.units().partition_point(|unit| unit.bytes.end <= byte)
     }
@@ -202,7 +206,7 @@ struct Run<'a> {
     engine: Engine,
     gains: HeadGains,
     /// Draws the sentences that needles are compared with.
-    rng: Rng,
+    rng: SplitMix64,
     progress: Progress,
     control: &'a mut dyn CalibrateControl,
 }
@@ -224,7 +228,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Scores of all heads by the question's window. The document comes from the prefix cache but for the first question.
+    /// Returns the scores of all heads for the question's window. After the first question, the document
+    /// comes from the prefix cache.
     fn scores(&mut self, asked: &Asked) -> Result<AttentionScores, CalibrateError> {
         let config = self.engine.model().config();
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
@@ -232,9 +237,8 @@ impl Run<'_> {
             (0..shape.n_layers).flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
         let heads: Vec<HeadId> = heads.collect();
         let question = &asked.prompt.segments[2].tokens;
-        let Needs::Attention(plan) = needs(Mode::Attention, shape, question.len(), None) else {
-            unreachable!("the default mode ranks by attention")
-        };
+        let plan = capture_plan(Mode::Attention, shape, question.len(), None);
+        let plan = plan.expect("the default mode ranks by attention");
         let ids = &asked.prompt.ids[..question.end];
         let window = ids.len().saturating_sub(plan.window);
         let seq = self.engine.create();
@@ -287,7 +291,7 @@ impl Run<'_> {
     }
 }
 
-/// The questions to ask about a document: of every kind in turn, the first ones of each.
+/// Returns the questions to ask about a document: the first ones of each kind, in turn.
 fn questions(document: &Document) -> Vec<&Question> {
     let of = |kind| document.questions.iter().filter(move |question| question.kind == kind);
     let (mut short, mut long, mut two_hop) =
@@ -296,7 +300,7 @@ fn questions(document: &Document) -> Vec<&Question> {
     asked.into_iter().flatten().take(QUESTIONS_A_DOCUMENT).collect()
 }
 
-/// Breaks a pass off when the work shall stop.
+/// Cancels a pass if the work should stop.
 struct StopWatch<'a> {
     control: &'a dyn CalibrateControl,
 }
@@ -307,7 +311,7 @@ impl StepControl for StopWatch<'_> {
     }
 }
 
-/// A pass that was broken off is a stop that was asked for.
+/// Converts the error of a pass. A cancelled pass becomes [`CalibrateError::Stopped`].
 fn stopped(err: StepError, at: Progress) -> CalibrateError {
     match err {
         StepError::Cancelled { .. } => CalibrateError::Stopped { probes: at.probes, of: at.of },

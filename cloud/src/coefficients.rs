@@ -1,7 +1,8 @@
-//! Coefficients of the optimizer: what this cloud, each class of devices and each class of networks usually cost.
+//! Coefficients of the optimizer: the usual cost of this cloud, of each device class and of each network
+//! class.
 //!
-//! Pure. Medians of what was measured (see [`crate::telemetry`]), as last known; what was never measured has a stated
-//! assumption. A request that carries its device's own values is planned with these: nothing here overrides them.
+//! Pure. Holds the last known medians of measurements (see [`crate::telemetry`]), and assumptions for what
+//! was never measured. Never: overrides the values that a request carries for its own device.
 
 use std::collections::BTreeMap;
 
@@ -12,43 +13,44 @@ use baton_protocol::DeviceInfo;
 use crate::cost::Measured;
 use crate::store::DeviceClass;
 
-/// The name under which all devices, or all networks, count together.
+/// The class that stands for all devices, or all networks, together.
 pub const ALL: &str = "";
 /// Milliseconds from the mask's arrival to the rebuilt prompt on an ordinary device.
 pub const DECOMPRESS_MS: f64 = 5.0;
-/// A device of which nothing is known: a phone of the middle class.
+/// The assumed cost of an unknown device: a mid-range phone.
 pub const DEVICE_ASSUMED: DeviceReport =
     DeviceReport { prefill_ms_per_token: 2.5, prefill_ms_per_token2: 0.0, decode_ms: 45.0 };
-/// Round trips of networks that nobody has measured, in milliseconds, by class; the last is for every other name.
+/// Assumed round trips of networks without measurements, in milliseconds, by class. The last one is for every
+/// other class.
 pub const NETWORKS_ASSUMED: [(&str, f64); 5] =
     [("loopback", 0.2), ("ethernet", 5.0), ("5g", 30.0), ("lte", 60.0), ("wifi", 20.0)];
 
-/// A figure and how many measurements it rests on.
+/// A figure, and the number of its measurements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Known<T> {
     /// The figure.
     pub value: T,
-    /// Measurements behind it.
+    /// Number of measurements.
     pub samples: u32,
 }
 
-/// What is known now.
+/// The current coefficients.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Coefficients {
-    /// This cloud; none where no service has written any.
+    /// This cloud's cost, or `None` if no service has written any.
     pub cloud: Option<Measured>,
-    /// Devices by class; [`ALL`] for all together.
+    /// Device costs by class; [`ALL`] is for all together.
     pub devices: BTreeMap<String, Known<DeviceReport>>,
-    /// Devices by class, where somebody has decided what they cost: counts in place of medians.
+    /// Device costs that an administrator has set, by class. They replace medians.
     pub decided: BTreeMap<String, DeviceReport>,
-    /// What networks add to the time to the first token (round trip, upload, unpacking), in milliseconds, by class;
-    /// [`ALL`] for all together.
+    /// Milliseconds that networks add to the time to the first token (round trip, upload, unpacking), by
+    /// class; [`ALL`] is for all together.
     pub networks: BTreeMap<String, Known<f64>>,
 }
 
 impl Coefficients {
-    /// What a device of this class usually costs: what was decided of its class, else its class's median, else that of
-    /// all devices, else the assumption.
+    /// Returns the usual cost of a device of this class: the value set for the class, else the class's
+    /// median, else the median of all devices, else the assumption.
     #[must_use]
     pub fn class(&self, class: &str) -> DeviceCost {
         if let Some(decided) = self.decided.get(class) {
@@ -58,7 +60,7 @@ impl Coefficients {
         cost(known.map_or(DEVICE_ASSUMED, |known| known.value))
     }
 
-    /// What this device costs: its own values where it sent them, its class's for what it left out.
+    /// Returns the cost of this device: its own values if it sent them, and its class's values for the rest.
     #[must_use]
     pub fn device(&self, device: Option<&DeviceInfo>) -> DeviceCost {
         let mut known = self.class(device.map_or(ALL, |device| &device.class));
@@ -71,8 +73,8 @@ impl Coefficients {
         known
     }
 
-    /// What a network of this class adds: its class's median, else the assumption for its name, else the median of all,
-    /// else the assumption for any other.
+    /// Returns the milliseconds that a network of this class adds. This is the class's median, else the
+    /// assumption for the class, else the median of all networks, else the assumption for any other class.
     #[must_use]
     pub fn network_ms(&self, class: Option<&str>) -> f64 {
         let class = class.unwrap_or(ALL);
@@ -85,7 +87,7 @@ impl Coefficients {
     }
 }
 
-/// What was decided, by class.
+/// Returns the costs that were set, by class.
 #[must_use]
 pub fn decided(classes: &[DeviceClass]) -> BTreeMap<String, DeviceReport> {
     let report = |class: &DeviceClass| {

@@ -1,7 +1,8 @@
 //! Settings of `serve`: as written on the command line, and as checked.
 //!
-//! Never: read after the start but where a file changes ([`Config::changes`] says what follows then); nothing else of the program looks at the environment or the command line.
-//! Always: a [`Config`] can be served as it is.
+//! Read once at start-up, and again when the settings file changes; [`Config::changes`] says what can change
+//! then. No other part of the program reads the environment or the command line. Always: a [`Config`] can be
+//! served as it is.
 
 mod admin;
 mod edge;
@@ -25,27 +26,28 @@ use crate::access::book::KeyPolicy;
 use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
 
-/// The model that is looked for where none is named, relative to the working directory or to a checkout's top.
+/// The model to look for if none is named, relative to the working directory or to the top of a checkout.
 const DEMO_MODEL: &str = "models/demo-cloud.gguf";
 
-/// Bounds of `--max-stall`: a pass cannot take less than one without prompt tokens.
+/// Bounds of `--max-stall`: a pass with prompt tokens cannot take less time than one without.
 const STALL_MIN: f64 = 1.1;
 const STALL_MAX: f64 = 1000.0;
 
 /// Options of `serve`, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ServeOptions {
-    /// Settings in YAML, named as these options; what is written here or in the environment wins. Connection limits, what
-    /// may wait, and certificates are taken over again when a file changes, and on SIGHUP; the rest is read once
+    /// Settings file in YAML, with the names of these options. The command line and the environment override
+    /// it. Connection limits, queue limits and certificates are read again when a file changes, and on
+    /// SIGHUP; the rest is read once
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Models and adapters.
     #[command(flatten)]
     pub models: ModelOptions,
-    /// Where to listen; port 0 takes a free one and prints it
+    /// Address to listen on; port 0 takes a free port and prints it
     #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
     pub listen: String,
-    /// Where settings are kept: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
+    /// Database of settings: a file, sqlite://FILE, :memory: or postgres://USER@HOST/NAME
     #[arg(
         long,
         default_value = "./baton-cloud.db",
@@ -54,10 +56,11 @@ pub struct ServeOptions {
         hide_env_values = true
     )]
     pub database: String,
-    /// Threads of each model's engine; the default is one for each core
+    /// Threads of each model's engine; the default is one per core
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
-    /// Memory for copies of each model's weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    /// Memory for copies of each model's weights in an order that is a few percent faster to read; 0 reads
+    /// all weights from the mapped file
     #[arg(
         long,
         default_value = "0",
@@ -66,7 +69,7 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub repack_mib: u32,
-    /// KV cache of each model in tokens, for all its sequences together; the default is four whole contexts
+    /// KV cache of each model in tokens, shared by all its sequences; the default is four whole contexts
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub kv_tokens: Option<NonZeroUsize>,
     /// Sequences of one model that run at the same time
@@ -78,8 +81,8 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub slots: NonZeroUsize,
-    /// Seconds that the prompts before a new request may take, at the rate measured lately; beyond that, it is answered
-    /// 429
+    /// The longest time that the prompts ahead of a new request may take, at the rate measured recently. If
+    /// they take longer, the request is answered with status 429
     #[arg(
         long,
         default_value = "30",
@@ -88,7 +91,7 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub queue_seconds: f64,
-    /// Requests that may wait for a slot, whatever they take
+    /// The most requests that may wait for a slot, whatever their size
     #[arg(
         long,
         default_value = "256",
@@ -97,7 +100,7 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub queue: usize,
-    /// Memory of the requests that wait
+    /// The most memory of waiting requests
     #[arg(
         long,
         default_value = "256",
@@ -106,11 +109,11 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub queue_mib: usize,
-    /// Seconds until the first token must come, if a request has no x-deadline-ms. A request that cannot keep it is
-    /// refused; one without a slot by then is ended. The default is no deadline
+    /// Time within which the first token must come, if a request has no x-deadline-ms header. A request that
+    /// cannot meet its deadline is refused; one that has no slot by then is ended. The default is no deadline
     #[arg(long, value_name = "SECONDS", value_parser = numbers::number::<f64>, allow_negative_numbers = true)]
     pub deadline: Option<f64>,
-    /// Prompt tokens in one pass while no answer is being written
+    /// The most prompt tokens in one pass while no answer is being written
     #[arg(
         long,
         default_value = "512",
@@ -119,8 +122,8 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub chunk_tokens: NonZeroUsize,
-    /// Prompt tokens in one pass beside running answers: as many as keep the pass below so many passes without any
-    /// (measured all the time)
+    /// Limits the prompt tokens in a pass with running answers: the pass may take at most X times as long as
+    /// a pass without prompt tokens (measured all the time)
     #[arg(
         long,
         default_value = "5",
@@ -130,10 +133,11 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub max_stall: f64,
-    /// Prompt tokens in one pass beside running answers, whatever they cost
+    /// The most prompt tokens in a pass with running answers, whatever they cost
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub mixed_tokens: Option<NonZeroUsize>,
-    /// Percent of the KV cache that may keep prompts of earlier requests; their room is given up when it is needed
+    /// Percent of the KV cache that may keep prompts of earlier requests; they are dropped if the room is
+    /// needed
     #[arg(
         long,
         default_value = "100",
@@ -142,20 +146,21 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub prefix_cache: u8,
-    /// Who may ask. keys: whoever has a key (see `baton-cloud keys`); auto: the same, but on loopback anybody while
-    /// there is no key at all
+    /// Who may send requests. keys: everyone with a key (see `baton-cloud keys`); auto: the same, but on
+    /// loopback everyone as long as no key exists
     #[arg(long, value_enum, default_value_t = AuthMode::Auto, env = "BATON_AUTH", value_name = "MODE")]
     pub auth: AuthMode,
-    /// One more key, with every scope, for the tenant `default`: for a service without a database of keys
+    /// An extra key, with every scope, for the tenant `default`; for a service without keys in its database
     #[arg(long, env = "BATON_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Option<String>,
-    /// Where Prometheus may ask for /metrics, without a key; off by default; port 0 takes a free one and prints it
+    /// Address of /metrics for Prometheus, without a key; off by default; port 0 takes a free port and prints
+    /// it
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<String>,
-    /// Collector that traces are sent to over OTLP/HTTP: http://HOST:PORT, to which /v1/traces is added
+    /// Collector of traces over OTLP/HTTP: http://HOST:PORT; /v1/traces is appended
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// EMULATION: each prefill pass takes at least so many milliseconds for each token
+    /// EMULATION: each prefill pass takes at least this many milliseconds for each token
     #[arg(
         long,
         value_name = "MS",
@@ -164,7 +169,7 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub emulate_prefill_ms_per_token: Option<f64>,
-    /// EMULATION: each prompt takes at least so many milliseconds besides
+    /// EMULATION: each prompt takes at least this many milliseconds more
     #[arg(
         long,
         value_name = "MS",
@@ -173,7 +178,7 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub emulate_prefill_base_ms: Option<f64>,
-    /// EMULATION: each decode pass takes at least so many milliseconds
+    /// EMULATION: each decode pass takes at least this many milliseconds
     #[arg(
         long,
         value_name = "MS",
@@ -182,20 +187,20 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub emulate_decode_ms: Option<f64>,
-    /// What connections and requests may take.
+    /// Limits of connections and requests.
     #[command(flatten)]
     pub edge: EdgeOptions,
-    /// Where the console is.
+    /// Options of the console.
     #[command(flatten)]
     pub admin: AdminOptions,
 }
 
-/// Who may ask.
+/// Who may send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AuthMode {
-    /// On loopback anybody while there is no key; elsewhere a key must be configured.
+    /// On loopback everyone, as long as no key exists; on other addresses a key must be configured.
     Auto,
-    /// Whoever has a key.
+    /// Everyone who has a key.
     Keys,
 }
 
@@ -204,77 +209,77 @@ pub enum AuthMode {
 pub struct Config {
     /// The models, the default first; at least one.
     pub models: Vec<ModelConfig>,
-    /// Where to listen.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Where settings are kept.
+    /// Database of settings.
     pub database: Database,
     /// Threads of the engine.
     pub threads: Option<NonZeroUsize>,
     /// Memory for repacked weights, MiB.
     pub repack_mib: u32,
-    /// KV cache in tokens; none: by the model's context.
+    /// KV cache in tokens, or `None` to choose by the model's context.
     pub kv_tokens: Option<NonZeroUsize>,
     /// Sequences that run at the same time.
     pub slots: usize,
-    /// The settings file, which is looked at again when it changes.
+    /// The settings file, which is read again when it changes.
     pub file: Option<PathBuf>,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub queue: usize,
-    /// What they may amount to.
+    /// Limits on the time and the memory of waiting requests.
     pub backlog: BacklogBound,
-    /// Within which a first token must come where a request does not say.
+    /// Deadline of the first token, for requests that set none.
     pub deadline: Option<Duration>,
     /// Prompt tokens in one pass.
     pub budget: StepBudget,
-    /// Percent of the KV cache that may keep prefixes of no running sequence.
+    /// Percent of the KV cache that may keep prefixes that no running sequence uses.
     pub prefix_cache_percent: u8,
     /// Whether every request needs a key.
     pub keys: KeyPolicy,
-    /// One more key, of the tenant `default`.
+    /// An extra key for the tenant `default`.
     pub api_key: Option<String>,
-    /// Where Prometheus may ask.
+    /// Address of /metrics for Prometheus.
     pub metrics_listen: Option<SocketAddr>,
-    /// Where traces go.
+    /// Collector of traces.
     pub otlp_endpoint: Option<String>,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
-    /// Where the console is.
+    /// Options of the console.
     pub admin: AdminConfig,
-    /// What connections and requests may take.
+    /// Limits of connections and requests.
     pub edge: Edge,
 }
 
-/// A setting that cannot be served.
+/// Why a setting cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No model was named and none was found.
+    /// No model was named, and the demo model was not found.
     #[error("no model: pass --model FILE.gguf (looked for `{DEMO_MODEL}` in {looked})")]
     NoModel {
         /// The folders looked into.
         looked: String,
     },
-    /// The address is not one.
+    /// The listen address is not valid.
     #[error("listen address `{0}` is not HOST:PORT")]
     Listen(String),
-    /// A host is not a name.
+    /// A host is not a valid name.
     #[error("host `{0}` is not a name: pass it without a scheme and a port, as baton.example")]
     Host(String),
     /// A proxy is not a network.
     #[error("proxy `{0}` is not a network or an address: pass it as 10.0.0.0/8 or 10.1.2.3")]
     Proxy(String),
-    /// Open to others without a key.
+    /// Other machines could use the service without a key.
     #[error(
         "refusing to listen on {0} without a key: pass --auth keys (and make keys by `baton-cloud keys create`), or \
          --api-key or BATON_API_KEY, or listen on 127.0.0.1"
     )]
     OpenWithoutKey(SocketAddr),
-    /// Traces are sent to a collector beside the service, without TLS.
+    /// The collector's address is not plain HTTP, which is all that traces are sent over.
     #[error("OTLP endpoint `{0}` must be http://HOST:PORT")]
     Otlp(String),
     /// The key cannot be sent in a header.
     #[error("the API key must be 1 to 512 visible ASCII characters")]
     Key,
-    /// The name cannot stand in a reply.
+    /// A model's name is not valid.
     #[error("model name `{0}` must be 1 to 128 visible ASCII characters, and `default` is the first one's")]
     ModelName(String),
     /// The first model is named twice.
@@ -283,7 +288,7 @@ pub enum ConfigError {
     /// Two models have one name.
     #[error("two models are named `{0}`: pass --model NAME=FILE")]
     DuplicateModel(String),
-    /// An adapter without a name or a file.
+    /// An adapter is given without a valid name or a file.
     #[error(
         "adapter `{0}` must be NAME=FILE or NAME=FILE@MODEL, with a name of 1 to 128 visible ASCII characters"
     )]
@@ -295,7 +300,7 @@ pub enum ConfigError {
         adapter: String,
         /// The model asked for.
         model: String,
-        /// Those there are.
+        /// The models that are served.
         models: String,
     },
     /// One model has two adapters of one name.
@@ -311,7 +316,7 @@ pub enum ConfigError {
     Number {
         /// Which option.
         option: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
         /// The bounds.
         want: &'static str,
@@ -319,16 +324,16 @@ pub enum ConfigError {
     /// An emulated speed is out of its bounds.
     #[error(transparent)]
     Emulation(#[from] PassCostError),
-    /// The database's address is not one.
+    /// The database's address is not valid.
     #[error(transparent)]
     Database(#[from] StoreError),
 }
 
 impl ServeOptions {
-    /// Checks every setting; looks only at which files exist.
+    /// Checks every setting. Opens no file; only checks which files exist.
     ///
     /// # Errors
-    /// The first setting that cannot be served.
+    /// Fails with the first setting that cannot be used.
     pub fn check(self) -> Result<Config, ConfigError> {
         let models = self.models.check()?;
         let listen = listen_address(&self.listen)?;
@@ -417,10 +422,10 @@ impl ServeOptions {
 }
 
 impl Config {
-    /// The options in which `new` differs, and whether each is taken over while the program runs.
+    /// Lists the options in which `new` differs, and whether each takes effect while the program runs.
     pub fn changes(&self, new: &Config) -> Vec<(&'static str, bool)> {
         let differs = [
-            ("what may wait", (self.queue, self.backlog) != (new.queue, new.backlog), true),
+            ("queue limits", (self.queue, self.backlog) != (new.queue, new.backlog), true),
             ("--deadline", self.deadline != new.deadline, true),
             ("connection limits", self.http_live() != new.http_live(), true),
             ("--connections", self.edge.http.connections_max != new.edge.http.connections_max, false),
@@ -442,7 +447,7 @@ impl Config {
         differs.into_iter().filter(|(_, differs, _)| *differs).map(|(name, _, live)| (name, live)).collect()
     }
 
-    /// The limits of new connections; what is read only at the start stands as here.
+    /// Returns the limits of new connections, with 0 for `connections_max`, which is read only at start-up.
     pub fn http_live(&self) -> HttpLimits {
         HttpLimits { connections_max: 0, ..self.edge.http }
     }
@@ -486,7 +491,7 @@ fn listen_address(text: &str) -> Result<SocketAddr, ConfigError> {
     addresses.into_iter().next().ok_or_else(|| ConfigError::Listen(text.to_owned()))
 }
 
-/// The demo model of the working directory, or of the checkout that this program was built in.
+/// Finds the demo model in the working directory, or in the checkout that this program was built in.
 fn find_demo_model() -> Result<PathBuf, ConfigError> {
     let program = std::env::current_exe().unwrap_or_default();
     let folders = std::iter::once(Path::new(".")).chain(program.ancestors().skip(1).take(4));

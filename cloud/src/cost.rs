@@ -1,18 +1,19 @@
-//! What this cloud costs: medians of its own passes, or the emulated figures.
+//! The cost of this cloud: medians of its own passes, or the emulated figures.
 //!
-//! Pure: the caller measures, this keeps the last [`SAMPLES`] of each kind. Always: finite figures over zero.
+//! Pure: the caller measures, and this module keeps the last [`SAMPLES`] values of each kind. Always: figures
+//! are finite and not negative.
 
 use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
 use baton_pacing::refit::median;
 
-/// Measurements of one kind that a median is taken over.
+/// Number of measurements of one kind that a median is taken over.
 const SAMPLES: usize = 64;
-/// A pass with fewer prompt tokens says little about the cost of one.
+/// A pass with fewer prompt tokens says little about the cost per token, and is left out.
 const PREFILL_TOKENS_MIN: usize = 16;
 
-/// What one pass held and how long it took.
+/// What one pass computed, and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PassSample {
     /// Prompt tokens.
@@ -26,17 +27,17 @@ pub struct PassSample {
 /// Current figures, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Each prompt, besides its tokens.
+    /// For each prompt, besides its tokens.
     pub base_ms: f64,
-    /// Each prompt token.
+    /// For each prompt token.
     pub prefill_ms_per_token: f64,
-    /// Each pass that decodes.
+    /// For each pass that decodes.
     pub decode_ms: f64,
-    /// Ranking sentences and encoding the mask.
+    /// For ranking sentences and encoding the mask.
     pub refine_ms: f64,
 }
 
-/// Keeps measurements and answers their medians.
+/// Keeps measurements and returns their medians.
 #[derive(Debug)]
 pub struct Costs {
     emulation: Option<PassCost>,
@@ -46,13 +47,14 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Without measurements, the figures are those of a small model on two cores, until the first passes ran.
+    /// Makes an empty record. Until the first passes have run, the figures are those of a small model on two
+    /// cores.
     pub fn new(emulation: Option<PassCost>) -> Costs {
         Costs { emulation, prefill: Samples::new(0.2), decode: Samples::new(5.0), refine: Samples::new(1.0) }
     }
 
-    /// Takes a pass in. Passes that both prefill and decode say nothing exact about either and are left out, and so
-    /// are passes that took no time (of a clock that stands still).
+    /// Records a pass. Leaves out a pass that both prefills and decodes, because its time cannot be divided
+    /// between them. Leaves out a pass that took no time, which happens if a test's clock stands still.
     pub fn record_pass(&mut self, pass: PassSample) {
         let ms = pass.elapsed.as_secs_f64() * 1e3;
         if ms <= 0.0 {
@@ -65,12 +67,13 @@ impl Costs {
         }
     }
 
-    /// Takes a refinement in.
+    /// Records a refinement.
     pub fn record_refine(&mut self, elapsed: Duration) {
         self.refine.push(elapsed.as_secs_f64() * 1e3);
     }
 
-    /// The current figures: an emulated pass takes the longer of its real and its emulated time.
+    /// Returns the current figures. With emulation, a pass takes the longer of its real and its emulated
+    /// time.
     pub fn current(&self) -> Measured {
         let real = Measured {
             base_ms: 0.0,

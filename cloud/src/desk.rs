@@ -1,7 +1,7 @@
-//! Where requests and the engine's thread meet: the scheduler core behind one short lock.
+//! Connects requests with the engine's thread: the scheduler core behind one short lock.
 //!
-//! Never: holds the lock while the engine computes or anything waits. Always: a request is accepted or refused at
-//! once, and the engine's thread sleeps while there is nothing to do.
+//! Never: holds the lock while the engine computes or anything waits. Always: a request is accepted or
+//! refused at once, and the engine's thread sleeps while there is nothing to do.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,23 +21,23 @@ use crate::store::DeviceClass;
 use crate::telemetry::Telemetry;
 use crate::traffic::Traffic;
 
-/// The time since some fixed moment, monotonic; a parameter, so that tests can make time pass as they like.
+/// The time since some fixed moment, monotonic. It is a parameter, so that tests can control time.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
 
 impl Clock {
-    /// The machine's own monotonic clock.
+    /// Makes a clock that shows the machine's monotonic time.
     pub fn monotonic() -> Clock {
         let start = Instant::now();
         Clock(Arc::new(move || start.elapsed()))
     }
 
-    /// A clock that shows what `now` returns; it must never go back.
+    /// Makes a clock that shows what `now` returns, which must never go back.
     pub fn from_fn(now: impl Fn() -> Duration + Send + Sync + 'static) -> Clock {
         Clock(Arc::new(now))
     }
 
-    /// The time it shows.
+    /// Returns the current time.
     pub fn now(&self) -> Duration {
         (self.0)()
     }
@@ -67,21 +67,21 @@ struct State {
     traffic: Traffic,
     kv: KvFigures,
     stage: Stage,
-    /// Somebody has something for the engine's thread that the core does not know.
+    /// Whether the engine's thread has something to do that the core does not know of.
     woken: bool,
 }
 
-/// What the engine's KV cache holds, as of the last pass.
+/// The content of the engine's KV cache, after the last pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvFigures {
     /// Tokens of the blocks that no running sequence holds.
     pub free_tokens: usize,
-    /// What shared prefixes have saved.
+    /// Counters of shared prefixes.
     pub prefix: PrefixStats,
 }
 
 impl KvFigures {
-    /// Both together.
+    /// Returns the sum of both.
     pub(crate) fn beside(self, other: KvFigures) -> KvFigures {
         let (a, b) = (self.prefix, other.prefix);
         KvFigures {
@@ -98,19 +98,19 @@ impl KvFigures {
     }
 }
 
-/// How far the service is in its life.
+/// The stage of the service's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     Open,
-    /// No new answers; running ones go on.
+    /// No new answers are accepted; running ones continue.
     Draining,
-    /// Running answers are cancelled, then the thread ends.
+    /// Running answers are cancelled, and then the thread ends.
     Stopping,
-    /// The thread panicked: nothing is answered any more.
+    /// The thread panicked: no request is answered any more.
     Failed,
 }
 
-/// Why a job was not taken.
+/// Why a job was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum NotTaken {
     Refused(Refusal),
@@ -130,7 +130,7 @@ impl Desk {
         JobId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Queues a job, or says why not.
+    /// Queues a job, or returns why it is not accepted.
     pub(crate) fn submit(&self, job: Job) -> Result<(), NotTaken> {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -147,27 +147,27 @@ impl Desk {
         Ok(())
     }
 
-    /// One event for the scheduler.
+    /// Passes one event to the scheduler; returns its effects.
     pub(crate) fn step(&self, event: Event) -> Vec<Effect> {
         let now = self.clock.now();
         self.lock().core.step(event, now)
     }
 
-    /// Hands the jobs over that arrived since the last call.
+    /// Moves the jobs that arrived since the last call to `into`.
     pub(crate) fn take_arrived(&self, into: &mut HashMap<JobId, Job>) {
         let mut state = self.lock();
         into.extend(state.arrived.drain());
     }
 
-    /// Sleeps until there is a job, somebody wakes it or the stage is another one; returns at once where it is so
-    /// already.
+    /// Sleeps until there is a job, [`Self::wake`] is called, or the stage is not `stage`. Returns at once if
+    /// one of these is already so.
     pub(crate) fn wait(&self, stage: Stage) {
         let state = self.lock();
         let idle = |state: &mut State| state.core.is_idle() && state.stage == stage && !state.woken;
         self.wake.wait_while(state, idle).expect(POISONED).woken = false;
     }
 
-    /// Has the engine's thread look at its answers again.
+    /// Wakes the engine's thread, so that it looks at its answers again.
     pub(crate) fn wake(&self) {
         self.lock().woken = true;
         self.wake.notify_all();
@@ -177,7 +177,7 @@ impl Desk {
         self.lock().stage
     }
 
-    /// Moves on to a later stage; never back.
+    /// Moves on to a later stage; never goes back.
     pub(crate) fn advance(&self, stage: Stage) {
         let mut state = self.lock();
         state.stage = state.stage.max(stage);
@@ -188,24 +188,24 @@ impl Desk {
         self.lock().core.stats()
     }
 
-    /// What a running sequence may write at most.
+    /// Returns the most tokens that a running sequence may write.
     pub(crate) fn max_tokens(&self, id: JobId) -> Option<usize> {
         self.lock().core.max_tokens(id)
     }
 
-    /// How far a sequence is that has no token yet.
+    /// Returns the progress of a sequence that has no token yet.
     pub(crate) fn progress(&self, id: JobId) -> Option<ProgressEvent> {
         let Progress { running, computed, total, eta_ms } = self.lock().core.progress(id)?;
         let stage = if running { ProgressStage::Prefill } else { ProgressStage::Queue };
         Some(ProgressEvent { stage, computed: computed as u64, total: total as u64, eta_ms })
     }
 
-    /// Changes what may wait.
+    /// Changes the limits of the queue.
     pub(crate) fn set_backlog(&self, queue: usize, backlog: BacklogBound) {
         self.lock().core.set_backlog(queue, backlog);
     }
 
-    /// The request that a slot is free for, if any waits.
+    /// Returns the request that would get a free slot now, if one waits.
     pub(crate) fn next_waiting(&self) -> Option<JobId> {
         self.lock().core.next_waiting()
     }
@@ -222,17 +222,17 @@ impl Desk {
         self.lock().costs.current()
     }
 
-    /// Takes in what a device of this tenant says of itself.
+    /// Records what a device of this tenant reports about itself.
     pub(crate) fn hear(&self, tenant: u128, device: &DeviceInfo) {
         self.lock().telemetry.record(tenant, device);
     }
 
-    /// What is known of devices and networks.
+    /// Returns the known costs of devices and networks.
     pub(crate) fn known(&self) -> Arc<Coefficients> {
         self.lock().telemetry.known()
     }
 
-    /// What devices of these classes cost, in place of what they report.
+    /// Sets the costs of these device classes, which replace what the devices report.
     pub(crate) fn set_classes(&self, classes: &[DeviceClass]) {
         self.lock().telemetry.set_classes(classes);
     }
@@ -241,7 +241,7 @@ impl Desk {
         work(&mut self.lock().traffic)
     }
 
-    /// What is worth keeping for the next start.
+    /// Returns the coefficients to keep for the next start.
     pub(crate) fn coefficients(&self) -> Coefficients {
         let state = self.lock();
         state.telemetry.to_keep(state.costs.current())
@@ -256,5 +256,5 @@ impl Desk {
     }
 }
 
-/// A panic while the lock is held is a bug in the core: nothing that follows could be trusted.
+/// A panic while the lock is held is a bug in the core: its state could not be trusted any more.
 const POISONED: &str = "the scheduler does not panic while it is locked";

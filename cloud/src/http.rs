@@ -1,12 +1,13 @@
-//! What every route of this service has in common, whoever answers it: names of requests, true addresses, own pages only.
+//! Middleware for every route of this service: request ids, client addresses behind proxies, and protection
+//! from other sites' pages.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`own`] | pages of other sites are refused while nobody needs a key |
-//! | [`proxies`] | whose word counts for the address of a request |
-//! | [`request_id`] | one name for a request, from the edge to the end |
+//! | [`own`] | refuses pages of other sites while no key is needed |
+//! | [`proxies`] | finds the client's address behind trusted proxies |
+//! | [`request_id`] | gives a request one id in replies, logs and traces |
 //!
-//! Connections and their limits are `baton_edge`'s.
+//! Connections and their limits are in `baton_edge`.
 
 pub mod own;
 pub mod proxies;

@@ -1,8 +1,8 @@
 //! One answer while it is written: from sampled ids to events.
 //!
-//! Never: decides what runs (the scheduler does) or touches the engine.
-//! Always: one event for each token index, in order; the texts of all events joined are the whole answer; whatever
-//! waits for the end of a stop string is sent with the last token at the latest.
+//! Never: decides what runs (the scheduler does) or touches the engine. Always: there is one event for each
+//! token index, in order. The texts of all events, joined, are the whole answer. Text that is held back
+//! because it may begin a stop string is sent with the last token at the latest.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use baton_protocol::{
     Usage,
 };
 
-use crate::access::{Need, Payer, QuotaError, RequestName, Reservation};
+use crate::access::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
 use crate::constrain::{Constraint, ConstraintError};
 use crate::desk::Clock;
 use crate::logprobs::Logprobs;
@@ -28,88 +28,89 @@ use crate::refining::MaskJob;
 use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
 use crate::stream::{Batch, EventSink};
 
-/// When to ask again where the service goes down: another one is likely to be there already.
+/// If the service stops, the time after which a client may retry, in milliseconds: another replica is likely
+/// to be up.
 const RETRY_ELSEWHERE_MS: u64 = 1000;
 
-/// What bounds L where a tenant's day has no more tokens left.
+/// Name of the bound if the tenant's daily quota limits L.
 const BOUND_BY_QUOTA: &str = "quota";
 
-/// Where the mask of an answer comes from.
+/// The source of an answer's mask.
 #[derive(Debug)]
 pub(crate) enum MaskSource {
-    /// r = 1: there is none.
+    /// There is no mask: r = 1.
     None,
-    /// It did not need the model.
+    /// The mask was made without the model.
     Ready(Box<MaskEvent>),
-    /// From the attention of the question's tokens.
+    /// The mask is made from the attention of the question's tokens.
     Scores(Box<MaskJob>),
 }
 
-/// Which scores the last prompt chunk captures, in prompt positions.
+/// The scores that the last prompt chunk captures, in prompt positions.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     pub(crate) tokens: std::ops::Range<usize>,
     pub(crate) heads: Vec<HeadId>,
 }
 
-/// Everything the engine's thread needs for one answer.
+/// Everything that the engine's thread needs for one answer.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) spec: JobSpec,
     pub(crate) observer: Observer,
     pub(crate) prompt: Vec<TokenId>,
-    /// Who may find what is computed of it again.
+    /// Which later requests may reuse the cached prefix of this prompt.
     pub(crate) prefixes: PrefixScope,
-    /// The adapter that it is computed with.
+    /// The adapter that the answer is computed with.
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) window: Option<Window>,
     pub(crate) mask: MaskSource,
-    /// The first event but for its token.
+    /// The first event, without its token.
     pub(crate) first: FirstEvent,
     pub(crate) text: AnswerText,
     pub(crate) sampler: Sampler,
-    /// What the answer must be.
+    /// The form that the answer must have.
     pub(crate) constraint: Option<Constraint>,
-    /// Where log probabilities go.
+    /// Receives the log probabilities, if they were requested.
     pub(crate) logprobs: Option<Logprobs>,
-    /// Answer tokens so far: those it continues from, then its own.
+    /// Answer tokens so far: first those that it continues from, then its own.
     pub(crate) answer: Vec<TokenId>,
-    /// How many of `answer` it continues from.
+    /// Number of tokens in `answer` that it continues from.
     pub(crate) continued: usize,
-    /// Prompt tokens found in the prefix tree when it got its first slot, in whole blocks.
+    /// Prompt tokens that were found in the prefix tree when the job got its first slot, in whole blocks.
     pub(crate) cached: usize,
     pub(crate) arrived_at: Duration,
-    /// When it got its first slot.
+    /// When the job got its first slot.
     pub(crate) opened_at: Option<Duration>,
     pub(crate) sink: EventSink,
-    /// What goes out when the pass is over.
+    /// Events to send when the pass is over.
     pub(crate) outbox: Batch,
-    /// Why what was asked for cannot be written, where that is why it fails.
+    /// Why the answer failed, if it could not follow its constraint.
     pub(crate) fault: Option<ConstraintError>,
-    /// What its tenant pays for it, where it has one.
+    /// The tenant's quota reserved for this answer, if there is one.
     pub(crate) reservation: Option<Reservation>,
 }
 
-/// The streaming text transform of one answer: whole characters, nothing past a stop string.
+/// Turns the tokens of one answer into text: whole characters only, and nothing after a stop string.
 #[derive(Debug)]
 pub(crate) struct AnswerText {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: Option<StopStrings>,
-    /// Nobody goes on where the cap is reached.
+    /// Whether the answer is complete at the cap, because no device continues it.
     pub(crate) ends_at_cap: bool,
 }
 
 impl AnswerText {
-    /// Text that is safe to show after `id`, and whether a stop string is complete.
+    /// Returns the text that is safe to show after `id`, and whether a stop string is complete.
     fn push(&mut self, id: TokenId) -> (String, bool) {
         let text = self.detokenizer.push(id);
         self.through_stop(text)
     }
 
-    /// Text that was still held back where the answer reaches its cap.
+    /// Returns the text that is still held back when the answer reaches its cap.
     ///
-    /// Where a device goes on, an incomplete character is the device's to complete.
+    /// If a device continues, it completes an incomplete character itself.
     fn at_cap(&mut self) -> String {
         if self.ends_at_cap {
             self.finish()
@@ -118,7 +119,7 @@ impl AnswerText {
         }
     }
 
-    /// Text that was still held back at the end of the answer.
+    /// Returns the text that is still held back at the end of the answer.
     fn finish(&mut self) -> String {
         let text = self.detokenizer.finish();
         let (mut text, stopped) = self.through_stop(text);
@@ -140,13 +141,13 @@ impl AnswerText {
 }
 
 impl Job {
-    /// Tokens written by this answer itself.
+    /// Returns the number of tokens written by this answer itself.
     pub(crate) fn written(&self) -> usize {
         self.answer.len() - self.continued
     }
 
-    /// What must go through the model before the next token: the prompt, and its own tokens where they must be
-    /// computed again.
+    /// Returns the tokens to compute before the next token: the prompt, and the answer's own tokens if they
+    /// must be computed again.
     pub(crate) fn feed(&self) -> Cow<'_, [TokenId]> {
         match &self.answer[self.continued..] {
             [] => Cow::Borrowed(&self.prompt),
@@ -154,23 +155,24 @@ impl Job {
         }
     }
 
-    /// How much of [`Self::feed`] may come from the prefix tree; below its length.
+    /// Returns how many tokens of [`Self::feed`] may come from the prefix tree; always fewer than all.
     pub(crate) fn reusable_tokens(&self) -> usize {
         // Scores are captured when the first token is sampled, never again.
         let computed = if self.written() == 0 { self.spec.tail_tokens } else { 1 };
         self.prompt.len() + self.written() - computed
     }
 
-    /// Notes what was found of the prompt when it got its first slot.
+    /// Notes how many prompt tokens were found in the prefix tree when the job got its first slot.
     ///
-    /// Callers are told whole blocks: to the token, the figure would say how much of a guess at an earlier prompt is right.
+    /// Callers learn only the number of whole blocks. An exact number would reveal how much of a guess at an
+    /// earlier prompt is right.
     pub(crate) fn found(&mut self, tokens: usize) {
         self.cached = tokens - tokens % BLOCK_TOKENS;
     }
 
-    /// Sets aside what the answer may use; it may get less than it asked for, where its tenant has no more left.
+    /// Reserves quota for the answer. L is lowered if the tenant has less quota left.
     pub(crate) fn reserve(&mut self, payer: &Payer, name: Option<RequestName>) -> Result<(), QuotaError> {
-        let reservation = payer.reserve(Need {
+        let reservation = payer.reserve(TokenNeed {
             name,
             prompt_tokens: self.prompt.len() as u64,
             max_tokens: self.spec.max_tokens as u64,
@@ -181,7 +183,7 @@ impl Job {
         Ok(())
     }
 
-    /// A pass computes its prompt up to `end`, or its own tokens behind that.
+    /// Notes that a pass computes the prompt up to `end`, or the answer's own tokens after that.
     pub(crate) fn begin_prefill(&mut self, end: usize) {
         let end = end.min(self.prompt.len()) as u64;
         if let Some(reservation) = &mut self.reservation {
@@ -214,7 +216,7 @@ impl Job {
         };
         if self.text.tokenizer.is_end(id) {
             let held = self.text.finish();
-            // The end of text has an event of its own only where it completes text that was held back.
+            // The end token has its own event only if it completes text that was held back.
             if !held.is_empty() {
                 self.record(logits, id);
                 self.put(id, held);
@@ -234,7 +236,7 @@ impl Job {
         if stopped || complete { Outcome::LastToken } else { Outcome::Token }
     }
 
-    /// The next token, and whether nothing may follow it.
+    /// Chooses the next token; returns it, and whether nothing may follow it.
     fn choose(&mut self, logits: &[f32], index: u64) -> Result<(TokenId, bool), ConstraintError> {
         let Some(constraint) = &mut self.constraint else {
             return Ok((self.sampler.sample(logits, index, &self.answer), false));
@@ -267,9 +269,9 @@ impl Job {
         self.outbox.push(event);
     }
 
-    /// Puts the mask in front of the first token; `scores` are those of the last prompt chunk.
+    /// Queues the mask before the first token. `scores` are those of the last prompt chunk.
     ///
-    /// Returns how long the refiner took by `clock`, where it had to run.
+    /// Returns how long the refiner took by `clock`, if it had to run.
     pub(crate) fn put_mask(&mut self, scores: Option<&AttentionScores>, clock: &Clock) -> Option<Duration> {
         match std::mem::replace(&mut self.mask, MaskSource::None) {
             MaskSource::None => None,
@@ -285,7 +287,7 @@ impl Job {
                         self.observer.refined(&event);
                         self.outbox.push(AssistEvent::Mask(event));
                     }
-                    // The device then takes the whole prompt, r = 1: slower, but right.
+                    // The device then uses the whole prompt (r = 1): slower, but correct.
                     Err(err) => tracing::warn!(job = self.spec.id.0, %err, "no mask for this answer"),
                 }
                 let elapsed = clock.now().saturating_sub(started);
@@ -296,16 +298,16 @@ impl Job {
         }
     }
 
-    /// Sends what the pass gave.
+    /// Sends the events of the pass.
     pub(crate) fn flush(&mut self) {
         let batch = std::mem::take(&mut self.outbox);
         self.sink.send(batch);
     }
 
-    /// Sends what is left and the one terminal event.
+    /// Sends the remaining events and the one terminal event.
     pub(crate) fn close(mut self, closed: &Closed) {
         self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
-        // The answers by which a model is warmed up are nobody's.
+        // Answers that only warm up a model belong to nobody.
         if !self.observer.is_of_nobody() {
             tracing::info!(
                 job = closed.id.0,
@@ -332,7 +334,8 @@ impl Job {
                 "the answer was constrained"
             );
         }
-        // Its reader may ask again as soon as it sees the end.
+        // Dropped before the end is sent, because the reader may send a new request as soon as it sees the
+        // end.
         if let Some(mut reservation) = self.reservation.take()
             && matches!(closed.reason, CloseReason::Failed | CloseReason::Stopped)
             && self.fault.is_none()
@@ -375,14 +378,14 @@ impl Job {
         self.flush();
     }
 
-    /// Takes over that it got its slot under load, where it did.
+    /// Lowers L if the answer got its slot under load.
     pub(crate) fn lower(&mut self, max_tokens: Option<usize>) {
         if let Some(tokens) = max_tokens {
             self.cap(tokens, BoundBy::Load.as_str());
         }
     }
 
-    /// Takes over the most tokens that the caller takes.
+    /// Lowers L to the most tokens that the caller accepts.
     pub(crate) fn limit(&mut self, max_tokens: usize) {
         self.cap(max_tokens, BoundBy::AnswerLength.as_str());
         self.spec.floor_tokens = self.spec.floor_tokens.min(self.spec.max_tokens);
@@ -401,7 +404,7 @@ impl Job {
         self.flush();
     }
 
-    /// Bytes that it holds while it waits: its ids, and the text that its mask is made of.
+    /// Returns the bytes that the job holds while it waits: its ids, and the text for its mask.
     pub(crate) fn held_bytes(&self) -> usize {
         let text = match &self.mask {
             MaskSource::None | MaskSource::Ready(_) => 0,
@@ -410,7 +413,7 @@ impl Job {
         self.prompt.len() * size_of::<TokenId>() + text
     }
 
-    /// Fills in where the time went until the first token, once the pass that gave it is over.
+    /// Sets the times until the first token, once the pass that produced it is over.
     pub(crate) fn stamp_first(&mut self, now: Duration, decode_ms: f64) {
         let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
         let opened_at = self.opened_at.unwrap_or(now);

@@ -6,23 +6,24 @@
 //! | [`worker`] | the engine's thread: performs what the scheduler decides |
 //! | [`service`] | requests in, event streams out, without HTTP |
 //! | [`stream`] | one answer as its reader sees it |
-//! | [`completion`], [`tools`], [`logprobs`] | a chat completion as the service sees it; calls; log probabilities |
+//! | [`completion`], [`tools`], [`logprobs`] | chat completions, their tool calls and log probabilities |
 //! | [`constrain`] | answers that a schema or grammar allows |
 //! | [`planning`] | r and L of one request |
 //! | [`cost`] | medians of the cloud's own passes |
-//! | [`forecast`] | what the optimizer would answer for a scene, in words and figures |
-//! | [`calibrate`] | heads of a model that look at what answers a question |
-//! | [`telemetry`], [`coefficients`] | what devices and networks report, and what it says of their classes |
-//! | [`scene`], [`book`] | scenes: checked, in force |
-//! | [`access`] | tenants, API keys, users: checked, in force, counted |
-//! | [`traffic`] | what requests came to, by minute |
+//! | [`forecast`] | what the optimizer would choose for a scene, in words and figures |
+//! | [`calibrate`] | finds the heads of a model that attend to the answer of a question |
+//! | [`telemetry`], [`coefficients`] | reports of devices and networks, and the usual costs of their classes
+//! |
+//! | [`scene`], [`book`] | scenes: their settings, and the current ones |
+//! | [`access`] | tenants, API keys, users: checks, current ones, quotas |
+//! | [`traffic`] | statistics of requests, by minute |
 //! | [`store`] | all of these in the database |
-//! | [`upkeep`] | settings brought in, usage written down |
-//! | [`metrics`], [`trace`] | what is told of requests: figures, spans |
+//! | [`upkeep`] | reads settings from the database and writes usage to it |
+//! | [`metrics`], [`trace`] | metrics and spans of requests |
 //! | [`admin`] | the console and its API |
 //! | [`api`] | routes; `baton_edge` has connections and their limits |
-//! | [`http`] | what all routes have in common: names of requests, true addresses, own pages only |
-//! | [`pages`] | what a browser finds at the service's address |
+//! | [`http`] | middleware: request ids, client addresses, protection from other sites' pages |
+//! | [`pages`] | pages for a browser at the service's address |
 //! | [`config`], [`cli`], [`serve`] | settings, commands, the running program |
 //!
 //! Never: logs or stores a prompt. Always: decisions are pure and the async side never blocks on the engine.

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use baton_cloud::cli::is_usage;
 use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
 
-/// How much nicer than the engine's threads those are that serve HTTP: a flood of requests must not take the CPUs from
-/// prompts that are being computed.
+/// Niceness of the threads that serve HTTP, above that of the engine's threads. A flood of requests must not
+/// take the CPUs from prompts that are being computed.
 #[cfg(target_os = "linux")]
 const HTTP_NICENESS: i32 = 5;
 
-/// Exit status if the command line is wrong: that of its parser.
+/// Exit status if the command line is wrong, the same as the parser's.
 const USAGE_STATUS: u8 = 2;
 
 fn main() -> ExitCode {
@@ -31,12 +31,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lowers the priority of this thread; the engine's are started by the main thread, which keeps its own. Elsewhere than
-/// on Linux it would be that of the whole process.
+/// Lowers the priority of this thread. The main thread starts the engine's threads and keeps its own
+/// priority. On systems other than Linux, it would be the priority of the whole process.
 fn step_back() {
     #[cfg(target_os = "linux")]
     {
-        // One more thing that a system may refuse; the service works without.
+        // A system may refuse this; the service works without it.
         let _ = rustix::process::nice(HTTP_NICENESS);
     }
 }

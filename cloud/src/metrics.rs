@@ -1,8 +1,8 @@
-//! Figures of the running service, as Prometheus reads them.
+//! Metrics of the running service, for Prometheus.
 //!
-//! Each service has metrics of its own; there is nothing global. Never: holds a prompt, a key, or a label that callers
-//! can make up without bound (scenes beyond the first [`SCENES_MAX`] count as `other`). Always: what [`METRICS`] lists is
-//! all there is.
+//! Each service has its own metrics; nothing is global. Never: holds a prompt, a key, or a label that callers
+//! can invent without limit (scenes after the first [`SCENES_MAX`] count as `other`). Always: [`METRICS`]
+//! lists all metrics.
 
 mod listener;
 
@@ -15,17 +15,17 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 pub use self::listener::listen;
 
-/// Scenes that have a label of their own.
+/// The most scenes with their own label.
 pub const SCENES_MAX: usize = 100;
-/// The label of all further ones.
+/// The label of all other scenes.
 const OTHER: &str = "other";
 
-/// What a metric is.
+/// Kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// A count that only grows.
     Counter,
-    /// As it is now.
+    /// A current value.
     Gauge,
     /// A distribution with these bounds.
     Histogram(Buckets),
@@ -34,20 +34,20 @@ pub enum Kind {
 /// Bounds of a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buckets {
-    /// Of whole requests and their parts, in seconds.
+    /// For whole requests and their parts, in seconds.
     Request,
-    /// Of one token or one operation, in seconds.
+    /// For one token or one operation, in seconds.
     Step,
-    /// Of tokens.
+    /// For numbers of tokens.
     Tokens,
-    /// Of bytes of a mask.
+    /// For bytes of a mask.
     Bytes,
-    /// Of shares.
+    /// For shares.
     Share,
 }
 
 impl Buckets {
-    /// The upper bounds.
+    /// Returns the upper bounds.
     fn bounds(self) -> &'static [f64] {
         match self {
             Buckets::Request => &[
@@ -67,7 +67,7 @@ impl Buckets {
     }
 }
 
-/// Every metric: its name, what it is, what it says.
+/// Every metric: its name, kind and description.
 pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_requests_total", Kind::Counter, "requests that ended, by scene, model and outcome"),
     ("baton_requests_running", Kind::Gauge, "requests that hold a slot"),
@@ -126,7 +126,7 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-/// What is in use of one model, read when somebody asks.
+/// Current use of one model, read when metrics are requested.
 #[derive(Debug, Clone, Default)]
 pub struct ModelUsage {
     /// Its name.
@@ -135,22 +135,22 @@ pub struct ModelUsage {
     pub running: usize,
     /// Requests that wait.
     pub waiting: usize,
-    /// Prompt tokens that wait.
+    /// Prompt tokens that wait for prefill.
     pub backlog_tokens: usize,
-    /// How long they take.
+    /// Time that they will take, in seconds.
     pub backlog_seconds: f64,
-    /// Share of the KV cache that is held.
+    /// Share of the KV cache that running requests hold.
     pub kv_usage: f64,
-    /// Prompt tokens looked for in the prefix cache, and found.
+    /// Prompt tokens that were looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Those found.
+    /// Prompt tokens that were found there.
     pub prefix_hits: u64,
 }
 
-/// What is in use, read when somebody asks.
+/// Current use of the service, read when metrics are requested.
 #[derive(Debug, Clone, Default)]
 pub struct Usage {
-    /// Of every model.
+    /// Use of every model.
     pub models: Vec<ModelUsage>,
     /// Version of each scene.
     pub scenes: Vec<(String, u32)>,
@@ -159,23 +159,23 @@ pub struct Usage {
 /// One request that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended<'a> {
-    /// Its scene; none for the chat API.
+    /// Its scene, or `None` for the chat API.
     pub scene: Option<&'a str>,
     /// The model that answered.
     pub model: &'a str,
     /// How it ended: `stop`, `cap`, `cancelled`, `failed`, `expired` or `stopped`.
     pub outcome: &'static str,
-    /// Its reader went away.
+    /// Whether its reader disconnected.
     pub disconnected: bool,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
     /// Tokens written.
     pub tokens: usize,
-    /// Arrival to slot.
+    /// Time from arrival to slot.
     pub queue: Duration,
-    /// Slot to first token.
+    /// Time from slot to first token.
     pub prefill: Duration,
-    /// First token to end.
+    /// Time from first token to end.
     pub decode: Duration,
 }
 
@@ -186,7 +186,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics of a service that has not answered anything.
+    /// Makes the metrics of a service that has not answered anything yet.
     pub fn new() -> Metrics {
         let mut builder = PrometheusBuilder::new();
         for (name, kind, _) in METRICS {
@@ -211,40 +211,40 @@ impl Metrics {
         metrics
     }
 
-    /// Whether the database answers.
+    /// Sets whether the database answers.
     pub fn database_up(&self, up: bool) {
         self.gauge("baton_database_up", &[]).set(if up { 1.0 } else { 0.0 });
     }
 
-    /// Whether the database takes changes.
+    /// Sets whether the database accepts changes.
     pub fn database_writable(&self, writable: bool) {
         self.gauge("baton_database_writable", &[]).set(if writable { 1.0 } else { 0.0 });
     }
 
-    /// Somebody tried to log in at the console.
+    /// Counts an attempt to log in at the console.
     pub fn admin_login(&self, outcome: &'static str) {
         self.counter("baton_admin_logins_total", &[("outcome", outcome)]).increment(1);
     }
 
-    /// A request was refused for want of room.
+    /// Counts a request that was refused because there was no room.
     pub fn rejected(&self, reason: &'static str) {
         self.counter("baton_admission_rejected_total", &[("reason", reason)]).increment(1);
     }
 
-    /// The first token of an answer went out.
+    /// Records the time to the first token of an answer.
     pub fn first_token(&self, scene: Option<&str>, model: &str, since_arrival: Duration) {
         let scene = self.scene(scene);
         let labels: &[(&'static str, &str)] = &[("scene", &scene), ("model", model)];
         self.histogram("baton_time_to_first_token_seconds", labels).record(since_arrival);
     }
 
-    /// A device was promised L tokens.
+    /// Records the L that a device was promised.
     pub fn assisted(&self, scene: &str, assist_tokens: u32) {
         let scene = self.scene(Some(scene));
         self.histogram("baton_assisted_tokens", &[("scene", &scene)]).record(f64::from(assist_tokens));
     }
 
-    /// A mask was made.
+    /// Records a new mask.
     pub fn refined(&self, scene: Option<&str>, mask: &baton_protocol::MaskEvent, prompt_tokens: usize) {
         let scene = self.scene(scene);
         let labels: &[(&'static str, &str)] = &[("scene", &scene)];
@@ -254,17 +254,17 @@ impl Metrics {
         self.histogram("baton_mask_bytes", labels).record(mask.mask_bytes() as f64);
     }
 
-    /// Ranking and encoding took so long.
+    /// Records the time for ranking and encoding.
     pub fn refine_elapsed(&self, elapsed: Duration) {
         self.histogram("baton_refine_seconds", &[]).record(elapsed);
     }
 
-    /// An operation of the database took so long.
+    /// Records the time of an operation of the database.
     pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
         self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
     }
 
-    /// A request has ended.
+    /// Records a request that has ended.
     pub fn ended(&self, ended: Ended<'_>) {
         let scene = self.scene(ended.scene);
         let labels: &[(&'static str, &str)] = &[("scene", &scene), ("model", ended.model)];
@@ -293,7 +293,7 @@ impl Metrics {
         }
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Returns all metrics in Prometheus' text format.
     pub fn render(&self, usage: &Usage) -> String {
         for usage in &usage.models {
             let labels: &[(&'static str, &str)] = &[("model", &usage.model)];
@@ -313,12 +313,12 @@ impl Metrics {
         self.handle.render()
     }
 
-    /// Takes in what was recorded, so that it does not pile up while nobody asks.
+    /// Merges the recorded values, so that they do not pile up while nobody reads the metrics.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }
 
-    /// The label of a scene: its own for the first ones.
+    /// Returns the label of a scene: its id for the first scenes, `other` for the rest.
     fn scene(&self, scene: Option<&str>) -> String {
         let Some(scene) = scene else { return String::new() };
         let mut known = self.scenes.lock().expect("nothing panics while the labels are locked");

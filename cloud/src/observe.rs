@@ -1,6 +1,6 @@
-//! What is told of one request: to the metrics, and to a trace.
+//! Reports one request to the metrics, and to a trace.
 //!
-//! Never: sees text. Always: tells the end of a request once.
+//! Never: sees text. Always: reports the end of a request once.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,18 +11,18 @@ use crate::metrics::{Ended, Metrics};
 use crate::scheduler::{CloseReason, Closed};
 use crate::trace::{RequestTrace, TraceParent, Traces};
 
-/// Tells of one request.
+/// Reports one request.
 #[derive(Debug)]
 pub(crate) struct Observer {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Option<Traces>,
     /// The caller's span.
     pub(crate) parent: Option<TraceParent>,
-    /// The request's name; empty: it has none.
+    /// The request's id; empty if it has none.
     pub(crate) request: String,
-    /// Whose request it is; empty: nobody said.
+    /// The request's tenant; empty if it has none.
     pub(crate) tenant: String,
-    /// None for the chat API.
+    /// The scene; `None` for the chat API.
     pub(crate) scene: Option<String>,
     pub(crate) model: String,
     pub(crate) prompt_tokens: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Whether the request has neither a name nor a tenant: this program made it for itself.
+    /// Returns whether the request has neither an id nor a tenant, because this program made it for itself.
     pub(crate) fn is_of_nobody(&self) -> bool {
         self.request.is_empty() && self.tenant.is_empty()
     }
@@ -44,7 +44,7 @@ impl Observer {
         self.metrics.refine_elapsed(elapsed);
     }
 
-    /// `assist_tokens` is what a device was promised (L).
+    /// Reports the first token; `assist_tokens` is the L that a device was promised.
     pub(crate) fn first_token(&self, since_arrival: Duration, assist_tokens: u32) {
         if let Some(scene) = &self.scene {
             self.metrics.assisted(scene, assist_tokens);

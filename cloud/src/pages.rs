@@ -1,7 +1,7 @@
-//! Pages for people who open the service's address in a browser: what this is, and how its API is asked.
+//! Pages for people who open the service's address in a browser: what this is, and how to use its API.
 //!
-//! Never: tells anything of models, callers or settings, which may need a key; uses a script or anything of another host.
-//! Always: the description is made from the OpenAPI document itself.
+//! Never: shows models, callers or settings, which may need a key; uses a script or anything from another
+//! host. Always: the description is made from the OpenAPI document itself.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const ICON: &str = include_str!("../assets/icon.svg");
 #[derive(Template)]
 #[template(path = "landing.html")]
 struct LandingPage {
-    /// The console is at this address too.
+    /// Whether the console is at this address too.
     console: bool,
 }
 
@@ -60,7 +60,7 @@ struct Reply {
 /// A parameter, or a field of an object.
 struct Field {
     name: String,
-    /// Where it stands; empty for fields.
+    /// Place of the parameter, e.g. `path`; empty for fields.
     place: String,
     kind: Kind,
     required: bool,
@@ -74,7 +74,7 @@ struct Schema {
     kind: Kind,
 }
 
-/// What a value is: words, and names of schemas that are described below.
+/// The type of a value: words, and names of schemas that are described below on the page.
 struct Kind(Vec<Word>);
 
 enum Word {
@@ -82,10 +82,11 @@ enum Word {
     Schema(String),
 }
 
-/// The pages; `document`: the OpenAPI document, `console`: the console is at this address too.
+/// Returns the routes of the pages. `document` is the OpenAPI document; `console` says whether the console is
+/// at this address too.
 ///
 /// # Panics
-/// If a page cannot be rendered: that would be our bug.
+/// If a page cannot be rendered, which would be our bug.
 pub fn routes(document: &Value, console: bool) -> Router {
     let landing = LandingPage { console }.render().expect("a page without data is rendered");
     let docs = docs(document).render().expect("texts are rendered");
@@ -111,7 +112,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Paragraphs of a description.
+/// Splits a description into paragraphs.
 fn paragraphs(value: &Value) -> Vec<String> {
     let text = text(value);
     text.split("\n\n").map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
@@ -195,21 +196,21 @@ fn read_schema(name: &str, schema: &Value) -> Schema {
     }
 }
 
-/// What a body of this media type is.
+/// Returns the type of a body of this media type.
 fn of_media(media: &str, schema: &Value) -> Kind {
     let mut words = vec![Word::Plain(format!("{media}: "))];
     words.extend(kind(schema).0);
     Kind(words)
 }
 
-/// What a schema says that a value is.
+/// Returns the type of a value that a schema describes.
 fn kind(schema: &Value) -> Kind {
     let mut words = Vec::new();
     write_kind(schema, &mut words, 0);
     Kind(words)
 }
 
-/// Schemas within schemas that are followed.
+/// The most levels of nested schemas that are shown.
 const DEPTH_MAX: usize = 8;
 
 fn write_kind(schema: &Value, words: &mut Vec<Word>, depth: usize) {
@@ -292,7 +293,7 @@ mod tests {
         for schema in document["components"]["schemas"].as_object().unwrap().keys() {
             assert!(html.contains(&format!("id=\"{schema}\"")), "{schema}");
         }
-        // Each link within the page has its place.
+        // Each link within the page has its target.
         for link in html.split("href=\"#").skip(1) {
             let name = link.split('"').next().unwrap();
             assert!(html.contains(&format!("id=\"{name}\"")), "{name}");

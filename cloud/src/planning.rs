@@ -1,34 +1,32 @@
-//! r and L of one request: its own wish, the scene's setting, or the optimizer's answer.
+//! Chooses r and L of one request: the request's own values, the scene's settings, or the optimizer's answer.
 //!
-//! Never: lets r fall below the scene's xi or L exceed what the scene allows and the context holds. Pure: all figures are
-//! passed in.
+//! Never: lets r fall below the scene's xi, or lets L exceed what the scene allows and the context holds.
+//! Pure: all figures are passed in.
 
-use baton_pacing::{
-    CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, Verification, relay,
-};
+use baton_pacing::{CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, relay};
 use baton_protocol::DeviceInfo;
 
 use crate::coefficients::Coefficients;
 use crate::cost::Measured;
 use crate::scene::SceneSettings;
 
-/// What the request fixes.
+/// The values that the request sets.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wish {
     pub(crate) ratio: Option<f32>,
     pub(crate) assist_tokens: Option<u32>,
 }
 
-/// What is known of the request's prompt and of the cloud now.
+/// What is known of the request's prompt, and of the cloud now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Situation<'a> {
     pub(crate) device: Option<&'a DeviceInfo>,
-    /// What is known of its class and its network.
+    /// The known costs of its class and its network.
     pub(crate) known: &'a Coefficients,
     pub(crate) cloud: Measured,
     /// Prompt tokens queued before this request.
     pub(crate) backlog_tokens: usize,
-    /// How long they take, in milliseconds, by the rate of late; 0 where it is not known.
+    /// Time that these take, in milliseconds, at the rate measured recently; 0 if that is not known.
     pub(crate) backlog_ms: f64,
     pub(crate) prompt_tokens: usize,
     pub(crate) content_tokens: usize,
@@ -43,17 +41,17 @@ pub(crate) struct Planned {
     pub(crate) ratio: f32,
     pub(crate) assist_tokens: u32,
     pub(crate) bound_by: &'static str,
-    /// How far L may be lowered under load.
+    /// The lowest L under load.
     pub(crate) assist_floor: u32,
 }
 
-/// A wish or a figure that cannot be followed.
+/// Why a request cannot be planned.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// The wished ratio is below what the scene's quality allows.
+    /// The requested ratio is below what the scene's quality allows.
     #[error("ratio {ratio} is below the scene's smallest, {xi}")]
     RatioBelowScene {
-        /// The ratio asked for.
+        /// The requested ratio.
         ratio: f32,
         /// The scene's xi.
         xi: f32,
@@ -73,7 +71,8 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
         return Err(PlanError::RatioBelowScene { ratio, xi });
     }
     let policy = policy(scene, wish, count(now.room_tokens));
-    // The device waits for its mask: whatever it might have done better from the start, it did not.
+    // The device waits for its mask, so relaying is the only plan, even if another one had been better from
+    // the start.
     let plan = relay(&OptimizerInput {
         prompt: PromptShape {
             fixed_tokens: count(now.prompt_tokens - now.content_tokens),
@@ -84,12 +83,11 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
         device: now.known.device(now.device),
         cloud: cloud_cost(&now),
         scene: policy,
-        verification: Verification::Batched,
-        // What waits when it gets its slot counts, not what waits now: the scheduler lowers L then.
+        // What counts is the load when the request gets its slot, not now. The scheduler lowers L then.
         load: 0.0,
     })?;
     let assist_tokens = plan.assist_tokens.clamp(1, count(now.room_tokens).max(1));
-    // A wish is the device's own plan: it is followed or, where the queue is full, refused.
+    // An L in the request is the device's own plan: it is followed or, if the queue is full, refused.
     let floor = if wish.assist_tokens.is_some() { assist_tokens } else { scene.assist_floor };
     Ok(Planned {
         ratio: plan.ratio.clamp(f64::from(xi), 1.0) as f32,
@@ -99,12 +97,12 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
     })
 }
 
-/// The smallest r: scenes that forbid refinement behave as xi = 1.
+/// Returns the smallest r. Scenes that forbid refinement behave as if xi were 1.
 fn least_ratio(scene: &SceneSettings) -> f32 {
     if scene.refine { scene.xi } else { 1.0 }
 }
 
-/// What the optimizer knows of a scene.
+/// Returns the scene's policy for the optimizer.
 pub(crate) fn policy(scene: &SceneSettings, wish: Wish, answer_tokens_max: u32) -> ScenePolicy {
     let xi = least_ratio(scene);
     ScenePolicy {
@@ -128,7 +126,7 @@ fn cloud_cost(now: &Situation<'_>) -> CloudCost {
     }
 }
 
-/// The cloud as measured, with nobody before the request and no network between.
+/// Returns the cost of the cloud as measured, without a queue and without a network.
 pub(crate) fn unloaded(cloud: &Measured) -> CloudCost {
     CloudCost {
         ttft_base_ms: cloud.base_ms,

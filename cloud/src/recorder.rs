@@ -1,6 +1,6 @@
-//! Watches one answer and counts it when it is over.
+//! Watches one answer, and counts it when it is over.
 //!
-//! Always: an answer is counted once, whoever ends it; no text and no name of a device is looked at.
+//! Always: an answer is counted once, whoever ends it. Never: looks at text or at a device's name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use crate::store::now_ms;
 use crate::stream::StreamWatch;
 use crate::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
 
-/// Scenes are few; names of classes come from devices, and only plain ones are kept.
+/// The longest name that is kept. Names of classes come from devices, so a longer name, or one that is not
+/// visible ASCII, is counted as other.
 const NAME_BYTES_MAX: usize = 64;
 
-/// What an assist request is counted as.
+/// Returns the key under which an assist request is counted.
 pub(crate) fn key(request: &AssistRequest) -> TrafficKey {
     let device = request.device.as_ref();
     TrafficKey {
@@ -30,7 +31,7 @@ fn plain(name: &str) -> String {
     if fits { name.to_owned() } else { OTHER.to_owned() }
 }
 
-/// One answer under way.
+/// Figures of one answer while it is written.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     desk: Arc<Desk>,
@@ -94,7 +95,7 @@ impl StreamWatch for Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         if !self.ended {
-            // The reader went away: the time until then is an upper bound of what it held.
+            // The reader disconnected: the time until then is an upper bound of its slot time.
             self.figures.slot_ms = self.ms_since_arrival().round() as u64;
         }
         let key = std::mem::take(&mut self.key);

@@ -1,7 +1,7 @@
-//! The refiner at work: which scores a prompt needs, and the mask that comes of them.
+//! Runs the refiner: plans which scores a prompt needs, and makes the mask from them.
 //!
 //! Never: chooses a ratio (planning does) or ranks by itself (baton-refine does).
-//! Always: the same prompt, scores and seed give the same mask.
+//! Always: the same prompt and scores give the same mask.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use baton_engine::prompt::Prompt;
 use baton_engine::{AttentionScores, HeadId};
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
 use baton_refine::{
-    AttentionShape, Calibration, ContentTokens, Evidence, Mode, Needs, RefineError, RefineInput, Scores,
-    needs, refine,
+    AttentionShape, Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
 };
 
 use crate::job::{MaskSource, Window};
 
-/// One request's refinement, all but the scores.
+/// One request's refinement, without the scores.
 #[derive(Debug)]
 pub(crate) struct MaskJob {
     segments: Vec<Segment>,
@@ -31,7 +30,7 @@ pub(crate) struct MaskJob {
     queries: Range<usize>,
 }
 
-/// Where the tokens of one refinable segment stand in the prompt.
+/// Position of the tokens of one refinable segment in the prompt.
 #[derive(Debug)]
 struct SegmentPlace {
     segment: usize,
@@ -39,36 +38,36 @@ struct SegmentPlace {
     spans: Vec<Range<usize>>,
 }
 
-/// What the mask of a request needs.
+/// What is needed to make a request's mask.
 #[derive(Debug)]
 pub(crate) struct RefinePlan {
     pub(crate) mask: MaskSource,
     pub(crate) window: Option<Window>,
 }
 
-/// The model's part in refinement.
+/// The part of the model that refinement needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScoringModel<'a> {
     pub(crate) shape: AttentionShape,
     pub(crate) calibration: Option<&'a Arc<Calibration>>,
 }
 
-/// Tokens of the prompt that may be refined.
+/// Returns the number of prompt tokens that may be refined.
 pub(crate) fn content_tokens(segments: &[Segment], prompt: &Prompt) -> usize {
     let refinable = segments.iter().zip(&prompt.segments).filter(|(segment, _)| segment.refine);
     refinable.map(|(_, place)| place.tokens.len()).sum()
 }
 
-/// Prompt tokens before the first refinable segment.
+/// Returns the number of prompt tokens before the first refinable segment.
 pub(crate) fn prefix_tokens(segments: &[Segment], prompt: &Prompt) -> usize {
     let first = segments.iter().zip(&prompt.segments).find(|(segment, _)| segment.refine);
     first.map_or(prompt.ids.len(), |(_, place)| place.tokens.start)
 }
 
-/// Says what the mask of this request needs; modes that need no scores give it at once.
+/// Plans the mask of a request. Modes that need no scores make it at once.
 ///
 /// # Errors
-/// [`RefineError`] where a mode that needs no scores cannot make a mask.
+/// [`RefineError`] if a mode that needs no scores cannot make a mask.
 pub(crate) fn plan_mask(
     model: ScoringModel<'_>,
     segments: &[Segment],
@@ -100,12 +99,8 @@ pub(crate) fn plan_mask(
     };
     let calibration = model.calibration.map(Arc::as_ref);
     let suffix_tokens = last.tokens.len();
-    let capture = match needs(mode, model.shape, suffix_tokens, calibration) {
-        Needs::Attention(plan) => plan,
-        // Without log-probabilities a mode that needs them is refused by its own error.
-        Needs::Nothing | Needs::LogProbs => {
-            return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
-        }
+    let Some(capture) = capture_plan(mode, model.shape, suffix_tokens, calibration) else {
+        return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
     };
     let end = last.tokens.end;
     let heads = capture.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect();
@@ -115,13 +110,13 @@ pub(crate) fn plan_mask(
 }
 
 impl MaskJob {
-    /// Bytes of the texts that it keeps until the scores are there.
+    /// Returns the bytes of the texts that are kept until the scores are there.
     pub(crate) fn held_bytes(&self) -> usize {
         let places = self.content.iter().map(|place| size_of_val(place.spans.as_slice())).sum::<usize>();
         self.segments.iter().map(|segment| segment.text.len()).sum::<usize>() + places
     }
 
-    /// Ranks the sentences and encodes those that stay.
+    /// Ranks the sentences, and encodes which ones to keep.
     pub(crate) fn run(&self, scores: Option<&AttentionScores>) -> Result<MaskEvent, RefineError> {
         let content: Vec<ContentTokens<'_>> = self
             .content
@@ -131,16 +126,16 @@ impl MaskJob {
         let heads: Vec<(usize, usize)> = scores
             .map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect())
             .unwrap_or_default();
-        let evidence = scores.map_or(Evidence::Nothing, |scores| {
+        let scores = scores.map(|scores| {
             let queries = self.queries.clone();
-            Evidence::Attention(Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries })
+            Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries }
         });
         let refined = refine(RefineInput {
             segments: &self.segments,
             map: &self.map,
             content: &content,
             prompt_tokens: self.prompt_tokens,
-            evidence,
+            scores,
             calibration: self.calibration.as_deref(),
             question: &self.question,
             ratio: self.ratio,

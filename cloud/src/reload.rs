@@ -1,7 +1,8 @@
-//! What is taken over while the program runs: connection limits, what may wait, and certificates.
+//! Applies changed files and settings while the program runs: connection limits, limits of the queue,
+//! certificates.
 //!
-//! Looked at again on SIGHUP, and when a file's time or size changes. Never: takes half of a change; settings or a pair
-//! of files that are wrong leave the old ones in force, and the log says so.
+//! Reads them again on SIGHUP, and when a file's time or size changes. Never: applies half of a change. If
+//! settings or a certificate and its key are wrong, the old ones stay in force and the log says so.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use tracing::{error, info, warn};
 use crate::config::Config;
 use crate::service::CloudService;
 
-/// How often files are looked at.
+/// How often the time and size of files are checked.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What stands now, and where it comes from.
+/// The settings in force, and what is needed to replace them.
 pub(crate) struct Reload<F> {
     pub(crate) config: Config,
     /// Reads the settings again.
@@ -33,7 +34,7 @@ pub(crate) struct Reload<F> {
 type Stamp = Option<(SystemTime, u64)>;
 
 impl<F: Fn() -> anyhow::Result<Config>> Reload<F> {
-    /// Watches for ever.
+    /// Watches for SIGHUP and changed files. Never returns.
     pub(crate) async fn run(mut self, mut hangup: Signal) {
         let mut seen = self.stamps();
         loop {
@@ -62,7 +63,10 @@ impl<F: Fn() -> anyhow::Result<Config>> Reload<F> {
             match tls.reload() {
                 Ok(()) => info!(cert = %tls.files().cert.display(), "the certificate was read again"),
                 Err(err) => {
-                    error!(err = &err as &dyn std::error::Error, "the old certificate stays");
+                    error!(
+                        err = &err as &dyn std::error::Error,
+                        "the certificate cannot be read again: the old one stays"
+                    );
                 }
             }
         }
@@ -77,14 +81,14 @@ impl<F: Fn() -> anyhow::Result<Config>> Reload<F> {
             if live {
                 info!(setting, "taken over");
             } else {
-                warn!(setting, "changed, but is read only at the start");
+                warn!(setting, "changed, but is read only at start-up: restart to apply it");
             }
         }
         self.service.set_backlog(new.queue, new.backlog, new.deadline);
         let connections_max = self.config.edge.http.connections_max;
         let in_force = self.limits.load().connections_max;
         self.limits.store(Arc::new(HttpLimits { connections_max: in_force, ..new.edge.http }));
-        // What was not taken over is still what the program runs with.
+        // Settings that were not applied keep their old values.
         self.config.queue = new.queue;
         self.config.backlog = new.backlog;
         self.config.deadline = new.deadline;

@@ -1,27 +1,30 @@
-//! The batching scheduler: which sequences run in the next engine pass, who waits, who is refused.
+//! The batching scheduler: decides which sequences run in the next engine pass, which wait, and which are
+//! refused.
 //!
-//! Continuous batching with chunked prefill under a token budget: every pass carries one token of each decoding
-//! sequence, then chunks of prompts, oldest first, as many tokens as the budget leaves ([`StepBudget`]), so that a
-//! long prompt never holds up a running answer for long. A sequence gives its slot back in the pass in which it
-//! reaches its cap, ends, or is cancelled.
+//! Continuous batching with chunked prefill under a token budget ([`StepBudget`]). Every pass carries one
+//! token of each decoding sequence. Chunks of prompts, oldest first, fill the rest of the budget, so a long
+//! prompt never delays a running answer for long. A sequence frees its slot in the pass in which it reaches
+//! its cap, ends, or is cancelled.
 //!
-//! Requests are let in when their prompt fits beside what runs; their answers take KV blocks as they grow. Where the
-//! blocks run out, the latest arrival is preempted: it gives its blocks back, waits at the head of the queue with
-//! what it has written, and later computes prompt and answer again (what the prefix tree still knows excepted). The
-//! engine's logits and the sampler do not depend on how a prefix came into the cache, so its tokens stay the same.
+//! A request is admitted when its prompt fits into the KV cache beside what runs; its answer takes blocks as
+//! it grows. If no blocks are left, the latest arrival is preempted: it frees its blocks and waits at the
+//! head of the queue, with what it has written. Later, prompt and answer are computed again, except for what
+//! the prefix tree still has. Its tokens stay the same, because the engine's logits and the sampler do not
+//! depend on how a prefix came into the cache.
 //!
-//! A sequence whose reader does not read is parked: it gives its slot and its blocks up as a preempted one does, but waits
-//! for its reader; then it waits for a slot as a new request of its tenant does.
+//! A sequence whose reader does not read is parked: it frees its slot and its blocks like a preempted one,
+//! but waits for its reader. Then it waits for a slot like a new request of its tenant.
 //!
-//! What may wait is bounded by the time that its prompts take ([`BacklogBound`]); a request whose deadline cannot be met
-//! is refused at once, one whose deadline passes before it gets its first slot ends there. What a
-//! request may write is lowered towards its floor by what waits behind it at the moment when it gets its first slot
-//! ([`load`]), so that slots are free earlier where that shortens waits.
+//! The queue is bounded by the time that its prompts will take ([`BacklogBound`]). A request whose deadline
+//! cannot be met is refused at once. A request whose deadline passes before it gets its first slot is ended.
+//! When a request gets its first slot, its L is lowered towards its floor by the load behind it ([`load`]).
+//! So slots become free earlier if that shortens waits.
 //!
-//! Never: reads a clock, touches the engine, a channel or a random source; allocates KV (it only counts blocks).
-//! Always: a pass fits into the room that the engine has, running sequences <= the slots, one `Close` per accepted
-//! sequence, tenants served by their weights and first come first served within each (so nobody starves, and of those
-//! that run the oldest is never preempted), and the last chunk of a prompt holds its whole scoring window.
+//! Never: reads a clock, touches the engine, a channel or a random source, or allocates KV (it only counts
+//! blocks). Always: a pass fits into the room that the engine has, no more sequences run than there are
+//! slots, and each accepted sequence gets one `Close`. Tenants are served by their weights, and each tenant's
+//! requests in order of arrival. So no request starves, and the oldest running one is never preempted. The
+//! last chunk of a prompt contains its whole scoring window.
 
 mod admission;
 mod budget;
@@ -37,87 +40,88 @@ pub use self::budget::{MIXED_TOKENS_MIN, MIXED_TOKENS_UNMEASURED, MixedTokens, S
 pub use self::core::SchedulerCore;
 pub use self::plan::{StepPlan, StepRow};
 
-/// Names one sequence for the life of the process.
+/// Id of one sequence, unique in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
-/// Whose a sequence is, and how much of the slots that is worth beside others that wait.
+/// The tenant of a sequence, and its share of the slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Names the tenant.
+    /// Id of the tenant.
     pub tenant: u64,
     /// Its weight, at least 1.
     pub weight: u32,
 }
 
 impl Default for Share {
-    /// Everybody together.
+    /// One tenant for all.
     fn default() -> Share {
         Share { tenant: 0, weight: 1 }
     }
 }
 
-/// What the scheduler may use at most.
+/// Limits of the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Sequences that run at the same time.
+    /// The most sequences that run at the same time.
     pub slots: usize,
-    /// Sequences that may wait behind them; the next one is refused.
+    /// The most sequences that wait; the next one is refused.
     pub queue: usize,
-    /// What they may amount to.
+    /// Limits on the time and the memory of waiting sequences.
     pub backlog: BacklogBound,
     /// Tokens of the whole KV cache.
     pub kv_tokens: usize,
     /// Tokens of one KV block.
     pub kv_block: usize,
-    /// Prompt tokens in one pass.
+    /// The most prompt tokens in one pass.
     pub budget: StepBudget,
 }
 
-/// What the KV cache can still take, as the engine knows it.
+/// The free room of the KV cache, as reported by the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvRoom {
-    /// Tokens of the blocks that are free, or that keep a prefix of no running sequence.
+    /// Tokens of the blocks that are free, or that keep a prefix which no running sequence uses.
     pub free_tokens: usize,
-    /// Tokens of whole blocks that begin the request named by [`SchedulerCore::next_waiting`] and that running
-    /// sequences hold: they need no room.
+    /// Tokens in whole blocks at the beginning of the request that [`SchedulerCore::next_waiting`] returns,
+    /// which running sequences hold already. They need no room.
     pub next_held_tokens: usize,
 }
 
-/// What the scheduler must know about one sequence.
+/// What the scheduler knows about one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSpec {
     /// The sequence.
     pub id: JobId,
     /// Tokens of its prompt, at least 1.
     pub prompt_tokens: usize,
-    /// Tokens that it may write at most (the paper's L), at least 1.
+    /// The most tokens that it may write (the paper's L), at least 1.
     pub max_tokens: usize,
-    /// How far that may be lowered under load, at least 1; the same where it must stay.
+    /// The lowest cap under load, at least 1; equal to `max_tokens` if it must not be lowered.
     pub floor_tokens: usize,
-    /// Trailing prompt tokens that one pass must hold together, at least 1: the scoring window and what follows it.
+    /// Tokens at the end of the prompt that one pass must contain together, at least 1: the scoring window
+    /// and what follows it.
     pub tail_tokens: usize,
-    /// Bytes that it holds while it waits.
+    /// Bytes of memory that it holds while it waits.
     pub bytes: usize,
-    /// When its first token is no longer of use; none: never.
+    /// Time after which its first token is of no use; `None` if there is none.
     pub deadline: Option<Duration>,
-    /// Whose it is.
+    /// Its tenant and weight.
     pub share: Share,
 }
 
-/// What happened.
+/// An input of the scheduler.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Somebody asks for a sequence.
+    /// A new sequence is requested.
     Submit(JobSpec),
-    /// Its reader does not read: it gives its slot up until [`Event::Unpark`]. Nothing happens in the pass of another or
-    /// where it waits for its first slot.
+    /// Its reader does not read: it frees its slot until [`Event::Unpark`]. Ignored while a pass runs, and
+    /// while the sequence waits for its first slot.
     Park(JobId),
     /// Its reader reads again.
     Unpark(JobId),
-    /// Its reader is gone or asked to stop. Unknown ids are ignored: the sequence may have just ended.
+    /// Its reader disconnected or asked to stop. Unknown ids are ignored: the sequence may have just ended.
     Cancel(JobId),
-    /// The service goes down before this sequence has ended. Unknown ids are ignored.
+    /// The service stops before this sequence has ended. Unknown ids are ignored.
     Abort(JobId),
     /// The engine failed on this sequence alone.
     Fail(JobId),
@@ -129,48 +133,48 @@ pub enum Event {
         id: JobId,
         /// Tokens already in its KV cache.
         cached: usize,
-        /// The room that is left.
+        /// The free room in the KV cache.
         room: KvRoom,
     },
-    /// Between passes, a sequence found more of its prompt in the prefix tree: others have computed it.
+    /// Between passes, a sequence found more of its prompt in the prefix tree, computed by others.
     Reused {
         /// The sequence.
         id: JobId,
-        /// Tokens that it gained.
+        /// Tokens that it found in addition.
         tokens: usize,
     },
-    /// The planned pass ran; one outcome for every row that wanted one.
+    /// The planned pass has run; with one outcome for every row that samples a token.
     StepDone(Vec<(JobId, Outcome)>),
-    /// The planned pass was broken off: every sequence is as it was before.
+    /// The planned pass was cancelled: every sequence is as it was before.
     StepUndone,
     /// The planned pass did not fit into the KV cache: every sequence is as it was before.
     StepTooLarge,
 }
 
-/// What sampling gave for one row.
+/// Result of sampling for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// A token; more may follow.
     Token,
-    /// A token that completes a stop string: nothing follows.
+    /// A token after which the answer ends, e.g. one that completes a stop string.
     LastToken,
     /// End of text: nothing was written.
     EndOfText,
-    /// No token could be chosen (logits that are not numbers).
+    /// No token could be chosen, e.g. because logits are not numbers.
     Failed,
 }
 
-/// What the driver must do.
+/// An action that the driver must perform.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Tell the caller that the sequence was not accepted.
     Refuse(JobId, Refusal),
-    /// Create the sequence in the engine, look into the prefix tree, answer [`Event::Opened`].
+    /// Create the sequence in the engine, look it up in the prefix tree, and answer with [`Event::Opened`].
     Open(JobId),
-    /// Release the sequence in the engine but keep its request and what it wrote, then give a new [`Event::Turn`]:
-    /// it waits for another [`Effect::Open`].
+    /// Release the sequence in the engine, but keep its request and what it wrote. Then pass a new
+    /// [`Event::Turn`]. The sequence waits for another [`Effect::Open`].
     Preempt(JobId),
-    /// Run this pass, then answer [`Event::StepDone`] or [`Event::StepUndone`].
+    /// Run this pass, then answer with [`Event::StepDone`], [`Event::StepUndone`] or [`Event::StepTooLarge`].
     Run(StepPlan),
     /// The sequence is over: release it in the engine, send its terminal event.
     Close(Closed),
@@ -181,31 +185,31 @@ pub enum Effect {
 pub enum Refusal {
     /// The queue is full.
     Full {
-        /// By which bound.
+        /// The bound that is reached.
         limit: QueueLimit,
         /// Sequences that wait.
         waiting: usize,
         /// Prompt tokens that must be computed before a new one would start.
         backlog_tokens: usize,
-        /// How long that takes, as far as it is known.
+        /// Estimated time for that, as far as it is known.
         backlog: Duration,
-        /// When there is likely to be room.
+        /// Time after which there is likely to be room.
         retry_after: Duration,
     },
     /// Its first token would come after its deadline.
     Late {
-        /// How long its first token would take at least.
+        /// The least time to its first token.
         first: Duration,
-        /// How long its deadline leaves.
+        /// Time left until its deadline.
         left: Duration,
-        /// When the queue is likely to be shorter by what is missing.
+        /// Time after which the queue is likely to be short enough.
         retry_after: Duration,
     },
     /// It can never fit into the KV cache.
     TooLarge {
-        /// KV tokens that it needs at its longest.
+        /// The most KV tokens that it may need.
         need: usize,
-        /// The whole cache.
+        /// KV tokens of the whole cache.
         limit: usize,
     },
 }
@@ -215,15 +219,15 @@ pub enum Refusal {
 pub enum CloseReason {
     /// End of text or a stop string.
     Stop,
-    /// It wrote all the tokens it may write.
+    /// It wrote all tokens that it may write.
     Cap,
-    /// Its reader went away or asked to stop.
+    /// Its reader disconnected or asked to stop.
     Cancelled,
     /// Its deadline passed before it got a slot.
     Expired,
-    /// The service went down.
+    /// The service stopped.
     Stopped,
-    /// The engine failed on it.
+    /// The engine failed on this sequence.
     Failed,
 }
 
@@ -236,12 +240,12 @@ pub struct Closed {
     pub reason: CloseReason,
     /// Tokens it wrote.
     pub tokens: usize,
-    /// Where its time went.
+    /// Times of its phases.
     pub times: SlotTimes,
 }
 
-/// Where the time of one sequence went, in milliseconds. Time between a preemption and the next slot counts to the
-/// phase that it interrupts, but not as slot time.
+/// Times of the phases of one sequence, in milliseconds. The time between a preemption and the next slot
+/// counts for the phase that it interrupts, but not as slot time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SlotTimes {
     /// From submit to its first slot.
@@ -250,24 +254,24 @@ pub struct SlotTimes {
     pub prefill_ms: f64,
     /// From its first token to its end.
     pub decode_ms: f64,
-    /// The whole time it held a slot.
+    /// Total time in slots.
     pub slot_ms: f64,
 }
 
-/// How far a sequence is that has no token yet.
+/// Progress of a sequence that has no token yet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// It has a slot.
+    /// Whether it has a slot.
     pub running: bool,
-    /// Tokens of its prompt that are computed.
+    /// Prompt tokens computed so far.
     pub computed: usize,
     /// Tokens of its prompt.
     pub total: usize,
-    /// How long its first token will take from now, in milliseconds; none before the first pass.
+    /// Estimated time from now to its first token, in milliseconds; `None` before the first pass.
     pub eta_ms: Option<f64>,
 }
 
-/// What is in use now.
+/// Current use and totals of the scheduler.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SchedulerStats {
     /// Slots in use.
@@ -276,43 +280,42 @@ pub struct SchedulerStats {
     pub slots: usize,
     /// Sequences that wait.
     pub waiting: usize,
-    /// Sequences that may wait.
+    /// The most sequences that may wait.
     pub queue: usize,
-    /// Sequences that have no slot because nobody reads them.
+    /// Parked sequences: without a slot because nobody reads them.
     pub parked: usize,
-    /// KV tokens of the blocks that running sequences hold; shared ones count for each.
+    /// KV tokens of the blocks that running sequences hold; a shared block counts for each.
     pub kv_held_tokens: usize,
     /// KV tokens in all.
     pub kv_tokens: usize,
     /// Prompt tokens accepted but not computed yet.
     pub backlog_tokens: usize,
-    /// How long they take, in milliseconds, by the rate of late; 0 before the first pass.
+    /// Time that they will take, in milliseconds, at the rate measured recently; 0 before the first pass.
     pub backlog_ms: f64,
-    /// How long what waits may take, in milliseconds.
+    /// The most time that waiting prompts may take, in milliseconds.
     pub backlog_ms_max: f64,
-    /// Bytes of the requests that wait.
+    /// Bytes of waiting requests.
     pub waiting_bytes: usize,
-    /// How hard the queue presses on L: 0 not at all, 1 to every scene's floor.
+    /// How much L is lowered: 0 is not at all, 1 is to every scene's floor.
     pub load: f64,
-    /// Prompt tokens that a pass holds at most while nobody decodes.
+    /// The most prompt tokens in a pass while no sequence decodes.
     pub chunk_tokens: usize,
-    /// The same beside the answers that run now.
+    /// The most prompt tokens in a pass together with the answers that run now.
     pub mixed_tokens: usize,
     /// Slot time of all sequences that have ended, in milliseconds.
     pub slot_ms_total: f64,
     /// Sequences that have ended.
     pub closed_total: u64,
-    /// Times that a sequence gave way for want of KV room.
+    /// Number of preemptions.
     pub preemptions_total: u64,
-    /// Requests refused for want of room or time.
+    /// Requests refused because there was no room or no time.
     pub refused_total: u64,
     /// Requests whose deadline passed while they waited.
     pub expired_total: u64,
 }
 
 impl SchedulerStats {
-    /// What is in use in both together; times and shares are those of the one under more load, sizes of passes the
-    /// first one's.
+    /// Returns the sum of both. Times and shares are the larger ones; sizes of passes are those of `self`.
     #[must_use]
     pub fn beside(self, other: SchedulerStats) -> SchedulerStats {
         SchedulerStats {

@@ -1,4 +1,4 @@
-//! `serve`: opens model and database, listens, runs until it is told to stop.
+//! `serve`: opens models and database, listens, and runs until it is told to stop.
 
 mod console;
 
@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use baton_edge::Phase;
 use baton_edge::tls::Tls;
 use baton_engine::{Adapter, Model};
+use baton_openai::ChatMessage;
 use baton_protocol::Role;
 use baton_refine::Calibration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -33,21 +34,20 @@ use crate::pages;
 use crate::reload::Reload;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
 use crate::store::{Snapshot, Store, now_ms};
-use crate::tools::ChatMessage;
 use crate::trace::Traces;
 use crate::upkeep::Upkeep;
 use crate::worker::Worker;
 
-/// For the last spans, at the end.
+/// Time to send the last spans at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves until SIGTERM or Ctrl-C; prints the bound address as its one line on standard output.
+/// Serves until SIGTERM or Ctrl-C. Prints the bound address as its one line on standard output.
 ///
-/// The first signal begins to drain ([`baton_edge::Phase`]), a second one ends at once. `again` reads the settings anew, for
-/// SIGHUP and for a file that has changed.
+/// The first signal begins to drain ([`baton_edge::Phase`]); a second one stops at once. `again` reads the
+/// settings again, for SIGHUP and for a file that has changed.
 ///
 /// # Errors
-/// Whatever keeps it from listening: model, calibration, database, address.
+/// Fails if anything keeps it from listening: model, calibration, database, address.
 pub async fn serve(
     config: Config,
     json: bool,
@@ -115,20 +115,21 @@ pub async fn serve(
     join(workers).await?;
     drop(service);
     if let Some(spans) = spans {
-        // The last ones are on their way.
+        // The last spans are being sent.
         let _ = tokio::time::timeout(TRACES_TIMEOUT, spans).await;
     }
     info!("stopped");
     Ok(())
 }
 
-/// Who may ask, as it is configured; keys and tenants come with the settings.
+/// Makes the access rules from the configuration; keys and tenants come with the settings.
 fn access(config: &Config, service: &CloudService) -> Access {
     let book = AccessBook::new(config.keys, config.api_key.as_deref());
     Access { book, gate: Gate::new(service.clock(), now_ms) }
 }
 
-/// Upkeep with settings in force, and with what tenants have used so far: a day's quota does not begin anew.
+/// Applies the settings, and reads what tenants have used so far, so that a restart does not reset a daily
+/// quota.
 async fn upkeep(
     store: &Store,
     service: &CloudService,
@@ -185,23 +186,23 @@ impl Signals {
         }
     }
 
-    /// The first signal drains, the second one ends.
+    /// The first signal begins to drain, the second one stops.
     async fn steer(mut self, phase: watch::Sender<Phase>, service: CloudService) {
         self.next().await;
-        // Readiness is gone and routes refuse before the server begins to wait for the replies under way.
+        // The service refuses new requests before the server begins to wait for running replies.
         service.drain();
         phase.send_replace(Phase::Draining);
         self.next().await;
         phase.send_replace(Phase::Ending);
-        // The sender lives until the program ends: its loss would read as the last phase.
+        // The sender must live until the program ends: dropping it would mean the last phase.
         std::future::pending::<()>().await;
     }
 }
 
-/// Runs the worker on a thread of its own.
+/// Runs the worker on its own thread.
 ///
 /// # Errors
-/// The system's, where it gives no thread.
+/// The system's error if it cannot start a thread.
 pub fn start(worker: Worker) -> std::io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name("engine-driver".into()).spawn(move || worker.run())
 }
@@ -217,7 +218,7 @@ async fn join(workers: Vec<std::thread::JoinHandle<()>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The heads of the refiner; none, with a warning, where they were found for another model.
+/// Reads the heads of the refiner; returns `None`, with a warning, if they are for another model.
 fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Option<Calibration>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("read calibration `{}`", path.display()))?;
@@ -253,8 +254,8 @@ fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
     Ok(setups)
 }
 
-/// Runs a short prompt once through each model, so that weights are in memory and the optimizer has figures of this
-/// machine.
+/// Runs a short prompt once through each model, so that weights are in memory and the optimizer has
+/// measurements of this machine.
 async fn warm_up(service: &CloudService) {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
     for model in service.model_names() {
@@ -278,11 +279,11 @@ async fn warm_up(service: &CloudService) {
     info!(measured.prefill_ms_per_token, measured.decode_ms, "warm");
 }
 
-/// Where the service is found.
+/// Addresses of the service.
 struct Told {
     url: String,
     metrics_address: Option<SocketAddr>,
-    /// The console's own listener, where it has one.
+    /// URL of the console's own listener, if it has one.
     console: Option<String>,
 }
 

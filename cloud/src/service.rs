@@ -1,9 +1,9 @@
 //! The service without HTTP: requests in, event streams out.
 //!
-//! [`CloudService`] checks and prepares requests on the caller's thread; the [`Worker`] of each model owns that model's
-//! engine. A server runs each worker on a thread of its own; a test may drive it by hand, in virtual time.
-//! Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends with exactly one
-//! terminal event.
+//! [`CloudService`] checks and prepares requests on the caller's thread. The [`Worker`] of each model owns
+//! that model's engine. A server runs each worker on its own thread; a test may drive it step by step, in
+//! virtual time. Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends
+//! with exactly one terminal event.
 
 mod error;
 mod prefixes;
@@ -40,40 +40,41 @@ pub use self::served::{ModelSetup, ModelView, SetupError};
 
 pub(crate) use self::served::Served;
 
-/// How requests name the first model.
+/// The name by which requests may refer to the first model.
 pub const DEFAULT_MODEL: &str = "default";
 
-/// The largest KV cache that is taken unasked, where one context does not need more.
+/// The largest default KV cache in tokens, unless one context needs more.
 pub const KV_TOKENS_DEFAULT_MAX: usize = 65_536;
 
-/// How a service is set up.
+/// Options of a service.
 #[derive(Debug, Clone)]
 pub struct ServiceOptions {
-    /// Threads of each engine; none: one for each core. Passes of several models take turns.
+    /// Threads of each engine, or `None` for one per core. Passes of several models take turns.
     pub threads: Option<NonZeroUsize>,
-    /// KV cache of each model in tokens; none: four whole contexts, or one where four are over [`KV_TOKENS_DEFAULT_MAX`].
+    /// KV cache of each model in tokens. `None` means four whole contexts, but at most
+    /// [`KV_TOKENS_DEFAULT_MAX`] unless one context needs more.
     pub kv_tokens: Option<NonZeroUsize>,
-    /// Sequences of one model that run at the same time.
+    /// The most sequences of one model that run at the same time.
     pub slots: usize,
-    /// Requests that may wait for one model.
+    /// The most requests that may wait for one model.
     pub queue: usize,
-    /// What they may amount to.
+    /// Limits on the time and the memory of waiting requests.
     pub backlog: BacklogBound,
-    /// Within which a first token must come where a request does not say; none: whenever.
+    /// Deadline of the first token for requests that set none; `None` for no deadline.
     pub deadline: Option<Duration>,
-    /// Prompt tokens in one pass.
+    /// The most prompt tokens in one pass.
     pub budget: StepBudget,
-    /// Percent of the KV cache that may keep prefixes of no running sequence.
+    /// Percent of the KV cache that may keep prefixes that no running sequence uses.
     pub prefix_cache_percent: u8,
     /// Emulated speed, if any.
     pub emulation: Option<PassCost>,
-    /// What was known of devices and networks before.
+    /// Coefficients that were known before the start.
     pub coefficients: Coefficients,
-    /// The time.
+    /// The clock.
     pub clock: Clock,
-    /// What is told of requests.
+    /// Metrics of requests.
     pub metrics: Arc<Metrics>,
-    /// Where traces go, if they go anywhere.
+    /// Receives traces, if they are sent anywhere.
     pub traces: Option<Traces>,
 }
 
@@ -97,7 +98,7 @@ impl Default for ServiceOptions {
     }
 }
 
-/// Takes requests for one model or several.
+/// Accepts requests for one model or several.
 #[derive(Debug, Clone)]
 pub struct CloudService {
     inner: Arc<Inner>,
@@ -112,30 +113,31 @@ struct Inner {
     deadline: Mutex<Option<Duration>>,
 }
 
-/// What a caller asks and says besides the request itself.
+/// What a caller says besides the request itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// The request's name, the same at the edge, in the log and in traces; empty: it has none.
+    /// The request's id, the same at the edge, in the log and in traces; empty if it has none.
     pub request: String,
-    /// Whose request it is, for the log; empty: nobody said.
+    /// The request's tenant, for the log; empty if it has none.
     pub tenant: String,
-    /// Within which the first token must come, from now on; none: as the service is set up.
+    /// Deadline of the first token, from now on; `None` for the service's default.
     pub deadline: Option<Duration>,
     /// The caller's span.
     pub trace: Option<TraceParent>,
     /// How the request shares slots with those of other tenants.
     pub share: Share,
-    /// Whose it is: what is computed of its prompt is found again by requests of the same owner only.
+    /// The owner. Only requests of the same owner find the cached prefix of this prompt.
     pub owner: u128,
-    /// The most tokens of an assist request's answer that the caller takes: lowers L, never raises it; none: L alone.
+    /// The most tokens of an assist request's answer that the caller accepts. It lowers L, never raises it;
+    /// `None` for L alone.
     pub max_tokens: Option<usize>,
 }
 
 impl CloudService {
-    /// A service of one model, and the worker that must run for its answers to be written.
+    /// Makes a service of one model, and the worker that must run to write its answers.
     ///
     /// # Errors
-    /// [`SetupError`] where the engine cannot be set up.
+    /// [`SetupError`] if the engine cannot be set up.
     pub fn new(
         setup: ModelSetup,
         scenes: SceneBook,
@@ -145,18 +147,18 @@ impl CloudService {
         Ok((service, workers.remove(0)))
     }
 
-    /// A service of several models, the first of which is the default, and a worker for each, in the same order. Each
-    /// has its own queue, slots and KV cache; their passes take turns on the machine.
+    /// Makes a service of several models, the first of which is the default, and a worker for each, in the
+    /// same order. Each model has its own queue, slots and KV cache; their passes take turns on the machine.
     ///
     /// # Errors
-    /// [`SetupError`] where there is no model, two have one name, or an engine cannot be set up.
+    /// [`SetupError`] if there is no model, two have the same name, or an engine cannot be set up.
     pub fn with_models(
         setups: Vec<ModelSetup>,
         scenes: SceneBook,
         options: ServiceOptions,
     ) -> Result<(CloudService, Vec<Worker>), SetupError> {
         let (metrics, deadline) = (options.metrics.clone(), Mutex::new(options.deadline));
-        // One model needs no turns.
+        // A single model needs no turns.
         let turns = (setups.len() > 1).then(Arc::<Turns>::default);
         let (mut models, mut workers) = (Vec::new(), Vec::new());
         for setup in setups {
@@ -174,15 +176,15 @@ impl CloudService {
         Ok((CloudService { inner: Arc::new(inner) }, workers))
     }
 
-    /// The model that answers where a request does not say.
+    /// Returns the model that answers requests that name none.
     fn first(&self) -> &Arc<Served> {
         &self.inner.models[0]
     }
 
-    /// The model of this name, or the first one for `default`.
+    /// Returns the model of this name, or the first one for `default`.
     fn named(&self, asked: &str) -> Result<&Arc<Served>, ServiceError> {
         let models = &self.inner.models;
-        // A model may have that name itself.
+        // A model may have the name `default` itself.
         let found = models.iter().find(|served| served.name == asked);
         let found = found.or_else(|| models.first().filter(|_| asked == DEFAULT_MODEL));
         found.ok_or_else(|| ServiceError::UnknownModel {
@@ -191,7 +193,7 @@ impl CloudService {
         })
     }
 
-    /// The model and adapter that a scene's answers come from.
+    /// Returns the model and adapter that answer a scene's requests.
     fn of_scene(
         &self,
         scene: &Scene,
@@ -225,13 +227,15 @@ impl CloudService {
         Ok((served, adapter.transpose()?))
     }
 
-    /// What a scene of these settings would be refused for on this replica; none: it is answered.
+    /// Returns the error that a request for this scene would get on this replica, or `None` if it would be
+    /// served.
     pub fn unserved(&self, id: &str, settings: &SceneSettings) -> Option<ServiceError> {
         let scene = Scene { id: id.to_owned(), version: 0, settings: settings.clone() };
         self.of_scene(&scene, DEFAULT_MODEL).err()
     }
 
-    /// Accepts an assist request. Tokenizes on the caller's thread: milliseconds for a long prompt.
+    /// Accepts an assist request. Tokenizes on the caller's thread, which takes milliseconds for a long
+    /// prompt.
     ///
     /// # Errors
     /// [`ServiceError`], before any event.
@@ -239,7 +243,7 @@ impl CloudService {
         self.assist_on(request, Terms::default())
     }
 
-    /// The same, on the caller's terms.
+    /// Accepts an assist request, on the caller's terms.
     ///
     /// # Errors
     /// [`ServiceError`], before any event.
@@ -247,7 +251,7 @@ impl CloudService {
         self.assist_for(request, terms, None)
     }
 
-    /// The same, at the expense of a tenant.
+    /// Accepts an assist request on the caller's terms; a tenant's quota pays for it.
     ///
     /// # Errors
     /// [`ServiceError`], before any event.
@@ -271,7 +275,7 @@ impl CloudService {
         }
         self.submit(served, job, terms)?;
         if let Some(device) = &request.device {
-            // What a device says of itself holds beside every model.
+            // A device's report about itself is valid for every model.
             self.inner.models.iter().for_each(|served| served.desk.hear(owner, device));
         }
         stream.watch(Recorder::new(&self.first().desk, recorder::key(request), stream.prompt_tokens()));
@@ -286,7 +290,7 @@ impl CloudService {
         self.complete_on(request, Terms::default())
     }
 
-    /// The same, on the caller's terms.
+    /// Accepts a chat completion, on the caller's terms.
     ///
     /// # Errors
     /// [`ServiceError`], before any event.
@@ -298,7 +302,7 @@ impl CloudService {
         self.complete_for(request, terms, None)
     }
 
-    /// The same, at the expense of a tenant.
+    /// Accepts a chat completion on the caller's terms; a tenant's quota pays for it.
     ///
     /// # Errors
     /// [`ServiceError`], before any event.
@@ -318,52 +322,52 @@ impl CloudService {
         Ok(stream)
     }
 
-    /// The most bytes of text that a prompt of any model here can have.
+    /// Returns the most bytes of text that a prompt of any model here can have.
     pub fn prompt_bytes_max(&self) -> usize {
         self.inner.models.iter().map(|served| served.text_bytes_max).max().unwrap_or(0)
     }
 
-    /// Changes what may wait and for how long; what waits already stays.
+    /// Changes the limits of the queue and the default deadline. Requests that wait already stay.
     pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
         self.inner.models.iter().for_each(|served| served.desk.set_backlog(queue, backlog));
         *self.inner.deadline.lock().expect("no holder of this lock panics") = deadline;
     }
 
-    /// The current version of every scene.
+    /// Returns the current version of every scene.
     pub fn scenes(&self) -> Vec<SceneInfo> {
         self.inner.scenes.current().iter().map(|scene| self.info(scene)).collect()
     }
 
-    /// The current version of one scene.
+    /// Returns the current version of one scene.
     ///
     /// # Errors
-    /// [`ServiceError::Scene`] where there is none.
+    /// [`ServiceError::Scene`] if there is no such scene.
     pub fn scene(&self, id: &str) -> Result<SceneInfo, ServiceError> {
         let scene = self.inner.scenes.get(id, None)?;
         Ok(self.info(&scene))
     }
 
-    /// The scenes in force, to be replaced where the database has newer ones.
+    /// Returns the current scenes, which are replaced if the database has newer ones.
     pub fn scene_book(&self) -> &SceneBook {
         &self.inner.scenes
     }
 
-    /// Name of the default model in the API.
+    /// Returns the name of the default model in the API.
     pub fn model_name(&self) -> &str {
         &self.first().name
     }
 
-    /// Names of the models, the default first.
+    /// Returns the names of the models, the default first.
     pub fn model_names(&self) -> Vec<&str> {
         self.inner.models.iter().map(|served| served.name.as_str()).collect()
     }
 
-    /// Every model with the names of its adapters, the default first.
+    /// Returns every model with the names of its adapters, the default first.
     pub fn models(&self) -> impl Iterator<Item = ModelView<'_>> {
         self.inner.models.iter().map(|served| served.view())
     }
 
-    /// The model of this name; the first one for `default`.
+    /// Returns the model of this name, or the first one for `default`.
     ///
     /// # Errors
     /// [`ServiceError::UnknownModel`].
@@ -371,12 +375,12 @@ impl CloudService {
         Ok(self.named(name)?.view())
     }
 
-    /// What is told of requests.
+    /// Returns the metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.inner.metrics
     }
 
-    /// All metrics as they are now, in Prometheus' text format.
+    /// Returns all current metrics in Prometheus' text format.
     pub fn render_metrics(&self) -> String {
         let scenes = self.inner.scenes.current();
         self.inner.metrics.render(&Usage {
@@ -385,7 +389,7 @@ impl CloudService {
         })
     }
 
-    /// What is in use of every model now, the default first.
+    /// Returns the current use of every model, the default first.
     pub fn models_in_use(&self) -> Vec<ModelUsage> {
         let used = |served: &Arc<Served>| {
             let (stats, kv) = (served.desk.stats(), served.desk.kv());
@@ -404,7 +408,7 @@ impl CloudService {
         self.inner.models.iter().map(used).collect()
     }
 
-    /// Makes what constrained answers need, so that the first one need not wait for it.
+    /// Prepares constrained answers, so that the first one need not wait.
     pub fn prepare_constraints(&self) {
         for served in &self.inner.models {
             if let Err(err) = served.grammars() {
@@ -414,61 +418,61 @@ impl CloudService {
         }
     }
 
-    /// The default model.
+    /// Returns the default model.
     pub fn model(&self) -> &Arc<Model> {
         &self.first().model
     }
 
-    /// What is in use now, all models together.
+    /// Returns the scheduler's statistics, all models together.
     pub fn stats(&self) -> SchedulerStats {
         let all = self.inner.models.iter().map(|served| served.desk.stats());
         all.reduce(SchedulerStats::beside).unwrap_or_default()
     }
 
-    /// What the KV caches hold, as of the last passes, all models together.
+    /// Returns the content of the KV caches after the last passes, all models together.
     pub fn kv(&self) -> KvFigures {
         let all = self.inner.models.iter().map(|served| served.desk.kv());
         all.reduce(KvFigures::beside).unwrap_or_default()
     }
 
-    /// What this cloud costs now, with its default model.
+    /// Returns the current cost of this cloud, with its default model.
     pub fn measured(&self) -> Measured {
         self.first().desk.measured()
     }
 
-    /// What this cloud (with its default model), the classes of devices and those of networks cost, as refitted from
-    /// telemetry.
+    /// Returns the costs of this cloud (with its default model), of device classes and of network classes, as
+    /// refitted from telemetry.
     pub fn coefficients(&self) -> Coefficients {
         self.first().desk.coefficients()
     }
 
-    /// The service's clock.
+    /// Returns the service's clock.
     pub fn clock(&self) -> Clock {
         self.first().desk.clock.clone()
     }
 
-    /// What devices of these classes cost, in place of what they report.
+    /// Sets the costs of these device classes, which replace what the devices report.
     pub fn set_classes(&self, classes: &[DeviceClass]) {
         self.inner.models.iter().for_each(|served| served.desk.set_classes(classes));
     }
 
-    /// Sums of requests that the database does not have yet.
+    /// Returns sums of requests that the database does not have yet.
     pub fn unwritten_traffic(&self) -> Vec<TrafficRow> {
         self.first().desk.traffic(|traffic| traffic.unwritten())
     }
 
-    /// The database has these sums.
+    /// Notes that the database has these sums.
     pub fn traffic_written(&self, rows: &[TrafficRow]) {
         self.first().desk.traffic(|traffic| traffic.written(rows, now_ms()));
     }
 
-    /// Whether requests are accepted.
+    /// Returns whether requests are accepted.
     pub fn is_open(&self) -> bool {
         self.inner.models.iter().all(|served| served.desk.stage() == Stage::Open)
     }
 
-    /// Why the program must be started again, if it must: an engine's thread has panicked, or a model's file is not
-    /// whole any more.
+    /// Returns why the program must be restarted, if it must: an engine's thread has panicked, or a model's
+    /// file was damaged.
     pub fn failure(&self) -> Option<String> {
         self.inner.models.iter().find_map(|served| match served.model.intact() {
             Err(err) => Some(err.to_string()),
@@ -477,12 +481,12 @@ impl CloudService {
         })
     }
 
-    /// Accepts nothing further; running answers end by themselves, then the worker's thread does.
+    /// Stops accepting requests. Running answers end by themselves, then the worker's thread ends.
     pub fn drain(&self) {
         self.advance(Stage::Draining);
     }
 
-    /// Cancels every answer; the worker's thread ends after the pass that runs.
+    /// Cancels every answer. The worker's thread ends after the current pass.
     pub fn stop(&self) {
         self.advance(Stage::Stopping);
     }
@@ -498,7 +502,7 @@ impl CloudService {
                 prompt_tokens_max: u32::try_from(assist::prompt_tokens_max(served)).ok(),
                 ..scene.info(&served.name, Some(served.model.tokenizer().digest_hex()))
             },
-            // Requests are refused; what the scene says is told all the same.
+            // Requests for it are refused, but its settings are shown anyway.
             Err(_) => scene.info(name, None),
         }
     }
@@ -533,7 +537,8 @@ impl CloudService {
     }
 }
 
-/// Not so soon that it is a storm, not so late that nobody believes it.
+/// Limits the time to retry: not so short that all clients come at once, and not so long that clients ignore
+/// it.
 fn retry_after_ms(after: Duration) -> u64 {
     whole_ms(after).clamp(100, 60_000)
 }

@@ -1,8 +1,8 @@
-//! One answer as its reader sees it: events in order, and the means to stop it.
+//! One answer as its reader sees it: events in order, and a way to cancel it.
 //!
-//! Always: dropping the stream cancels the answer (a reader that is gone frees its slot within one token); an answer is
-//! written at most [`UNREAD_TOKENS_MAX`] tokens ahead of its reader, so that what waits here is bounded; events that
-//! belong into one packet come as one batch.
+//! Always: dropping the stream cancels the answer, which frees its slot within one token. An answer is
+//! written at most [`UNREAD_TOKENS_MAX`] tokens ahead of its reader, so that the unread events are bounded.
+//! Events that belong into one packet come as one batch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,20 +14,22 @@ use tokio::sync::mpsc;
 use crate::desk::Desk;
 use crate::scheduler::JobId;
 
-/// Events that go out together.
+/// Events that are sent together.
 pub(crate) type Batch = Vec<AssistEvent>;
 
-/// Tokens that are written ahead of a reader; then the answer waits without a slot until half of them are read.
+/// The most tokens that are written ahead of a reader. Then the answer waits without a slot until half of
+/// them are read.
 ///
-/// A relay's L is far below: only what nobody reads, or hardly anybody, ever waits.
+/// A relay's L is far below this, so only an answer that is hardly read ever waits.
 pub const UNREAD_TOKENS_MAX: usize = 256;
 
-/// Batches besides the tokens' own that one answer can have: the end.
+/// The most batches of one answer besides those of tokens: its end.
 const BATCHES_BESIDES_TOKENS: usize = 2;
 
-/// A flag that both ends of an answer see, in one order with [`Progress`].
+/// A cancel flag that both ends of an answer see, in one order with [`Progress`].
 ///
-/// Whoever sets it looks afterwards whether the answer is parked; whoever parks the answer looks at it afterwards.
+/// The side that sets it checks afterwards whether the answer is parked. The side that parks the answer
+/// checks the flag afterwards.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelFlag(Arc<AtomicBool>);
 
@@ -41,7 +43,7 @@ impl CancelFlag {
     }
 }
 
-/// How far an answer is written and read, and whether it waits for its reader.
+/// How many tokens of an answer are written and read, and whether it waits for its reader.
 #[derive(Debug, Default)]
 struct Progress {
     written: AtomicUsize,
@@ -56,23 +58,24 @@ impl Progress {
     }
 }
 
-/// Says how far the reader of an answer is.
+/// Records how far the reader of an answer is.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReadMark {
     progress: Arc<Progress>,
-    /// Who must be woken where the answer waits for this.
+    /// The desk to wake if the answer waits for this reader.
     desk: Option<Arc<Desk>>,
 }
 
 impl ReadMark {
-    /// The reader has the first `tokens` tokens.
+    /// Notes that the reader has the first `tokens` tokens.
     pub(crate) fn read_up_to(&self, tokens: usize) {
         self.progress.read.fetch_max(tokens, Ordering::SeqCst);
-        // In this order: whoever parks the answer says so first and then looks at what was read.
+        // The order matters: the side that parks the answer first sets `parked`, and then checks what was
+        // read.
         self.wake();
     }
 
-    /// Whether the answer may not go on before somebody reads.
+    /// Returns whether the answer must wait until somebody reads.
     pub(crate) fn is_full(&self) -> bool {
         self.progress.unread() >= UNREAD_TOKENS_MAX
     }
@@ -84,13 +87,13 @@ impl ReadMark {
     }
 }
 
-/// Tokens among events.
+/// Counts the tokens among events.
 pub(crate) fn tokens_in(events: &[AssistEvent]) -> usize {
     let is_token = |event: &&AssistEvent| matches!(event, AssistEvent::First(_) | AssistEvent::Token(_));
     events.iter().filter(is_token).count()
 }
 
-/// The writing end; belongs to the engine's thread and never blocks it.
+/// The writing end. It belongs to the engine's thread and never blocks it.
 #[derive(Debug)]
 pub(crate) struct EventSink {
     batches: mpsc::Sender<Batch>,
@@ -99,14 +102,15 @@ pub(crate) struct EventSink {
 }
 
 impl EventSink {
-    /// Hands a batch over; a reader that is gone cancels the answer.
+    /// Sends a batch. If the reader is gone, cancels the answer.
     pub(crate) fn send(&self, batch: Batch) {
         if batch.is_empty() {
             return;
         }
         self.progress.written.fetch_add(tokens_in(&batch), Ordering::SeqCst);
-        // The channel holds as many batches as may be unread, so that it is full only where an answer was not parked in
-        // time: that would be our bug, and the answer is given up rather than the thread blocked.
+        // The channel has room for all batches that may be unread. It is full only if an answer was not
+        // parked in time, which would be our bug. Then the answer is cancelled instead of blocking the
+        // thread.
         if self.batches.try_send(batch).is_err() {
             self.cancel.set();
         }
@@ -116,22 +120,22 @@ impl EventSink {
         &self.cancel
     }
 
-    /// Whether the answer waits for its reader.
+    /// Returns whether the answer waits for its reader.
     pub(crate) fn is_parked(&self) -> bool {
         self.progress.parked.load(Ordering::SeqCst)
     }
 
-    /// Whether it must begin to: it is as far ahead of its reader as it may be.
+    /// Parks the answer if it is as far ahead of its reader as it may be; returns whether it did.
     pub(crate) fn park(&self) -> bool {
         if self.cancel.is_set() || self.progress.unread() < UNREAD_TOKENS_MAX {
             return false;
         }
         self.progress.parked.store(true, Ordering::SeqCst);
-        // A reader that came in between did not know that it is waited for.
+        // A reader that read in between did not know that the answer waits for it.
         !self.unpark()
     }
 
-    /// Whether it may go on.
+    /// Unparks the answer if its reader has read enough; returns whether it may continue.
     pub(crate) fn unpark(&self) -> bool {
         let goes_on = self.progress.unread() <= UNREAD_TOKENS_MAX / 2;
         if goes_on {
@@ -141,7 +145,7 @@ impl EventSink {
     }
 }
 
-/// Says how far an answer is that has no token yet.
+/// Reports the progress of an answer that has no token yet.
 #[derive(Debug, Clone)]
 pub(crate) struct ProgressSource {
     desk: Arc<Desk>,
@@ -149,15 +153,15 @@ pub(crate) struct ProgressSource {
 }
 
 impl ProgressSource {
-    /// How far it is now; `None` once it has a token.
+    /// Returns the current progress; `None` once it has a token.
     pub(crate) fn now(&self) -> Option<ProgressEvent> {
         self.desk.progress(self.id)
     }
 }
 
-/// Sees every event of an answer when its reader gets it; dropped with the stream.
+/// Sees every event of an answer when its reader gets it. Dropped with the stream.
 pub trait StreamWatch: Send + std::fmt::Debug {
-    /// The next event.
+    /// Called with the next event.
     fn event(&mut self, event: &AssistEvent);
 }
 
@@ -169,7 +173,7 @@ pub struct AssistStream {
     ready: VecDeque<AssistEvent>,
     cancel: CancelFlag,
     mark: ReadMark,
-    /// Tokens handed out; none where somebody else says what was read.
+    /// Tokens handed out; `None` if someone else reports what was read.
     read: Option<usize>,
     prompt_tokens: u64,
     model: String,
@@ -178,9 +182,9 @@ pub struct AssistStream {
 }
 
 impl AssistStream {
-    /// A stream and its writing end, for an answer of at most `max_tokens`.
+    /// Makes a stream and its writing end, for an answer of at most `max_tokens`.
     pub(crate) fn new(id: JobId, max_tokens: usize) -> (EventSink, AssistStream) {
-        // A pass sends a batch, and before the next one the answer is parked if it must be.
+        // Each pass sends one batch; before the next pass, the answer is parked if it must be.
         let (sender, batches) = mpsc::channel(max_tokens.min(UNREAD_TOKENS_MAX) + BATCHES_BESIDES_TOKENS);
         let cancel = CancelFlag::default();
         let progress = Arc::<Progress>::default();
@@ -202,12 +206,12 @@ impl AssistStream {
         )
     }
 
-    /// The sequence's name in the scheduler.
+    /// Returns the sequence's id in the scheduler.
     pub fn id(&self) -> JobId {
         self.id
     }
 
-    /// Tokens of the prompt.
+    /// Returns the number of tokens of the prompt.
     pub fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
     }
@@ -216,7 +220,7 @@ impl AssistStream {
         self.prompt_tokens = tokens as u64;
     }
 
-    /// Name of the model that answers.
+    /// Returns the name of the model that answers.
     pub fn model(&self) -> &str {
         &self.model
     }
@@ -225,18 +229,19 @@ impl AssistStream {
         name.clone_into(&mut self.model);
     }
 
-    /// Who is woken where the answer waits for its reader.
+    /// Sets the desk to wake if the answer waits for its reader.
     pub(crate) fn wakes(&mut self, desk: Arc<Desk>) {
         self.mark.desk = Some(desk);
     }
 
-    /// From now on taking events out does not mean that they are read: the caller says so by the mark.
+    /// From now on, taking events out does not mean that they are read; the caller reports that with the
+    /// returned mark.
     pub(crate) fn keeps_unread(&mut self) -> ReadMark {
         self.read = None;
         self.mark.clone()
     }
 
-    /// Where its progress is told.
+    /// Returns the source of its progress, if there is one.
     pub(crate) fn progress(&self) -> Option<&ProgressSource> {
         self.progress.as_ref()
     }
@@ -245,18 +250,18 @@ impl AssistStream {
         self.progress = Some(ProgressSource { desk, id: self.id });
     }
 
-    /// Asks for an early end; an `end` event with reason `cancelled` follows.
+    /// Cancels the answer; an `end` event with reason `cancelled` follows.
     pub fn cancel(&self) {
         self.cancel.set();
         self.mark.wake();
     }
 
-    /// Shows every further event to `watch`, which lives as long as the stream.
+    /// Shows every later event to `watch`, which lives as long as the stream.
     pub fn watch(&mut self, watch: impl StreamWatch + 'static) {
         self.watches.push(Box::new(watch));
     }
 
-    /// The next event; none after the last one.
+    /// Waits for the next event; returns `None` after the last one.
     pub async fn next(&mut self) -> Option<AssistEvent> {
         if self.ready.is_empty() {
             self.ready.extend(self.batches.recv().await?);
@@ -264,7 +269,7 @@ impl AssistStream {
         self.pop()
     }
 
-    /// Everything that belongs into the next packet; none after the last one.
+    /// Waits for the events of the next packet; returns `None` after the last one.
     pub async fn next_batch(&mut self) -> Option<Vec<AssistEvent>> {
         let mut batch = Vec::from(std::mem::take(&mut self.ready));
         if batch.is_empty() {
@@ -280,7 +285,7 @@ impl AssistStream {
         Some(batch)
     }
 
-    /// The next event if it is there already: for callers that drive the engine themselves.
+    /// Returns the next event if there is one already; for callers that drive the engine themselves.
     pub fn try_next(&mut self) -> Option<AssistEvent> {
         if self.ready.is_empty()
             && let Ok(batch) = self.batches.try_recv()

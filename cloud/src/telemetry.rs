@@ -1,9 +1,10 @@
-//! Telemetry: what devices say of themselves with each request, refitted into coefficients by class.
+//! Telemetry: refits what devices report with each request into coefficients by class.
 //!
-//! Pure and bounded: the last [`SAMPLES`] reports of at most [`CLASSES_MAX`] classes; for a further class, the one that
-//! was reported longest ago gives way. Never: keeps a request, a name of a device or a prompt. Always: values are within
-//! the protocol's ranges, and no single report moves a median that rests on others. Where several tenants report, none
-//! has more than [`TENANT_SAMPLES_MAX`] reports of a class, and one that brings many classes displaces its own.
+//! Pure and bounded: keeps the last [`SAMPLES`] reports of at most [`CLASSES_MAX`] classes. For one more
+//! class, the class that was reported longest ago is dropped. Never: keeps a request, a name of a device or a
+//! prompt. Always: values are within the protocol's ranges, and a median of several reports does not follow a
+//! single one. If several tenants report, none has more than [`TENANT_SAMPLES_MAX`] reports of a class. A
+//! tenant that adds many classes displaces its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,20 +16,20 @@ use crate::coefficients::{ALL, Coefficients, Known, decided};
 use crate::cost::Measured;
 use crate::store::DeviceClass;
 
-/// Reports of one class that a median is taken over.
+/// Number of reports of one class that a median is taken over.
 pub const SAMPLES: usize = 256;
-/// Classes of devices, and of networks, that are kept apart.
+/// The most classes of devices, and of networks, with their own median.
 pub const CLASSES_MAX: usize = 64;
-/// Reports of one tenant that a median is taken over, where others report the same class.
+/// The most reports of one tenant in a median, if others report the same class.
 pub const TENANT_SAMPLES_MAX: usize = SAMPLES / 8;
-/// Classes that one tenant may bring at the expense of others.
+/// The most classes of one tenant that may displace those of others.
 const TENANT_CLASSES_MAX: usize = CLASSES_MAX / 8;
-/// A class's median counts from so many reports on; before, what was known at the start stays.
+/// The fewest reports for a class's median. With fewer, the value known at the start stays.
 const SAMPLES_MIN: usize = 3;
-/// Medians are taken anew at every report up to here, then at each so many-th.
+/// Medians are computed at every report up to this number of them, and then at every multiple of it.
 const REFIT_EVERY: usize = 16;
 
-/// Keeps reports and answers coefficients.
+/// Keeps reports, and returns coefficients.
 #[derive(Debug)]
 pub struct Telemetry {
     devices: Places<DeviceReport>,
@@ -37,7 +38,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Starts from what was known before.
+    /// Makes the telemetry, starting from what was known before.
     #[must_use]
     pub fn new(known: Coefficients) -> Telemetry {
         let devices = Places::with(known.devices.keys());
@@ -45,7 +46,7 @@ impl Telemetry {
         Telemetry { devices, networks, known: Arc::new(known) }
     }
 
-    /// Takes the word of a tenant's device about itself in. Figures it left out, or that are zero, say nothing.
+    /// Records what a tenant's device reports about itself. Ignores figures that are missing or zero.
     pub fn record(&mut self, tenant: u128, device: &DeviceInfo) {
         if let (Some(prefill), Some(decode_ms)) = (device.prefill_ms_per_token, device.decode_ms)
             && prefill > 0.0
@@ -84,29 +85,30 @@ impl Telemetry {
         }
     }
 
-    /// What somebody decided that devices of these classes cost; takes the place of what was decided before.
+    /// Sets the costs that an administrator has set for device classes. They replace all that were set
+    /// before.
     pub fn set_classes(&mut self, classes: &[DeviceClass]) {
         Arc::make_mut(&mut self.known).decided = decided(classes);
     }
 
-    /// What is known of devices and networks now.
+    /// Returns the current costs of devices and networks.
     #[must_use]
     pub fn known(&self) -> Arc<Coefficients> {
         self.known.clone()
     }
 
-    /// What is known, with the cloud's own figures: what is worth keeping for the next start.
+    /// Returns the coefficients to keep for the next start, including the cloud's own cost.
     #[must_use]
     pub fn to_keep(&self, cloud: Measured) -> Coefficients {
         Coefficients { cloud: Some(cloud), ..(*self.known).clone() }
     }
 }
 
-/// Classes that are kept apart, and all together under [`ALL`].
+/// Reports of each class, and of all classes together under [`ALL`].
 #[derive(Debug)]
 struct Places<T> {
     classes: BTreeMap<String, Newest<T>>,
-    /// Reports so far.
+    /// Number of reports so far.
     reports: u64,
 }
 
@@ -115,9 +117,9 @@ struct Places<T> {
 struct Newest<T> {
     values: VecDeque<(u128, T)>,
     total: usize,
-    /// The tenant that reported it first; none: it was known at the start.
+    /// The tenant that reported the class first; `None` if it was known at the start.
     brought_by: Option<u128>,
-    /// At which report it was reported last.
+    /// Number of the report in which it was reported last.
     heard: u64,
 }
 
@@ -126,7 +128,7 @@ impl<T> Newest<T> {
         Newest { values: VecDeque::new(), total: 0, brought_by, heard: 0 }
     }
 
-    /// Forgets the oldest values: of tenants that have more than their share, then of all.
+    /// Drops the oldest values: first those of tenants that have more than their share, then of all.
     fn trim(&mut self) {
         let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
         for (tenant, _) in &self.values {
@@ -147,12 +149,12 @@ impl<T> Newest<T> {
 }
 
 impl<T: Copy> Places<T> {
-    /// Places for these classes, without any report.
+    /// Makes places for these classes, without any report.
     fn with<'n>(names: impl Iterator<Item = &'n String>) -> Places<T> {
         Places { classes: names.map(|name| (name.clone(), Newest::new(None))).collect(), reports: 0 }
     }
 
-    /// Makes sure that the class has a place; the class that gave way, if one had to.
+    /// Makes sure that the class has a place. Returns the class that was dropped for it, if any.
     fn place(&mut self, tenant: u128, name: &str) -> Option<String> {
         if self.classes.contains_key(name) {
             return None;
@@ -173,7 +175,7 @@ impl<T: Copy> Places<T> {
         gone
     }
 
-    /// Keeps a value of a class that has a place; the class's values where its median is due.
+    /// Keeps a value of a class that has a place. Returns the class's values if its median is due.
     fn push(&mut self, tenant: u128, name: &str, value: T) -> Option<Vec<T>> {
         self.reports += 1;
         let newest = self.classes.get_mut(name)?;
@@ -187,7 +189,7 @@ impl<T: Copy> Places<T> {
     }
 }
 
-/// The class that was reported longest ago.
+/// Returns the class that was reported longest ago.
 fn longest_ago<'c, T: 'c>(classes: impl Iterator<Item = (&'c String, &'c Newest<T>)>) -> Option<String> {
     classes.min_by_key(|(_, class)| class.heard).map(|(name, _)| name.clone())
 }
@@ -250,7 +252,7 @@ mod tests {
         let known = telemetry.known();
         assert_eq!(known.devices.len(), CLASSES_MAX + 1);
         assert!(!known.devices.contains_key("class 5") && known.devices.contains_key("class 639"));
-        // Those that are not kept apart any more count among all.
+        // Classes without their own place still count among all.
         assert!((known.class("class 5").prefill_ms_per_token - 3.0).abs() < 1e-9);
     }
 
@@ -279,7 +281,7 @@ mod tests {
             for tenant in [2, 3] {
                 telemetry.record(tenant, &device("phone", 3.0, Some(30.0)));
             }
-            // However often it reports.
+            // It reports much more often.
             for _ in 0..20 {
                 telemetry.record(1, &device("phone", 9.0, Some(900.0)));
             }
@@ -307,7 +309,7 @@ mod tests {
         let known = telemetry.known();
         let phones = known.devices.keys().filter(|name| name.starts_with("phone")).count();
         assert_eq!(phones, CLASSES_MAX - TENANT_CLASSES_MAX);
-        // Who was kept out before has a place at once.
+        // A tenant that was kept out before gets a place at once.
         report(&mut telemetry, 3, "tablet");
         assert!(telemetry.known().devices.contains_key("tablet"));
         assert_eq!(telemetry.known().devices.len(), CLASSES_MAX + 1);

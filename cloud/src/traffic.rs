@@ -1,7 +1,8 @@
-//! What requests came to, summed up by minute: counts, times and savings by scene, device class and network.
+//! Statistics of requests, summed by minute: counts, times and savings by scene, device class and network
+//! class.
 //!
-//! Pure and bounded: at most [`ROWS_MAX`] rows wait to be written; where more come, the oldest are given up and
-//! counted. Never: keeps a request, a device's name or a text.
+//! Pure and bounded: at most [`ROWS_MAX`] rows wait to be written. If there are more, the oldest are dropped
+//! and counted. Never: keeps a request, a device's name or a text.
 
 pub mod histogram;
 
@@ -15,14 +16,15 @@ pub const MINUTE_MS: i64 = 60_000;
 pub const HOUR_MS: i64 = 60 * MINUTE_MS;
 /// One day, in milliseconds.
 pub const DAY_MS: i64 = 24 * HOUR_MS;
-/// Rows that may wait while the database is away: about two hours of a busy replica.
+/// The most rows that wait while the database is away: about two hours of a busy replica.
 pub const ROWS_MAX: usize = 8192;
-/// Combinations of scene, class and network that one minute keeps apart; further ones count as [`OTHER`].
+/// The most combinations of scene, class and network with their own row in one minute; further ones count as
+/// [`OTHER`].
 pub const KEYS_PER_MINUTE_MAX: usize = 256;
-/// What stands for every combination that is not kept apart.
+/// Name for all combinations without their own row.
 pub const OTHER: &str = "other";
-/// The length of an answer that the cloud would have written to its end: what saved slot time is measured against. The
-/// cloud never learns how long the device's answer became.
+/// The assumed length of a whole answer, in tokens, for computing saved slot time. The cloud never learns how
+/// long the device's answer became.
 pub const ANSWER_TOKENS_ASSUMED: u32 = 200;
 
 /// Upper ends of the buckets of the time to the first token, in milliseconds.
@@ -40,7 +42,7 @@ pub const RATIO_BOUNDS: &[f64] = &[
     1.0,
 ];
 
-/// What rows are kept apart by; empty: none.
+/// Key of a row. A field is empty if there is none.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TrafficKey {
     /// The scene; empty for chat.
@@ -54,13 +56,13 @@ pub struct TrafficKey {
 /// One request that has ended.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RequestFigures {
-    /// It ended with an error.
+    /// Whether it ended with an error.
     pub failed: bool,
-    /// Milliseconds from arrival to the first token; none: there was none.
+    /// Milliseconds from arrival to the first token; `None` if there was no token.
     pub ttft_ms: Option<f64>,
-    /// L; none: a chat, or no answer.
+    /// L; `None` for a chat, or if there was no answer.
     pub assist_tokens: Option<u32>,
-    /// The share r of the content that the mask keeps; none: there was no mask.
+    /// The share r of the content that the mask keeps; `None` if there was no mask.
     pub ratio: Option<f64>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -70,7 +72,8 @@ pub struct RequestFigures {
     pub prompt_tokens_saved: u64,
     /// Time in a slot, in milliseconds.
     pub slot_ms: u64,
-    /// Slot time that a whole answer of [`ANSWER_TOKENS_ASSUMED`] tokens would have taken besides.
+    /// Additional slot time that a whole answer of [`ANSWER_TOKENS_ASSUMED`] tokens would have taken, in
+    /// milliseconds.
     pub slot_ms_saved: u64,
 }
 
@@ -79,7 +82,7 @@ pub struct RequestFigures {
 pub struct TrafficSums {
     /// Requests that ended.
     pub requests: u64,
-    /// Of these, with an error.
+    /// Requests that ended with an error.
     pub failures: u64,
     /// Prompt tokens.
     pub prompt_tokens: u64,
@@ -137,7 +140,7 @@ impl TrafficSums {
         }
     }
 
-    /// Adds what others counted.
+    /// Adds other sums.
     pub fn merge(&mut self, other: &TrafficSums) {
         self.requests += other.requests;
         self.failures += other.failures;
@@ -159,13 +162,13 @@ pub struct TrafficRow {
     pub period_ms: i64,
     /// Its start, in milliseconds since 1970.
     pub start_ms: i64,
-    /// Of what.
+    /// The key of these sums.
     pub key: TrafficKey,
-    /// How much.
+    /// The sums.
     pub sums: TrafficSums,
 }
 
-/// The minutes that are not written yet.
+/// The minutes that are not written to the database yet.
 #[derive(Debug, Default)]
 pub struct Traffic {
     rows: BTreeMap<(i64, TrafficKey), Pending>,
@@ -175,7 +178,7 @@ pub struct Traffic {
 #[derive(Debug, Default)]
 struct Pending {
     sums: TrafficSums,
-    /// Requests that the database knows of.
+    /// Number of requests that the database has.
     written: u64,
 }
 
@@ -200,7 +203,7 @@ impl Traffic {
         self.rows.entry(place).or_default().sums.record(figures);
     }
 
-    /// Rows of which the database does not know everything.
+    /// Returns the rows that the database does not have completely.
     #[must_use]
     pub fn unwritten(&self) -> Vec<TrafficRow> {
         let due = self.rows.iter().filter(|(_, pending)| pending.sums.requests > pending.written);
@@ -213,7 +216,7 @@ impl Traffic {
         .collect()
     }
 
-    /// The database has these rows; whole minutes that it knows are forgotten.
+    /// Notes that the database has these rows. Forgets past minutes that it has completely.
     pub fn written(&mut self, rows: &[TrafficRow], now_ms: i64) {
         for row in rows {
             if let Some(pending) = self.rows.get_mut(&(row.start_ms, row.key.clone())) {
@@ -225,7 +228,7 @@ impl Traffic {
         });
     }
 
-    /// Requests whose figures were given up, because the database was away for too long.
+    /// Returns the number of requests whose figures were dropped, because the database was away for too long.
     #[must_use]
     pub fn given_up_total(&self) -> u64 {
         self.given_up_total
@@ -250,14 +253,14 @@ mod tests {
         traffic.record(61_000, key("a"), &one());
         let first = traffic.unwritten();
         assert_eq!((first.len(), first[0].start_ms, first[0].sums.prompt_tokens), (1, 60_000, 10));
-        // One more comes while the row is written: it is written again, with both.
+        // One more request comes while the row is written: it is written again, with both.
         traffic.record(62_000, key("a"), &one());
         traffic.written(&first, 63_000);
         let second = traffic.unwritten();
         assert_eq!((second.len(), second[0].sums.requests), (1, 2));
         traffic.written(&second, 63_000);
         assert_eq!(traffic.unwritten(), []);
-        // The same minute goes on; then it is over and forgotten.
+        // The same minute continues; then it is over and forgotten.
         traffic.record(64_000, key("a"), &one());
         assert_eq!(traffic.unwritten()[0].sums.requests, 3);
         let third = traffic.unwritten();

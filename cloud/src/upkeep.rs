@@ -1,8 +1,8 @@
-//! Upkeep beside the answers: newer settings brought in, usage and telemetry written down.
+//! Background tasks: apply newer settings, and write usage and telemetry to the database.
 //!
-//! Never: stands in the way of an answer; nothing here is awaited by a request. Always: while the database is away the
-//! last good settings stay, what was counted waits within its bounds (see [`crate::access::gate`] and
-//! [`crate::traffic`]), and all goes on by itself when it is back.
+//! Never: delays an answer; no request waits for anything here. Always: while the database is away, the last
+//! good settings stay. Counts wait within their bounds (see [`crate::access::gate`] and [`crate::traffic`]).
+//! Everything continues by itself when the database is back.
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +13,29 @@ use tracing::{debug, info, warn};
 use crate::access::key::random_bytes;
 use crate::access::{AccessBook, Gate};
 use crate::service::CloudService;
-use crate::store::{Snapshot, Store, StoreError, hex, now_ms};
+use crate::store::{Snapshot, Store, StoreError, now_ms};
 
-/// How often replicas meet in the database to tell each other what tenants use.
+/// How often replicas exchange usage of tenants through the database.
 pub const MEETING_PERIOD: Duration = Duration::from_secs(2);
-/// How often uses of keys, and what was measured, are written down.
+/// How often uses of keys, and measurements, are written to the database.
 const SLOW_PERIOD: Duration = Duration::from_secs(60);
-/// Old telemetry is summed up at each so many-th of these: every hour.
+/// Number of these periods after which old telemetry is summed up: one hour.
 const COMPACT_EVERY: u32 = 60;
 
-/// What is kept up.
+/// What the background tasks work on.
 #[derive(Debug, Clone)]
 pub struct Upkeep {
     /// The database.
     pub store: Store,
     /// The service that answers.
     pub service: CloudService,
-    /// Keys and tenants in force.
+    /// The current keys and tenants.
     pub book: AccessBook,
-    /// What tenants use.
+    /// Counts what tenants use.
     pub gate: Gate,
 }
 
-/// Upkeep under way.
+/// The running background tasks.
 #[derive(Debug)]
 pub struct RunningUpkeep {
     upkeep: Upkeep,
@@ -45,7 +45,7 @@ pub struct RunningUpkeep {
 }
 
 impl Upkeep {
-    /// Brings settings into force.
+    /// Applies settings.
     pub fn apply(&self, snapshot: Snapshot) {
         let Snapshot { generation, scenes, tenants, keys, classes } = snapshot;
         debug!(generation, "settings are in force");
@@ -54,23 +54,23 @@ impl Upkeep {
         self.book.replace(tenants, keys);
     }
 
-    /// Learns what tenants have used, and what other replicas run; before anybody may ask.
+    /// Reads what tenants have used, and what other replicas run. Called before requests are accepted.
     ///
     /// # Errors
-    /// [`StoreError::Query`] where the database does not answer.
+    /// [`StoreError::Query`] if the database does not answer.
     pub async fn learn_usage(&self) -> Result<(), StoreError> {
-        // Nothing was counted or told here yet: it needs no name.
+        // Nothing was counted or written here yet, so no replica name is needed.
         self.share_usage("").await
     }
 
-    /// Starts it; `generation`: of the settings that are in force.
+    /// Starts the tasks. `generation` is that of the current settings.
     #[must_use]
     pub fn start(self, generation: u64) -> RunningUpkeep {
-        // Before anybody asks: a figure that is missing looks like one that was forgotten.
+        // Set before metrics are read: a missing metric would look like a forgotten one.
         self.tell_health();
         let (stop, stopped) = watch::channel(false);
-        // One name for each run: a replica that is started again does not count twice.
-        let replica = hex(&random_bytes::<8>());
+        // A new name for each run, so that a restarted replica is not counted twice.
+        let replica = hex::encode(random_bytes::<8>());
         let mut tasks = JoinSet::new();
         tasks.spawn(keep_settings(self.clone(), generation, stopped.clone()));
         tasks.spawn(keep_counts(self.clone(), replica.clone(), stopped.clone()));
@@ -84,7 +84,7 @@ impl Upkeep {
         self.service.metrics().database_writable(health.not_writable_since_ms.is_none());
     }
 
-    /// Meets other replicas once, and writes telemetry down.
+    /// Exchanges usage with other replicas once, and writes telemetry.
     async fn meet(&self, replica: &str) -> Result<(), StoreError> {
         self.share_usage(replica).await?;
         let rows = self.service.unwritten_traffic();
@@ -95,7 +95,7 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Tells what was used here, and hears what is used everywhere: also where nothing was used here.
+    /// Writes what was used here, and reads what is used everywhere, even if nothing was used here.
     async fn share_usage(&self, replica: &str) -> Result<(), StoreError> {
         let deltas = self.gate.deltas();
         let meeting = self.store.exchange_usage(replica, &deltas, now_ms());
@@ -114,7 +114,7 @@ impl Upkeep {
         self.timed("keep_coefficients", self.store.keep_coefficients(&known)).await
     }
 
-    /// An operation of the database, and how long it took told to the metrics.
+    /// Runs an operation of the database, and records its time in the metrics.
     async fn timed<T>(&self, operation: &'static str, work: impl Future<Output = T>) -> T {
         let started = Instant::now();
         let done = work.await;
@@ -124,7 +124,7 @@ impl Upkeep {
 }
 
 impl RunningUpkeep {
-    /// Ends it: what was counted is written down once more, where the database answers.
+    /// Stops the tasks. Counts are written once more, if the database answers.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
@@ -134,7 +134,7 @@ impl RunningUpkeep {
     }
 }
 
-/// Says once that something fails, and once that it works again.
+/// Logs once that something fails, and once that it works again.
 #[derive(Debug, Default)]
 struct Said {
     failing: bool,
@@ -153,7 +153,7 @@ impl Said {
     }
 }
 
-/// Takes newer settings over; while the database is away, the last good ones stay.
+/// Applies newer settings. While the database is away, the last good ones stay.
 async fn keep_settings(upkeep: Upkeep, generation: u64, mut stop: watch::Receiver<bool>) {
     let mut settings = upkeep.store.watch(generation);
     let mut said = Said::default();
@@ -191,7 +191,7 @@ async fn keep_slow(upkeep: Upkeep, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Waits; false where it is time to stop.
+/// Waits for the period; returns false if it is time to stop.
 async fn pause(stop: &mut watch::Receiver<bool>, period: Duration) -> bool {
     tokio::select! {
         _ = stop.wait_for(|stop| *stop) => false,

@@ -1,9 +1,9 @@
-//! The engine's thread: performs what the scheduler decides, one pass at a time.
+//! The engine's thread: performs the scheduler's decisions, one pass at a time.
 //!
-//! A pass has two halves, so that emulated and virtual time fit in between: [`Worker::turn`] computes, the caller
-//! lets [`Pass::wait`] go by, [`Worker::commit`] sends the tokens and frees what has ended.
-//! Never: decides who runs (the scheduler does). Always: a cancelled answer leaves within the pass that runs, and a
-//! preempted one goes on with the token that it would have written.
+//! A pass has two halves, so that emulated and virtual time can pass in between. [`Worker::turn`] computes,
+//! the caller waits for [`Pass::wait`], and [`Worker::commit`] sends the tokens and frees what has ended.
+//! Never: decides which sequences run (the scheduler does). Always: a cancelled answer ends with the pass
+//! that runs. A preempted answer continues with the same token that it would have written.
 
 mod turns;
 
@@ -25,13 +25,13 @@ use crate::stream::CancelFlag;
 
 pub(crate) use self::turns::Turns;
 
-/// Owns the engine; lives on a thread of its own, or in a test that makes time pass by itself.
+/// Owns the engine. Runs on its own thread, or in a test that controls time.
 #[derive(Debug)]
 pub struct Worker {
     engine: Engine,
     desk: Arc<Desk>,
     emulation: Option<PassCost>,
-    /// Where other models share the machine.
+    /// Turns, if other models share the machine.
     turns: Option<Arc<Turns>>,
     jobs: HashMap<JobId, Job>,
     running: HashMap<JobId, Running>,
@@ -41,7 +41,7 @@ pub struct Worker {
 #[derive(Debug, Clone, Copy)]
 struct Running {
     seq: SeqId,
-    /// A pass of this slot has run.
+    /// Whether a pass of this slot has run.
     begun: bool,
 }
 
@@ -50,7 +50,7 @@ struct Running {
 #[must_use = "the tokens of a pass are sent by `Worker::commit`"]
 pub struct Pass {
     content: PassContent,
-    /// By the service's clock.
+    /// Time by the service's clock.
     begun_at: Duration,
     elapsed: Duration,
     wait: Duration,
@@ -58,17 +58,17 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// What it held.
+    /// Returns what the pass computed.
     pub fn content(&self) -> PassContent {
         self.content
     }
 
-    /// How long it took to compute.
+    /// Returns how long it took to compute.
     pub fn elapsed(&self) -> Duration {
         self.elapsed
     }
 
-    /// How much longer the emulated machine would have taken; zero without emulation.
+    /// Returns how much longer the emulated machine would have taken; zero without emulation.
     pub fn wait(&self) -> Duration {
         self.wait
     }
@@ -84,7 +84,7 @@ impl Worker {
         Worker { engine, desk, emulation, turns, jobs: HashMap::new(), running: HashMap::new() }
     }
 
-    /// Serves until the service is stopped; for a thread of its own.
+    /// Serves until the service is stopped. Should run on its own thread.
     pub fn run(mut self) {
         loop {
             if let Some(pass) = self.turn() {
@@ -94,7 +94,7 @@ impl Worker {
             }
             match self.desk.stage() {
                 Stage::Open => self.desk.wait(Stage::Open),
-                // Accepted after the last look, and before the stage was another one.
+                // A request was accepted after the last check and before the stage changed.
                 Stage::Draining | Stage::Stopping if self.desk.stats().waiting > 0 => {}
                 // An answer that waits for its reader has not ended.
                 Stage::Draining if self.desk.stats().parked > 0 => self.desk.wait(Stage::Draining),
@@ -103,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Lets new answers in, cancelled ones out, and computes the next pass; none where nothing runs.
+    /// Admits new answers, ends cancelled ones, and computes the next pass. Returns `None` if nothing runs.
     pub fn turn(&mut self) -> Option<Pass> {
         let pass = self.next_pass();
         self.report_kv();
@@ -113,7 +113,7 @@ impl Worker {
     fn next_pass(&mut self) -> Option<Pass> {
         loop {
             self.desk.take_arrived(&mut self.jobs);
-            // In this order: a reader that goes away before its answer is parked wakes nobody.
+            // The order matters: a reader that disconnects before its answer is parked wakes nobody.
             self.mind_readers();
             self.drop_cancelled();
             self.share_prefixes();
@@ -129,7 +129,7 @@ impl Worker {
                     other => self.perform_one(other),
                 }
             }
-            // Without a plan, somebody gave way or failed: look again.
+            // Without a plan, a sequence was preempted or failed: check again.
             let Some(plan) = plan else { continue };
             match self.compute(&plan) {
                 Ok(pass) => return Some(pass),
@@ -143,7 +143,7 @@ impl Worker {
         }
     }
 
-    /// Sends the tokens of a pass and frees what has ended with it.
+    /// Sends the tokens of a pass, and frees the sequences that ended with it.
     pub fn commit(&mut self, pass: Pass) {
         let content = pass.content;
         let elapsed = self.desk.clock.now().saturating_sub(pass.begun_at);
@@ -170,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// Free KV tokens of the engine, those of kept prefixes included.
+    /// Returns the free KV tokens of the engine, including those of kept prefixes.
     pub fn free_kv_tokens(&self) -> usize {
         self.engine.free_tokens()
     }
@@ -189,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// What the KV cache can take now.
+    /// Returns the free room of the KV cache.
     fn room(&self) -> KvRoom {
         let next = self.desk.next_waiting().and_then(|id| self.jobs.get(&id));
         let held = |job: &Job| {
@@ -203,8 +203,8 @@ impl Worker {
         self.desk.set_kv(KvFigures { free_tokens, prefix });
     }
 
-    /// Prompts under way take over what others have computed meanwhile: requests of one scene that come together
-    /// compute their common prefix once.
+    /// Lets unfinished prompts reuse prefixes that others have computed meanwhile. So requests of one scene
+    /// that come together compute their common prefix once.
     fn share_prefixes(&mut self) {
         for (id, running) in &self.running {
             let Some(job) = self.jobs.get(id) else { continue };
@@ -212,7 +212,7 @@ impl Worker {
             if held >= reusable {
                 continue;
             }
-            // The last one of those given is never taken.
+            // The engine never reuses the last of the tokens given.
             let tokens = self.engine.reuse_prefix(running.seq, &job.feed()[held..=reusable]);
             if tokens > 0 {
                 self.desk.step(Event::Reused { id: *id, tokens });
@@ -237,7 +237,7 @@ impl Worker {
         }
     }
 
-    /// Answers that nobody reads wait without a slot.
+    /// Parks answers that nobody reads, and unparks those that are read again.
     fn mind_readers(&mut self) {
         let events: Vec<Event> = self
             .jobs
@@ -254,7 +254,7 @@ impl Worker {
 
     fn open(&mut self, id: JobId) -> Vec<Effect> {
         if !self.jobs.contains_key(&id) {
-            // It came between the last look at what arrived and this turn.
+            // It arrived between the last check and this turn.
             self.desk.take_arrived(&mut self.jobs);
         }
         let Some(job) = self.jobs.get_mut(&id) else {
@@ -266,7 +266,7 @@ impl Worker {
             return self.desk.step(Event::Fail(id));
         };
         self.running.insert(id, Running { seq, begun: false });
-        // The scoring window is always computed, so that there are queries to score with.
+        // The scoring window is always computed, because its queries are needed for the scores.
         let cached = self.engine.reuse_prefix(seq, &job.feed()[..=job.reusable_tokens()]);
         if job.opened_at.is_none() {
             job.opened_at = Some(self.desk.clock.now());
@@ -286,12 +286,12 @@ impl Worker {
 
     fn close(&mut self, closed: Closed) {
         if !self.jobs.contains_key(&closed.id) {
-            // It came since the last look at what arrived, and its deadline has passed already.
+            // It arrived after the last check, and its deadline has passed already.
             self.desk.take_arrived(&mut self.jobs);
         }
         if let Some(running) = self.running.remove(&closed.id) {
             self.engine.release(running.seq);
-            // Before its reader hears of the end.
+            // Reported before its reader receives the end.
             self.report_kv();
         }
         if let Some(job) = self.jobs.remove(&closed.id) {
@@ -299,7 +299,7 @@ impl Worker {
         }
     }
 
-    /// The engine refused a pass: its sequences end with an error, the others go on.
+    /// Handles a pass that the engine refused: its sequences end with an error, the others continue.
     fn fail(&mut self, plan: &StepPlan, err: &StepError) {
         error!(err = err as &dyn std::error::Error, "a pass failed");
         self.perform(Event::StepUndone);
@@ -311,9 +311,9 @@ impl Worker {
     fn compute(&mut self, plan: &StepPlan) -> Result<Pass, StepError> {
         let turns = self.turns.clone();
         let turn = turns.as_deref().map(Turns::take);
-        // What a pass costs is told without the wait for other models' passes.
+        // The cost of a pass does not include the wait for other models' passes.
         let (begun_at, started) = (self.desk.clock.now(), Instant::now());
-        // Before it is computed: a reader that goes away within the pass pays for it.
+        // Charged before it is computed: a reader that disconnects during the pass pays for it.
         for row in &plan.rows {
             if let StepRow::Prefill { id, tokens, .. } = row
                 && let Some(job) = self.jobs.get_mut(id)
@@ -365,16 +365,17 @@ impl Worker {
         Some(Row { id, seq, ids, begins, logits, capture, cancel: job.sink.cancel().clone() })
     }
 
-    /// Samples from one row's output; none where the row asked for no token.
+    /// Samples from one row's output; returns `None` if the row wants no token.
     fn write(&mut self, row: &Row, output: SeqOutput) -> Option<Outcome> {
         if row.logits == Wanted::None {
             return None;
         }
         let job = self.jobs.get_mut(&row.id)?;
-        // The scores are complete some layers before the token, but a mask of its own would leave only that part of the
-        // last chunk earlier, as long at any length: with a 1B model and its middle layers 16 % of the time to the first
-        // token at 512 tokens, 4 % at 2,048 (`./x bench refiner`), less beyond, where a device then computes for
-        // seconds. So the mask goes out with the token, in one packet.
+        // The scores are complete some layers before the token, so the mask could be sent earlier. But this
+        // would save only a part of the last chunk, which is the same for any length of prompt. With a 1B
+        // model and its middle layers it is 16 % of the time to the first token at 512 tokens, and 4 % at
+        // 2,048 (`./x bench refiner`). For longer prompts it is even less, and there a device computes for
+        // seconds anyway. So the mask is sent with the token, in one packet.
         if job.written() == 0
             && let Some(elapsed) = job.put_mask(output.scores.as_ref(), &self.desk.clock)
         {
@@ -385,10 +386,10 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Whoever waits for an answer must not wait for a thread that is gone, nor may anybody start a new one.
+    /// Ends the stage: no answer may wait for a thread that is gone, and no new one may start.
     fn drop(&mut self) {
         self.desk.advance(if std::thread::panicking() { Stage::Failed } else { Stage::Stopping });
-        // Nothing further arrives; what has, ends with the others.
+        // Nothing more arrives; what has arrived ends with the others.
         self.desk.take_arrived(&mut self.jobs);
     }
 }
@@ -411,7 +412,7 @@ impl Row {
     }
 }
 
-/// Breaks a pass off when nobody waits for any of its rows.
+/// Cancels a pass if all of its rows are cancelled.
 #[derive(Debug)]
 struct CancelWatch {
     flags: Vec<CancelFlag>,

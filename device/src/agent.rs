@@ -1,6 +1,7 @@
-//! The driver: performs the relay core's effects with a real clock, the cloud client and the engine's thread.
+//! Drives the relay core: performs its effects with a real clock, the cloud client and the engine's thread.
 //!
-//! Decides nothing itself. Joins every task it starts; a dropped answer cancels the cloud and stops the engine.
+//! Makes no decisions itself. Joins every task it starts; if an answer is dropped, the cloud is cancelled and
+//! the engine stops.
 
 mod fit;
 mod recent;
@@ -35,11 +36,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use uuid::Uuid;
 
-/// A reader that takes no text for this long has gone.
+/// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Prompt names set aside for one answer.
+/// Number of prompt ids reserved for one answer.
 const PROMPTS_PER_ANSWER: u64 = 16;
-/// What no device costs.
+/// The device cost to use if there is no device model.
 const NO_DEVICE: DeviceCost =
     DeviceCost { prefill_ms_per_token: 0.0, prefill_ms_per_token2: 0.0, decode_ms: 0.0, decompress_ms: 0.0 };
 const FIRST_TIMEOUT_MS: f64 = 60_000.0;
@@ -48,34 +49,34 @@ const IDLE_TIMEOUT_MS: f64 = 20_000.0;
 /// One question, with the user's own text.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// The prompt, not redacted.
+    /// The prompt, not yet redacted.
     pub segments: Vec<Segment>,
-    /// The scene it is asked in.
+    /// The scene of the question.
     pub scene: SceneInfo,
-    /// Who may write.
+    /// Whether the cloud, the device or both may write the answer.
     pub mode: RelayMode,
-    /// For whom the text is shown.
+    /// How the shown text is paced.
     pub pace: PaceMode,
     /// How the answer is sampled, and its stop strings.
     pub sampling: Sampling,
     /// Most tokens of the answer.
     pub tokens_max: usize,
-    /// The user's wishes about refining.
+    /// The user's choices for refining.
     pub refine: RefineOptions,
-    /// The user's wish for L.
+    /// The user's choice of L.
     pub assist_tokens: Option<u32>,
-    /// A prompt that this device cannot hold is shortened by BM25, with a note, rather than refused.
+    /// If true, a prompt that is too long is shortened by BM25, with a note. If false, it is refused.
     pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
 }
 
-/// What a reader of an answer gets, in order.
+/// What the reader of an answer receives, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerEvent {
     /// Text to show now.
     Text {
-        /// Token index; `None` for the last held-back bit.
+        /// Token index; `None` for the last text that was held back.
         index: Option<usize>,
         /// The text, possibly empty.
         text: String,
@@ -84,14 +85,14 @@ pub enum AnswerEvent {
     },
     /// Something to tell the person.
     Note(Note),
-    /// How far it is, while there is nothing to show: at least every two seconds, as far as that is known.
+    /// Progress while there is no text yet: at least every two seconds, if it is known.
     Progress(Progress),
 }
 
-/// Why a question was not asked at all.
+/// Why a question was not answered at all.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Neither a cloud nor a model.
+    /// There is neither a cloud nor a model.
     #[error("there is neither a cloud to ask (--cloud URL) nor a model on this device (--model FILE)")]
     Nobody,
     /// This mode needs a cloud.
@@ -103,10 +104,10 @@ pub enum AgentError {
     /// A field is out of its range.
     #[error(transparent)]
     Request(#[from] OutgoingError),
-    /// Bad stop strings.
+    /// The stop strings are not valid.
     #[error(transparent)]
     Stop(#[from] StopError),
-    /// A background task died.
+    /// A background task failed.
     #[error("prepare the question")]
     Prepare(#[source] tokio::task::JoinError),
 }
@@ -118,12 +119,12 @@ pub struct DeviceModel {
     pub worker: EngineWorker,
     /// The model.
     pub model: Arc<Model>,
-    /// Its adapters, by the names that scenes use.
+    /// Its adapters, by the name that scenes use.
     pub adapters: BTreeMap<String, AdapterId>,
 }
 
 impl DeviceModel {
-    /// A model without adapters.
+    /// Makes a device model without adapters.
     pub fn new(worker: EngineWorker, model: Arc<Model>) -> DeviceModel {
         DeviceModel { worker, model, adapters: BTreeMap::new() }
     }
@@ -132,19 +133,20 @@ impl DeviceModel {
 /// Answers questions, one at a time.
 #[derive(Debug)]
 pub struct Agent {
-    device: Option<DeviceModel>,
-    /// Tokenizer for text rules where there is no device model.
+    pub(crate) device: Option<DeviceModel>,
+    /// The device model's tokenizer, or another one for the text rules if there is no device model.
     tokenizer: Arc<Tokenizer>,
     cloud: Option<CloudClient>,
     device_class: String,
     turn: Semaphore,
     prompts: AtomicU64,
-    /// The cloud asked to be left alone until then.
+    /// The cloud refused requests as overloaded until this time.
     cloud_paused_until: Mutex<Option<Instant>>,
-    /// What the cloud's last answers took.
+    /// Times of the cloud's recent answers.
     recent: Mutex<Recent>,
     network: Option<String>,
-    /// Private values of earlier questions: restored in an answer, they come back in the history of the next one.
+    /// Private values of earlier questions. They are restored in an answer, so they come back in the history
+    /// of the next question.
     memory: Memory,
 }
 
@@ -157,7 +159,8 @@ struct Prepared {
 }
 
 impl Agent {
-    /// An agent. `tokenizer` is the device model's own, or any where there is no device model.
+    /// Makes an agent. `tokenizer` is the device model's own; any tokenizer will do if there is no device
+    /// model.
     pub fn new(
         device: Option<DeviceModel>,
         tokenizer: Arc<Tokenizer>,
@@ -178,7 +181,7 @@ impl Agent {
         }
     }
 
-    /// The same agent on a network of this kind, for the cloud's optimizer.
+    /// Sets the kind of network that the agent reports to the cloud's optimizer.
     #[must_use]
     pub fn with_network(mut self, network: Option<String>) -> Self {
         self.network = network;
@@ -189,17 +192,17 @@ impl Agent {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cloud client, if there is one.
+    /// Returns the cloud client, if there is one.
     pub fn cloud(&self) -> Option<&CloudClient> {
         self.cloud.as_ref()
     }
 
-    /// The tokenizer that counts tokens here.
+    /// Returns the tokenizer that counts tokens on this device.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The device's measured cost.
+    /// Returns the device's measured cost, if there is a device model.
     pub fn cost(&self) -> Option<DeviceCost> {
         self.device.as_ref().map(|d| d.worker.cost())
     }
@@ -208,10 +211,11 @@ impl Agent {
         self.device.as_ref().and_then(|d| d.worker.speculation())
     }
 
-    /// Answers one question; text and notes go to `events` as they come. Dropping the receiver cancels the answer.
+    /// Answers one question; sends text and notes to `events` as they come. Dropping the receiver cancels the
+    /// answer.
     ///
     /// # Errors
-    /// [`AgentError`] where nothing was asked. A failed answer is an [`AnswerReport`] that says so.
+    /// [`AgentError`] if nothing was asked. If the answer failed, the [`AnswerReport`] says so.
     pub async fn answer(
         &self,
         question: Question,
@@ -223,7 +227,7 @@ impl Agent {
         let mut prepared = self.prepare(question, mode, has_cloud).await?;
         let mut notes = std::mem::take(&mut prepared.notes);
         for note in &notes {
-            // A reader that is gone is noticed by the drive loop.
+            // The loop in `drive` notices a reader that is gone.
             let _gone = events.send(AnswerEvent::Note(note.clone())).await;
         }
         let before = self.speculation();
@@ -232,7 +236,7 @@ impl Agent {
         let table = prepared.redactor.table();
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
         if !table.is_empty() {
-            // Within this turn: the next question may hold this answer.
+            // This is done before the turn ends, because the next question may hold this answer.
             let (memory, answer) = (self.memory.clone(), report.answer.clone());
             let learn = move || memory.learn_answer(&table, &answer);
             tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
@@ -286,15 +290,16 @@ impl Agent {
             let notes = replaced.map(|count| Note::Redacted { count });
             let notes = notes.into_iter().chain(fitted).chain(missing).collect();
             let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
-            let ratio = question.refine.ratio.or(question.scene.ratio).unwrap_or(0.0).max(question.scene.xi);
+            let scene = &question.scene.settings;
+            let ratio = question.refine.ratio.or(scene.ratio).unwrap_or(0.0).max(scene.xi);
             let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;
             let config = RelayConfig {
                 mode,
                 has_device,
                 pace: question.pace,
-                tau_ms: f64::from(question.scene.tau_ms),
-                refine: question.scene.refine && refinable && refines,
-                corrector: question.scene.corrector,
+                tau_ms: f64::from(scene.tau_ms),
+                refine: scene.refine && refinable && refines,
+                corrector: scene.corrector,
                 corrector_override: question.corrector,
                 cost,
                 hedge_after_ms,
@@ -321,17 +326,18 @@ impl Agent {
         Ok(prepared)
     }
 
-    /// The scene's adapter on this device, and a note where it has none of that name.
+    /// Returns the scene's adapter on this device, and a note if the device has no adapter of that name.
     fn adapter(&self, scene: &SceneInfo, mode: RelayMode) -> (Option<AdapterId>, Option<Note>) {
         let device = self.device.as_ref().filter(|_| mode != RelayMode::CloudOnly);
-        let (Some(device), Some(name)) = (device, &scene.adapter) else { return (None, None) };
+        let (Some(device), Some(name)) = (device, &scene.settings.adapter) else { return (None, None) };
         let found = device.adapters.get(name).copied();
         let missing =
             Note::AdapterMissing { adapter: name.chars().filter(|c| !c.is_control()).take(128).collect() };
         (found, found.is_none().then_some(missing))
     }
 
-    /// The request as the person asked it, not redacted: [`Redactor::redact_request`] makes what may be sent of it.
+    /// Makes the request as the user asked it, not redacted. [`Redactor::redact_request`] turns it into what
+    /// may be sent.
     fn draft(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> AssistRequest {
         let alone = mode == RelayMode::CloudOnly;
         let device = self.device.as_ref().map(|device| DeviceInfo {
@@ -361,12 +367,13 @@ impl Agent {
             } else {
                 question.assist_tokens
             },
-            // L is small, so that a cloud that goes on for a device that is gone loses little; not so a whole answer.
+            // L is small, so a cloud that keeps writing for a lost device wastes little. A whole answer would
+            // waste more.
             resume: !alone && self.cloud.as_ref().is_some_and(CloudClient::resumes),
         }
     }
 
-    /// Runs the core to its end.
+    /// Runs the core until the answer has ended.
     async fn drive(
         &self,
         prepared: &mut Prepared,
@@ -381,7 +388,7 @@ impl Agent {
         loop {
             while let Some(event) = queue.pop_front() {
                 let now = Millis::from(origin.elapsed());
-                self.heed(&event);
+                self.remember_pause(&event);
                 for effect in prepared.core.step(event, now) {
                     match effect {
                         RelayEffect::Ask => match self.ask(prepared) {
@@ -429,14 +436,15 @@ impl Agent {
             }
             let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
             queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
-            // The cloud comes first: one that never pauses must not keep the engine waiting.
+            // `next_event` prefers the cloud, so one engine report is taken here as well. A cloud that never
+            // pauses must not starve the engine.
             let report = reports.as_mut().and_then(|reports| reports.try_recv().ok());
             queue.extend(report.map(RelayEvent::Engine));
         }
     }
 
-    /// The engine's reports for a new answer. An engine that is gone is one that is lost at the beginning: the cloud may
-    /// still answer.
+    /// Gets the engine's reports for a new answer. If the engine is gone, queues [`RelayEvent::EngineLost`]:
+    /// the cloud may still answer.
     async fn attach(&self, queue: &mut VecDeque<RelayEvent>) -> Option<mpsc::Receiver<EngineReport>> {
         let attached = self.device.as_ref()?.worker.attach().await;
         if attached.is_err() {
@@ -452,7 +460,7 @@ impl Agent {
         Ok(CloudStream::open(self.client()?.clone(), request.clone()))
     }
 
-    /// The cloud, unless it asked to be left alone.
+    /// Returns the cloud client, or a fault if there is none or the pause that it asked for is not over.
     fn client(&self) -> Result<&CloudClient, CloudFault> {
         let client = self.cloud.as_ref().ok_or_else(no_cloud)?;
         let paused = *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -478,8 +486,8 @@ impl Agent {
         Ok(CloudStream::open(client.clone(), request))
     }
 
-    /// Remembers a cloud that asked to be left alone.
-    fn heed(&self, event: &RelayEvent) {
+    /// Remembers for how long an overloaded cloud asked not to be called.
+    fn remember_pause(&self, event: &RelayEvent) {
         let RelayEvent::CloudLost(fault) = event else { return };
         if let CloudFault::Overloaded { status, retry_after_ms: Some(ms) } = fault
             && *status != 0
@@ -489,7 +497,7 @@ impl Agent {
         }
     }
 
-    /// Gives a command to the engine; an event where that is gone.
+    /// Gives a command to the engine; returns an event if the engine is gone.
     async fn command(
         &self,
         command: EngineCommand,
@@ -507,7 +515,7 @@ fn no_cloud() -> CloudFault {
     CloudFault::Unreachable { reason: "no cloud is set".into() }
 }
 
-/// What could not be checked is not sent.
+/// Returns the fault for a request that could not be checked for private values, and so is not sent.
 fn unchecked(err: &RedactError) -> CloudFault {
     CloudFault::Privacy { reason: err.to_string() }
 }
@@ -524,7 +532,7 @@ fn sampling_params(sampling: &Sampling) -> SamplingParams {
     }
 }
 
-/// Hands an event to the reader; a reader that is gone or stuck cancels the answer.
+/// Sends an event to the reader; returns [`RelayEvent::Cancel`] if the reader is gone or stuck.
 async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Option<RelayEvent> {
     match tokio::time::timeout(READER_TIMEOUT, events.send(event)).await {
         Ok(Ok(())) => None,
@@ -532,7 +540,7 @@ async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Opti
     }
 }
 
-/// Waits for whatever comes first; of what is there already, the earlier one below.
+/// Waits for the next event. If several are ready, the first branch of the `select!` below wins.
 async fn next_event(
     cloud: &mut Option<CloudStream>,
     reports: &mut Option<mpsc::Receiver<EngineReport>>,

@@ -5,6 +5,7 @@ mod ask;
 mod chat;
 mod document;
 mod interrupts;
+#[cfg(feature = "import")]
 mod model;
 mod open;
 mod profile;
@@ -27,15 +28,15 @@ use std::io::IsTerminal as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Exit status of a command line that cannot be read, as clap has it.
+/// Exit status of a wrong command line, the same as clap's.
 const WRONG_LINE: u8 = 2;
 
-/// What stands below the options of the whole program.
+/// Text below the options of the whole program.
 const HELP: &str = "\
 Exit status: 0; 1 if something failed; 2 for a wrong command line; 130 after Ctrl-C; 143 after a request to terminate; 141
-if the reader of the output has gone. `serve`, and `ring init` and `ring join` at work, end in order after one signal: with
-0, unless something failed; a second signal ends them at once, with 130 or 143. On a terminal, control characters of
-answers, messages and names are shown as symbols; files and pipes get them as they are, and --json escapes them.";
+if the reader of the output is gone. Once `serve`, `ring init` or `ring join` is running, the first signal ends it
+cleanly: with 0, unless something failed; a second signal ends it at once, with 130 or 143. On a terminal, control characters
+in answers, messages and names are shown as symbols. Files and pipes get them unchanged; --json escapes them.";
 
 /// Headings of the options that most commands share.
 mod heading {
@@ -47,7 +48,7 @@ mod heading {
     pub(super) const SHOWN: &str = "What is shown";
 }
 
-/// Ask about long documents: the cloud begins, this device finishes.
+/// Ask about long documents: the cloud begins the answer, this device finishes it.
 #[derive(Debug, Parser)]
 #[command(name = "baton", version, after_help = HELP)]
 pub struct Cli {
@@ -59,26 +60,27 @@ pub struct Cli {
 enum Command {
     /// Ask one question about a document
     Ask(ask::AskArgs),
-    /// Talk, turn by turn
+    /// Hold a conversation, turn by turn
     #[command(after_help = chat::HELP)]
     Chat(chat::ChatArgs),
     /// Serve the OpenAI chat API to programs on this machine
     Serve(serve::ServeArgs),
-    /// Work with model files
+    /// Make GGUF model files and adapters
+    #[cfg(feature = "import")]
     Model(model::ModelArgs),
     /// Measure what this device can do with a model
     Profile(profile::ProfileArgs),
-    /// Run one model over several devices
+    /// Run one model on several devices together
     Ring(ring::RingArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeArg {
-    /// The cloud begins, this device takes over
+    /// The cloud begins the answer, this device takes over
     Relay,
-    /// The cloud writes all
+    /// The cloud writes the whole answer
     Cloud,
-    /// This device alone
+    /// This device writes the whole answer
     Device,
 }
 
@@ -87,77 +89,78 @@ enum ModeArg {
 struct CommonArgs {
     /// Address of the cloud service, e.g. `https://assist.example.org`
     ///
-    /// An address without a scheme gets https, one of this machine itself http.
+    /// An address without a scheme gets https, or http if it is this machine's own.
     #[arg(long, env = "BATON_CLOUD", value_name = "URL", value_parser = cloud_address, help_heading = heading::CLOUD)]
     cloud: Option<String>,
     /// Key for the cloud service
     #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true, help_heading = heading::CLOUD)]
     cloud_key: Option<String>,
-    /// Who writes [default: relay with --cloud, else device]
+    /// Who writes the answer [default: relay with --cloud, otherwise device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
-    /// Allow the cloud for this run without being asked; nothing is remembered
+    /// Allow the cloud for this run without asking; the choice is not stored
     ///
-    /// Without it the person at the terminal is asked, and the answer is remembered for that cloud: its scheme, host and
-    /// port. Recognized addresses, numbers, keys and passwords are replaced before anything is sent; names of people,
-    /// streets and dates of birth are not.
+    /// Without this option you are asked on the terminal. Your answer is stored for that cloud, that is for
+    /// its scheme, host and port. Recognized addresses, numbers, keys and passwords are replaced before
+    /// anything is sent; names of people, streets and dates of birth are not.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
-    /// Do not use the cloud, whatever was said before
+    /// Do not use the cloud, even if it was allowed before
     #[arg(long, help_heading = heading::CLOUD)]
     no_cloud: bool,
-    /// Take over at once if the line to the cloud is cut, in place of going on with its stream within 2 s
+    /// If the connection to the cloud is cut, take over at once; otherwise the device first tries for 2 s to
+    /// resume the stream
     #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
     no_resume: bool,
-    /// What kind of device this is, for the cloud's optimizer
+    /// Kind of this device, for the cloud's optimizer
     #[arg(long, default_value = "desktop", value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
     device_class: String,
-    /// What kind of network this is on (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
+    /// Kind of this device's network (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
     #[arg(long, value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
     network: Option<String>,
-    /// GGUF model of this device [default: models/demo-device.gguf, if found]
+    /// GGUF model to run on this device [default: models/demo-device.gguf, if found]
     #[arg(long, env = "BATON_MODEL", value_name = "FILE", help_heading = heading::MODEL)]
     model: Option<PathBuf>,
-    /// GGUF file of a LoRA adapter of the device's model, by the name that a scene gives it: the cloud's part and this
-    /// device's are then written with it (may be given several times)
+    /// LoRA adapter (a GGUF file) for this device's model, under the name that a scene uses; cloud and device
+    /// then both write with the adapter (may be given several times)
     #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<AdapterFile>,
-    /// Compute threads [default: all]
+    /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = values::one_or_more, help_heading = heading::MODEL)]
     threads: Option<NonZeroUsize>,
     /// Memory for the model's weights: auto, all, or a size like 2GB
     ///
-    /// auto: what the system can give. all: the whole file is mapped. What does not fit is read from the disk for every
-    /// token; --repack-mib then does nothing.
+    /// auto uses what the system can give; all maps the whole file. What does not fit is read from the disk
+    /// for every token; --repack-mib then has no effect.
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::residency::MemoryFor,
-    /// Tokens of prompt and answer that the device holds [default: the model's context, as far as there is memory; with
-    /// --ring 8192]
+    /// Most tokens of prompt and answer together [default: the model's context, if memory allows; with --ring
+    /// 8192]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: Option<usize>,
-    /// Memory for copies of weights in an order that is read a few percent faster; 0 reads all from the mapped file
+    /// Memory in MiB for copies of weights in a layout that is read a few percent faster; 0 makes no copies
     #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_name = "MIB", value_parser = values::whole::<u32>(0, u32::MAX.into()), hide_short_help = true, help_heading = heading::MODEL)]
     repack_mib: u32,
-    /// Write several tokens in one pass if earlier text or a smaller model proposes them; the answer stays the
-    /// same: auto (from earlier text, while that is faster), off, lookup (always), draft=FILE (a smaller GGUF model
-    /// with the same tokenizer, while that is faster)
+    /// Propose several tokens and check them in one pass; the answer stays the same. With auto they come from
+    /// earlier text while that is faster, with lookup always. With draft=FILE they come from a smaller GGUF
+    /// model with the same tokenizer, while that is faster. With off none are proposed
     #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW", hide_short_help = true, help_heading = heading::MODEL)]
     speculate: crate::local::Speculation,
     /// Folder for settings [default: the platform's]
     #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     config_dir: Option<PathBuf>,
-    /// Compute together with the devices of the ring that this one heads (see `baton ring init`)
+    /// Compute together with the other devices of the ring that this device heads (see `baton ring init`)
     #[arg(long, help_heading = heading::RING)]
     ring: bool,
     #[command(flatten)]
     head: ring::HeadArgs,
-    /// EMULATION: each prefill pass takes at least so many milliseconds for each token
+    /// EMULATION: each prefill pass takes at least this many milliseconds per token
     #[arg(long, value_name = "MS", hide = true)]
     emulate_prefill_ms_per_token: Option<f64>,
-    /// EMULATION: each prompt takes at least so many milliseconds besides
+    /// EMULATION: each prompt takes at least this many milliseconds more
     #[arg(long, value_name = "MS", hide = true)]
     emulate_prefill_base_ms: Option<f64>,
-    /// EMULATION: each decode pass takes at least so many milliseconds
+    /// EMULATION: each decode pass takes at least this many milliseconds
     #[arg(long, value_name = "MS", hide = true)]
     emulate_decode_ms: Option<f64>,
 }
@@ -165,7 +168,7 @@ struct CommonArgs {
 /// How an answer is written and shown.
 #[derive(Debug, Args)]
 struct AnswerArgs {
-    /// Scene that the question is asked in [default: doc-qa; of `baton chat`: chat]
+    /// Scene of the question [default: doc-qa; for `baton chat`: chat]
     #[arg(long)]
     scene: Option<String>,
     /// Most tokens of an answer, 1 to 65536
@@ -174,41 +177,40 @@ struct AnswerArgs {
     /// Text that ends the answer (may be given several times)
     #[arg(long, value_name = "TEXT", value_parser = values::stop)]
     stop: Vec<String>,
-    /// 0: greedy
+    /// Sampling temperature; 0 always takes the most probable token
     #[arg(long, allow_negative_numbers = true, default_value_t = 0.0, value_parser = values::number(limits::TEMPERATURE), help_heading = heading::SAMPLING)]
     temperature: f32,
-    /// Sample from this many most probable tokens only
+    /// Sample only from this many most probable tokens
     #[arg(long, allow_negative_numbers = true, value_parser = values::count(limits::TOP_K), hide_short_help = true, help_heading = heading::SAMPLING)]
     top_k: Option<u32>,
-    /// Sample from the most probable tokens of this mass only
+    /// Sample only from the most probable tokens that together have this probability
     #[arg(long, allow_negative_numbers = true, value_parser = values::number(limits::TOP_P), hide_short_help = true, help_heading = heading::SAMPLING)]
     top_p: Option<f32>,
-    /// Sample only tokens of at least this share of the largest probability
+    /// Sample only tokens whose probability is at least this share of the largest one
     #[arg(long, allow_negative_numbers = true, value_parser = values::number(limits::MIN_P), hide_short_help = true, help_heading = heading::SAMPLING)]
     min_p: Option<f32>,
-    /// Penalty on tokens that the answer already holds; 1: none
+    /// Penalty on tokens that the answer already holds; 1 means no penalty
     #[arg(long, allow_negative_numbers = true, default_value_t = 1.0, value_parser = values::number(limits::REPETITION_PENALTY), hide_short_help = true, help_heading = heading::SAMPLING)]
     repetition_penalty: f32,
-    /// Seed of the randomness
+    /// Seed of the random numbers
     #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_parser = values::whole::<u64>(0, u64::MAX), help_heading = heading::SAMPLING)]
     seed: u64,
-    /// How the cloud refines the prompt: attention, paper, tokens, gemfilter, chunk, bm25, streaming, random, random:SEED
-    /// or none [default: the scene's]
+    /// How the cloud refines the prompt: attention, bm25 or none [default: the scene's]
     #[arg(long, value_name = "MODE", value_parser = values::mode, hide_short_help = true, help_heading = heading::RELAY)]
     refine_mode: Option<baton_refine::Mode>,
-    /// Share of the document to keep (r)
+    /// Share of the document that the cloud keeps (r)
     #[arg(long, allow_negative_numbers = true, value_name = "R", value_parser = values::number(limits::RATIO), help_heading = heading::RELAY)]
     ratio: Option<f32>,
-    /// Tokens that the cloud writes (L)
+    /// Number of tokens that the cloud writes before this device takes over (L)
     #[arg(long, allow_negative_numbers = true, value_name = "L", value_parser = values::count(limits::ASSIST_TOKENS), help_heading = heading::RELAY)]
     assist_tokens: Option<u32>,
-    /// Whose token counts if both wrote one: cloud or device
+    /// Whose token is used if cloud and device wrote different ones: cloud or device
     #[arg(long, value_name = "WHO", hide_short_help = true, help_heading = heading::RELAY)]
     corrector: Option<baton_protocol::Corrector>,
     /// Show text at an even pace (default)
     #[arg(long, conflicts_with = "instant", hide_short_help = true, help_heading = heading::SHOWN)]
     pace: bool,
-    /// Show text as it comes
+    /// Show text as soon as it comes
     #[arg(long, help_heading = heading::SHOWN)]
     instant: bool,
     /// Print a timeline of the answer
@@ -233,13 +235,13 @@ impl AnswerArgs {
         RefineOptions { ratio: self.ratio, mode: self.refine_mode.map(|mode| mode.to_string()) }
     }
 
-    /// What no option alone is to blame for.
+    /// Returns an error if an option is given too many times.
     fn wrong(&self) -> Option<String> {
         let (stops, most) = (self.stop.len(), limits::STOPS_MAX);
         (stops > most).then(|| format!("--stop is given {stops} times, at most {most} are allowed"))
     }
 
-    /// The options given that are for a cloud alone.
+    /// Returns the given options that have an effect only with a cloud.
     fn for_a_cloud(&self) -> Vec<&'static str> {
         let options = [
             ("--refine-mode", self.refine_mode.is_some()),
@@ -251,8 +253,8 @@ impl AnswerArgs {
     }
 }
 
-/// The first option of a ring's head on a line without `--ring`: it would do nothing. What the environment says may be meant
-/// for other commands.
+/// Returns an error if the line has an option of a ring's head but not `--ring`: the option would do nothing.
+/// Values from the environment are ignored, because they may be meant for other commands.
 fn without_ring(matches: &ArgMatches) -> Option<String> {
     if matches.get_flag("ring") {
         return None;
@@ -262,18 +264,20 @@ fn without_ring(matches: &ArgMatches) -> Option<String> {
     Some(format!("--{} does nothing without --ring", option.replace('_', "-")))
 }
 
-/// More tokens than any model's context: counting them costs memory too.
+/// Most tokens that can be asked for: more than any model's context, and bounded because room for tokens
+/// costs memory.
 const TOKENS_MAX: usize = 1 << 24;
 
-/// A number of tokens to make room for.
+/// Reads a number of tokens to make room for.
 fn token_count(text: &str) -> Result<usize, String> {
     let wrong = || format!("want 1 to {TOKENS_MAX} tokens");
     text.parse().ok().filter(|count| (1..=TOKENS_MAX).contains(count)).ok_or_else(wrong)
 }
 
-/// The address of a service; `host:port` gets a scheme: https, but http for this machine itself.
+/// Reads the address of a service. `host:port` gets a scheme: https, but http for this machine itself.
 fn cloud_address(text: &str) -> Result<String, String> {
-    let wrong = || format!("`{text}` is no address of a service: want https://HOST or https://HOST:PORT");
+    let wrong =
+        || format!("`{text}` is not the address of a service: want https://HOST or https://HOST:PORT");
     let with_scheme = |scheme: &str| Url::parse(&format!("{scheme}://{text}")).map_err(|_| wrong());
     let url = match text.split_once("://") {
         Some(_) => Url::parse(text).map_err(|_| wrong())?,
@@ -290,7 +294,7 @@ fn cloud_address(text: &str) -> Result<String, String> {
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
         return Err(wrong());
     }
-    // An address is shown, and kept in files.
+    // Addresses are shown and stored in files, so they must not hold credentials.
     if !url.username().is_empty() || url.password().is_some() {
         let wrong = "the address of the cloud holds a user name or password; give credentials by --cloud-key";
         return Err(wrong.to_owned());
@@ -298,7 +302,7 @@ fn cloud_address(text: &str) -> Result<String, String> {
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// An adapter's file, and the name that scenes give it.
+/// An adapter's file, and the name that scenes use for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AdapterFile {
     name: String,
@@ -315,19 +319,20 @@ fn adapter_file(text: &str) -> Result<AdapterFile, String> {
 }
 
 impl Cli {
-    /// Reads the command line; if it asks for help, or is wrong, says so and gives the exit status.
+    /// Reads the command line. If it asks for help or is wrong, prints the text and returns the exit status.
     ///
     /// # Errors
-    /// The exit status of a program that has nothing more to do.
+    /// The exit status, if the program has nothing more to do.
     pub fn read() -> Result<Self, u8> {
         Self::of(std::env::args_os()).map_err(|err| {
             let help = matches!(err.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             if help && std::io::stdout().is_terminal() {
-                // The program's own words, with their colours.
+                // clap prints its own text, with colours.
                 drop(err.print());
                 return 0;
             }
-            // What stands on a command line may be the name of a file, and that anything.
+            // An argument may be a file name, which may hold any characters, so the text goes through the
+            // terminal filter.
             let text = err.render().to_string();
             if err.use_stderr() {
                 baton_terminal::err!("{text}");
@@ -341,7 +346,7 @@ impl Cli {
         })
     }
 
-    /// Reads a line, and refuses one whose options do not go together.
+    /// Reads a command line; refuses one whose options contradict each other.
     fn of<T: Into<OsString> + Clone>(line: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(line)?;
@@ -354,7 +359,7 @@ impl Cli {
         })
     }
 
-    /// Why a line is refused although each of its options can be read.
+    /// Returns why a line is refused although each of its options is valid.
     fn wrong(&self, matches: &ArgMatches) -> Option<String> {
         let (_, options) = matches.subcommand()?;
         match &self.command {
@@ -362,16 +367,19 @@ impl Cli {
             Command::Chat(args) => args.answer.wrong().or_else(|| without_ring(options)),
             Command::Serve(_) => without_ring(options),
             Command::Ring(args) => args.wrong(),
-            Command::Model(_) | Command::Profile(_) => None,
+            #[cfg(feature = "import")]
+            Command::Model(_) => None,
+            Command::Profile(_) => None,
         }
     }
 
     /// Runs the command.
     ///
     /// # Errors
-    /// Anything that keeps the command from being done; the caller prints it.
+    /// The error that stopped the command; the caller prints it.
     ///
-    /// Not `async`: this crate compiles the whole command, so that no program or test that calls it compiles it again.
+    /// Not `async`: so this crate compiles the whole command, and no program or test that calls it compiles
+    /// it again.
     #[inline(never)]
     pub fn run(self, runtime: &tokio::runtime::Runtime) -> anyhow::Result<()> {
         runtime.block_on(self.command_run())
@@ -383,6 +391,7 @@ impl Cli {
             Command::Ask(args) => ask::run(args, &interrupts).await,
             Command::Chat(args) => chat::run(args, &interrupts).await,
             Command::Serve(args) => serve::run(args, &interrupts).await,
+            #[cfg(feature = "import")]
             Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
@@ -475,7 +484,7 @@ mod tests {
             (["--assist-tokens", "0"], "must be a whole number from 1 to 65536"),
             (["--max-tokens", "x"], "must be a whole number from 1 to 65536"),
             (["--threads", "0"], "must be a whole number from 1"),
-            (["--refine-mode", "perplexity"], "must be attention, paper,"),
+            (["--refine-mode", "perplexity"], "must be attention, bm25 or none"),
         ] {
             let said = refused(&[&["ask", "d", "q"], &bad[..]].concat());
             assert!(said.contains(want), "{bad:?}: {said}");
@@ -483,7 +492,7 @@ mod tests {
         let stops = ["--stop", "x"].repeat(limits::STOPS_MAX + 1);
         let said = refused(&[&["ask", "d", "q"], &stops[..]].concat());
         assert!(said.contains("--stop is given 17 times, at most 16 are allowed"), "{said}");
-        // What the command line takes, the engine takes.
+        // The engine accepts what the command line accepts.
         assert!(baton_engine::stop::StopStrings::new(&[long]).is_ok());
     }
 

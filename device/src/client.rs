@@ -1,7 +1,8 @@
 //! The cloud client: scenes and assist streams over HTTP.
 //!
-//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]). Never retries by itself, follows no redirect, and
-//! reads a bounded number of bytes. Every fault is a [`CloudFault`], so that the relay can go on without the cloud.
+//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]). Never retries by itself, follows
+//! no redirect, and reads a bounded number of bytes. Every failure is a [`CloudFault`], so that the relay can
+//! go on without the cloud.
 
 mod outgoing;
 mod sse;
@@ -21,25 +22,25 @@ use reqwest::{Response, StatusCode, Url};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Names the scene to a gateway, which cannot read compressed bodies: requests of one scene share a prefix, so it may
-/// send them to one replica.
+/// Tells a gateway the scene, because it cannot read compressed bodies. Requests of one scene share a prefix,
+/// so a gateway may send them to one replica.
 const SCENE_HEADER: &str = "x-baton-scene";
 /// Most bytes of a scene or an error body.
 const BODY_BYTES_MAX: usize = 256 * 1024;
-/// Connecting takes at most this long.
+/// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Fetching a scene takes at most this long.
+/// Longest time to fetch a scene.
 const SCENE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest `Retry-After` that is believed.
+/// Longest `Retry-After` that is accepted, in seconds; a longer one is cut to this.
 const RETRY_AFTER_SECS_MAX: u64 = 3600;
 
-/// Why there is no client.
+/// Why a client cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The address is not an `http` or `https` URL.
     #[error("cloud address `{url}` is not an http or https URL")]
     BadUrl {
-        /// What was given.
+        /// The address that was given.
         url: String,
     },
     /// TLS or the connection pool could not be set up.
@@ -50,12 +51,12 @@ pub enum ClientError {
     BadKey,
 }
 
-/// A scene as fetched.
+/// The cloud's reply to a request for a scene.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SceneReply {
-    /// What the device has is current.
+    /// The device's version is current.
     NotModified,
-    /// The scene, and the tag to ask with next time.
+    /// The scene, and the tag for the next request.
     Scene {
         /// The scene.
         scene: Box<SceneInfo>,
@@ -73,7 +74,7 @@ pub struct CloudClient {
 }
 
 impl CloudClient {
-    /// A client for the service at `url`; `key` is sent as a bearer token.
+    /// Makes a client for the service at `url`; `key` is sent as a bearer token.
     ///
     /// # Errors
     /// [`ClientError`] for a bad address, a bad key, or missing TLS roots.
@@ -86,7 +87,7 @@ impl CloudClient {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        // A second installation fails and changes nothing: the first provider stays.
+        // A second installation fails and leaves the first provider in place.
         let _already_installed = rustls::crypto::ring::default_provider().install_default();
         let mut headers = HeaderMap::new();
         if let Some(key) = key {
@@ -103,20 +104,20 @@ impl CloudClient {
             .no_gzip()
             .tcp_nodelay(true);
         if base.scheme() == "http" {
-            // No TLS is spoken, so a machine without root certificates must not fail here.
+            // Plain HTTP needs no TLS, so a machine without root certificates must not fail here.
             builder = builder.tls_certs_only([]);
         }
         Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base, resumes: true })
     }
 
-    /// The same client, whose streams are not taken up again where the line is cut.
+    /// Makes the client not resume streams that are cut.
     #[must_use]
     pub fn without_resume(mut self) -> Self {
         self.resumes = false;
         self
     }
 
-    /// Whether streams are taken up again where the line is cut.
+    /// Returns whether cut streams are resumed.
     pub fn resumes(&self) -> bool {
         self.resumes
     }
@@ -128,7 +129,7 @@ impl CloudClient {
     /// Fetches a scene, unless `etag` is still current.
     ///
     /// # Errors
-    /// [`CloudFault`].
+    /// [`CloudFault`] if the cloud cannot be reached, refuses, or sends no valid scene.
     pub async fn scene(&self, id: &PublicName, etag: Option<&str>) -> Result<SceneReply, CloudFault> {
         let mut url = self.url("v1/scenes/")?;
         url.path_segments_mut()
@@ -152,11 +153,11 @@ impl CloudClient {
         Ok(SceneReply::Scene { scene: Box::new(scene), etag })
     }
 
-    /// Asks for assistance: one round trip, then events as they come. Dropping the stream closes the connection,
+    /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection,
     /// which frees the cloud's slot.
     ///
     /// # Errors
-    /// [`CloudFault`] when there is no stream.
+    /// [`CloudFault`] if there is no stream.
     pub async fn assist(
         &self,
         request: &OutgoingRequest,
@@ -177,10 +178,10 @@ impl CloudClient {
         Ok(assist_events(response.bytes_stream(), request.checksum()))
     }
 
-    /// Goes on with the stream of `request_id` behind the token of index `seen`.
+    /// Resumes the stream of `request_id` after the token with index `seen`.
     ///
     /// # Errors
-    /// [`CloudFault`] where the cloud does not have it any more, or cannot be reached.
+    /// [`CloudFault`] if the cloud no longer keeps the stream, or cannot be reached.
     pub async fn resume(
         &self,
         request_id: Uuid,
@@ -194,13 +195,13 @@ impl CloudClient {
     }
 }
 
-/// The trace that the cloud's spans of this request belong to: its id is the request's own, so that whoever knows one
-/// finds the other. The low half of a version 4 UUID, which names the span, is never zero.
+/// Returns the trace header for the cloud's spans of this request. The trace id is the request's id, so that
+/// one can be found by the other. The span id is the low half of a version 4 UUID, which is never zero.
 fn traceparent(request_id: uuid::Uuid) -> String {
     format!("00-{}-{:016x}-01", request_id.simple(), request_id.as_u64_pair().1)
 }
 
-/// An error with its causes, without the address (which may hold a name).
+/// Makes a fault from an error and its causes, without the address, which may hold a name.
 fn unreachable(err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CloudFault {
     let err = err.into();
     let mut reason = match err.downcast_ref::<reqwest::Error>() {
@@ -217,7 +218,8 @@ fn unreachable(err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Clou
     CloudFault::Unreachable { reason }
 }
 
-/// A response with a good status and the content type that was asked for; else the fault it means.
+/// Returns the response if its status is a success and its content type is `want`; otherwise the matching
+/// fault.
 async fn accepted(response: Response, want: &str) -> Result<Response, CloudFault> {
     let status = response.status();
     let content_type = response

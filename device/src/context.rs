@@ -1,7 +1,8 @@
-//! How many tokens of prompt and answer this device holds: the model's whole context, as far as there is memory for it.
+//! Decides how many tokens of prompt and answer this device holds: the model's whole context, if there is
+//! memory for it.
 //!
-//! The KV cache takes memory block by block as prompts grow, so that room which no prompt uses costs nothing. What always
-//! holds: weights that fit into memory without the cache still fit beside it.
+//! The KV cache takes memory block by block as prompts grow, so unused room costs nothing. What always holds:
+//! weights that fit into memory without the cache still fit beside it.
 
 use std::fmt;
 use std::path::Path;
@@ -12,19 +13,19 @@ use crate::residency::{BUFFER_BYTES, KV_FACTOR, MemoryFor, text_bytes};
 use crate::ring::profile::this_memory;
 use crate::ring::shape::{ShapeError, config_of, shape_of};
 
-/// Held whatever the memory: weights are then read from the disk, if they must be.
+/// Tokens that are always held; if memory is short, weights are read from the disk.
 pub const TOKENS_MIN: usize = 8_192;
-/// Of the memory that weights leave, the share that the cache may take.
+/// Share of the memory left by the weights that the cache may take.
 const CACHE_SHARE: f64 = 0.5;
 
-/// What sets how many tokens a device holds.
+/// What limits the number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeldBy {
     /// The context that the model was trained for.
     Context,
-    /// Memory.
+    /// The free memory.
     Memory,
-    /// The person.
+    /// The option `--kv-tokens`.
     Option,
 }
 
@@ -43,22 +44,23 @@ impl fmt::Display for HeldBy {
 pub struct Held {
     /// Tokens of prompt and answer.
     pub tokens: usize,
-    /// What sets them.
+    /// What limits them.
     pub by: HeldBy,
 }
 
 impl Held {
-    /// What `asked` says; by default as much of the context of the model at `path` as there is memory for.
+    /// Returns `asked` if it is given; otherwise as much of the context of the model at `path` as there is
+    /// memory for.
     ///
     /// # Errors
-    /// [`ShapeError`] if the file is no model.
+    /// [`ShapeError`] if the file is not a model.
     pub fn of(path: &Path, memory: MemoryFor, asked: Option<usize>) -> Result<Self, ShapeError> {
         let ModelConfig { context_len, .. } = config_of(path)?;
         if let Some(asked) = asked {
             let by = if asked < context_len { HeldBy::Option } else { HeldBy::Context };
             return Ok(Self { tokens: asked, by });
         }
-        // Without rules for this system's memory there is nothing to count by.
+        // If this system's memory cannot be measured, nothing is known to limit the cache.
         let Ok((_, found)) = this_memory() else { return Ok(Self::within(context_len, 0.0, 1.0)) };
         let shape = shape_of(path)?;
         let layers = shape.layers as f64;
@@ -69,7 +71,7 @@ impl Held {
         Ok(Self::within(context_len, left, shape.kv_bytes * KV_FACTOR * layers))
     }
 
-    /// Of a context, as much as fits into a share of the `left` bytes, at so many bytes a token.
+    /// Returns as much of a context as fits into a share of the `left` bytes, at `token_bytes` bytes a token.
     fn within(context: usize, left: f64, token_bytes: f64) -> Self {
         let fits = (left.max(0.0) * CACHE_SHARE / token_bytes.max(1.0)) as usize;
         let tokens = fits.max(TOKENS_MIN).min(context);
@@ -80,8 +82,8 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_engine::synthetic::SyntheticModel;
     use baton_kernels_cpu::Format;
+    use baton_synthetic::SyntheticModel;
 
     #[test]
     fn a_context_is_held_as_far_as_there_is_memory() {

@@ -1,8 +1,11 @@
-//! The device agent: asks the cloud for the beginning of an answer and finishes it here.
+//! The device agent: asks the cloud for the beginning of an answer and finishes the answer on this device.
 //!
-//! Decisions live in cores without I/O ([`relay`], [`privacy`], [`segments`], [`local`]); [`agent`] drives them with a
-//! clock, a socket ([`client`]) and the engine's thread ([`worker`]). [`api`] serves the OpenAI chat API on loopback.
-//! Always holds: no text leaves that the redactor did not build; shown text only grows; an answer ends exactly once.
+//! Decisions are made in cores without I/O ([`relay`], [`privacy`], [`segments`], [`local`]). [`agent`]
+//! drives them with a clock, a socket ([`client`]) and the engine's thread ([`worker`]). [`api`] serves the
+//! OpenAI chat API on loopback.
+//!
+//! What always holds: text leaves the device only if the redactor built it; shown text only grows; an answer
+//! ends exactly once.
 
 pub mod agent;
 pub mod api;

@@ -1,12 +1,17 @@
-//! The local engine as the relay sees it: commands in, reports out, one forward pass at a time.
+//! The local engine for the relay: takes commands, returns reports, runs one forward pass at a time.
 //!
-//! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs and how
-//! long it took. Holds one sequence, of one adapter or none; what the KV cache shares with the next prompt is kept, for
-//! each adapter by itself.
-//! Always holds: progress is reported at least every 1/16 of a prompt (or every pass that keeps a ring's devices
-//! busy); the cloud's tokens go through the model in the last prefill pass, whose last position already gives the
-//! device's own first token; reports are a function of the commands alone (how many tokens one pass writes depends on
-//! [`LocalEngine::took`] as well, which tokens does not).
+//! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs
+//! and how long it took. Holds one sequence, with one adapter or none. The part of the KV cache that the next
+//! prompt shares is kept, for each adapter separately.
+//!
+//! What always holds:
+//!
+//! - Progress is reported at least every 1/16 of a prompt, or at every pass that is large enough to keep a
+//!   ring's devices busy.
+//! - The cloud's tokens go through the model in the last prefill pass. Its last position already gives the
+//!   device's own first token.
+//! - Which tokens are written depends on the commands alone. How many one pass writes depends on
+//!   [`LocalEngine::took`] as well.
 
 mod command;
 mod decode;
@@ -39,30 +44,30 @@ use verify::Verification;
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
 const PASSES: usize = 16;
-/// No pass is cut smaller than this.
+/// Least tokens of a prefill pass.
 const CHUNK_TOKENS_MIN: usize = 8;
-/// The last prompt chunk joins the verification pass if its logits need no more floats than this; no step of that pass
-/// gives more.
+/// The last prompt chunk joins the verification pass if its logits need at most this many floats. No step of
+/// that pass returns more.
 const MERGED_LOGITS_MAX: usize = 8 << 20;
-/// Share of the context kept free for the answer, at least.
+/// At least one in this many tokens of the context is kept free for the answer.
 const ANSWER_SHARE: usize = 4;
 
 /// What one pass did.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PassOutcome {
-    /// What to tell the relay.
+    /// Reports for the relay.
     pub reports: Vec<EngineReport>,
-    /// What the pass held, for emulated and measured cost.
+    /// What the pass computed, to emulate and measure its cost.
     pub content: PassContent,
-    /// Tokens that the KV cache held before a prefill pass.
+    /// Number of tokens in the KV cache before a prefill pass.
     pub held_tokens: usize,
-    /// What a decoding pass did.
+    /// Result of a decoding pass; `None` for other passes.
     pub decoded: Option<Decoded>,
     /// The pass was cancelled; nothing changed.
     pub cancelled: bool,
 }
 
-/// Why a command was not followed.
+/// Why a command was not carried out.
 enum Refusal {
     TooLong { tokens: usize, limit: usize },
     Failed(String),
@@ -106,9 +111,9 @@ struct Job {
     prompt: PromptId,
     spec: AnswerSpec,
     sampler: Sampler,
-    /// Ids of the prompt being used.
+    /// Token ids of the current prompt.
     ids: Vec<TokenId>,
-    /// Tokens to have in the KV cache before the stage ends.
+    /// Number of tokens in the KV cache at which the stage ends.
     target: usize,
     prefix_only: bool,
     begun: bool,
@@ -116,24 +121,24 @@ struct Job {
     stage: Stage,
 }
 
-/// The engine of one device, or of its ring, working on at most one answer.
+/// The engine of one device or of a ring; it works on at most one answer at a time.
 pub struct LocalEngine {
     engine: Box<dyn Sequences>,
     seq: SeqId,
-    /// Of `seq`.
+    /// The adapter of `seq`.
     adapter: Option<AdapterId>,
     capacity: usize,
     job: Option<Job>,
-    /// Why the answer under way has failed, for commands that were given before that was heard.
+    /// Why the current answer failed, for commands that were sent before the failure was known.
     failure: Option<String>,
     speculator: Option<Speculator>,
 }
 
 impl LocalEngine {
-    /// An engine over a model; its capacity is the smaller of the model's context and the KV cache.
+    /// Makes an engine over a model. Its capacity is the smaller of the model's context and the KV cache.
     ///
     /// # Errors
-    /// As [`Engine::new`].
+    /// The errors of [`Engine::new`].
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         let capacity = options.kv_tokens.min(model.config().context_len);
         let mut engine = Engine::new(model, options)?;
@@ -149,35 +154,35 @@ impl LocalEngine {
         })
     }
 
-    /// The same over other sequences than this device's engine's, with room for so many tokens.
+    /// Makes an engine over other sequences, such as a ring's, with room for `kv_tokens` tokens.
     ///
     /// # Errors
-    /// [`SequenceError`] where no sequence can be had.
+    /// [`SequenceError`] if no sequence can be created.
     pub fn over(mut engine: Box<dyn Sequences>, kv_tokens: usize) -> Result<Self, SequenceError> {
         let capacity = kv_tokens.min(engine.model().config().context_len);
         let seq = engine.create_with(None)?;
         Ok(Self { engine, seq, adapter: None, capacity, job: None, failure: None, speculator: None })
     }
 
-    /// Takes an adapter of the model in, for answers to name.
+    /// Adds an adapter of the model, which answers can then name.
     ///
     /// # Errors
-    /// As [`Engine::add_adapter`]; [`SequenceError::Ring`] where several devices compute.
+    /// The errors of [`Engine::add_adapter`]; [`SequenceError::Ring`] if several devices compute.
     pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         self.engine.add_adapter(adapter)
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         self.engine.model()
     }
 
-    /// Most tokens of prompt and answer together.
+    /// Returns the most tokens that prompt and answer may have together.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Takes a command; runs no pass.
+    /// Takes a command and returns its reports; runs no pass.
     pub fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
         let prompt = match &command {
             EngineCommand::Stop => {
@@ -213,7 +218,7 @@ impl LocalEngine {
         reports
     }
 
-    /// Whether [`LocalEngine::pass`] has something to do.
+    /// Returns whether [`LocalEngine::pass`] has something to do.
     pub fn has_work(&self) -> bool {
         self.job.as_ref().is_some_and(|job| match job.stage {
             Stage::Prefill | Stage::Decode(_) => true,
@@ -222,12 +227,12 @@ impl LocalEngine {
         })
     }
 
-    /// How often [`LocalEngine::idle`] is to be called while commands do not come; none: never.
+    /// Returns how often to call [`LocalEngine::idle`] while no command comes; `None` means never.
     pub fn idle_every(&self) -> Option<Duration> {
         self.engine.idle_every()
     }
 
-    /// Looks after the devices of a ring, unless an answer is under way.
+    /// Lets a ring check its devices, unless an answer is in progress.
     pub fn idle(&mut self) {
         let over = |job: &Job| matches!(job.stage, Stage::Idle) && !job.prefix_only;
         if self.job.as_ref().is_none_or(over) {
@@ -235,8 +240,8 @@ impl LocalEngine {
         }
     }
 
-    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token (and those
-    /// proposed behind it).
+    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token of the answer and
+    /// the tokens proposed after it.
     pub fn pass(&mut self, control: &mut dyn StepControl) -> PassOutcome {
         let Some(mut job) = self.job.take() else { return PassOutcome::default() };
         let prompt = job.prompt;
@@ -260,8 +265,8 @@ impl LocalEngine {
         outcome
     }
 
-    /// Runs `tokens` tokens through the model on a scratch sequence and forgets them; `None` where that fails
-    /// (a context that is too short).
+    /// Runs `tokens` tokens through the model on a temporary sequence; returns `None` if that fails, e.g.
+    /// because the context is too short.
     pub fn probe(&mut self, tokens: usize) -> Option<()> {
         let seq = self.engine.create_with(None).ok()?;
         let ids = vec![0; tokens];
@@ -312,7 +317,8 @@ impl LocalEngine {
         }
     }
 
-    /// Goes on with a sequence of this adapter. The other one's full blocks stay in the cache as long as there is room.
+    /// Switches to a sequence of this adapter. Full blocks of the previous one stay in the cache while there
+    /// is room.
     fn switch(&mut self, adapter: Option<AdapterId>) -> Result<(), String> {
         if adapter != self.adapter {
             let seq = self.engine.create_with(adapter).map_err(|err| chain(&err))?;
@@ -342,7 +348,7 @@ impl LocalEngine {
         assembled(self.engine.model(), segments)
     }
 
-    /// Begins a whole prompt, shortened where it is too long and the answer allows it.
+    /// Begins a whole prompt; shortens it if it is too long and the answer allows it.
     fn begin_whole(
         &mut self,
         segments: &[Segment],
@@ -364,7 +370,7 @@ impl LocalEngine {
         Ok(self.begin(shorter.prompt.ids, Some((tokens, limit)), reports)?)
     }
 
-    /// Points the sequence at `ids`, keeping what it shares with them.
+    /// Makes `ids` the current prompt, and keeps the tokens that the sequence already shares with it.
     fn begin(
         &mut self,
         ids: Vec<TokenId>,
@@ -377,7 +383,8 @@ impl LocalEngine {
         let mut shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
         self.engine.truncate(self.seq, shared).map_err(|err| chain(&err))?;
         if shared == 0 {
-            // What an earlier sequence of this adapter has left, if it left any; never the last of what is given.
+            // Reuses blocks that an earlier sequence of this adapter left in the cache; the engine never
+            // reuses the last id given.
             shared = self.engine.reuse_prefix(self.seq, &ids[..ids.len().min(target + 1)]);
         }
         reports.push(EngineReport::Prompt {
@@ -396,7 +403,7 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// The target is reached: nothing, ready, or the verification pass follows.
+    /// Moves the job to its next stage, after the target was reached.
     fn prefilled(&mut self, reports: &mut Vec<EngineReport>) {
         let job = self.job.as_mut().expect("callers set the job");
         job.stage = end_of_prefill(job, reports);

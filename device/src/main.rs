@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Err(status) => return status.into(),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    // Without colours: the filter of the terminal shows every escape, also the log's own.
+    // No colours, because the terminal filter would show the log's own escape sequences as text.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(baton_terminal::stderr);
     log.with_ansi(false).with_target(false).init();
     let ended = match tokio::runtime::Runtime::new() {

@@ -1,19 +1,28 @@
-//! Privacy: replaces personal data by stable placeholders before any text leaves this device.
+//! Privacy: replaces personal data with stable placeholders before any text leaves this device.
 //!
-//! [`Redactor`] is the only maker of [`Redacted`] text and of a [`RedactedRequest`], and the cloud client takes nothing
-//! else, so nothing unchecked can be sent. Each text is brought to a normal form, detectors find values in it, and a
-//! second pass looks for every value that is known from anywhere: other messages, options, earlier requests
-//! ([`Memory`]). The device works on the same redacted text as the cloud (mask, corrector and takeover must agree);
-//! [`Restorer`] puts the values back as the last step before display.
-//! Never does I/O, never logs a value. Always holds: `restore(redact(x)) == x` for every string `x`, the same value
-//! has the same placeholder within one redactor, and a detector that fails makes the whole redaction fail.
+//! Only [`Redactor`] makes [`Redacted`] text and a [`RedactedRequest`], and the cloud client takes nothing
+//! else, so nothing unchecked can be sent. Each text is brought to a normal form, and detectors find values
+//! in it. A second pass looks for every value that is known from other messages, options or earlier requests
+//! ([`Memory`]). The device works on the same redacted text as the cloud, because mask, corrector and
+//! takeover must agree. [`Restorer`] puts the values back as the last step before display.
 //!
-//! Covered are values with a form: addresses of mail, machines and wallets, numbers of phones, cards, accounts and
-//! identity papers, keys, passwords after a word for them, user names in paths. The word may stand in the same
-//! sentence, in the field or tag before, or in the header row of a table whose cells are parted by commas,
-//! semicolons, tabs or bars. Not covered are names of people, streets and places, dates of birth, and whatever else
-//! only its meaning makes private. Nor is a secret without a form of its own whose word stands behind it, in another
-//! sentence, or only in the header row of a table of HTML or of columns aligned by spaces.
+//! Never does I/O, never logs a value. What always holds: `restore(redact(x)) == x` for every string `x`. The
+//! same value has the same placeholder within one redactor. A detector that fails makes the whole redaction
+//! fail.
+//!
+//! Covered are values with a recognizable form:
+//!
+//! - addresses of mail, machines and wallets;
+//! - numbers of phones, cards, accounts and identity papers;
+//! - keys, passwords after a word for them, and user names in paths.
+//!
+//! The word may be in the same sentence, or in the field or tag before. It may also be in the header row of a
+//! table whose cells are separated by commas, semicolons, tabs or bars.
+//!
+//! Not covered are names of people, streets and places, dates of birth, and everything that only its meaning
+//! makes private. Also not covered is a secret without a form of its own, if its word comes after it or in
+//! another sentence. The same holds if its word is only in the header row of an HTML table or of columns
+//! aligned by spaces.
 
 use std::fmt;
 use std::ops::Range;
@@ -37,41 +46,41 @@ pub use table::PlaceholderTable;
 
 use normal::Normal;
 
-/// Longest text that is checked, in bytes; longer text is refused instead of being sent unchecked.
+/// Longest text that is checked, in bytes; longer text is refused, never sent unchecked.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
 /// Most different values of one kind in one redactor.
 pub const ENTITIES_MAX: u32 = 100_000;
 
-/// Why a text was not redacted; nothing of it may be sent then.
+/// Why a text was not redacted; then nothing of it may be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum RedactError {
-    /// A detector failed, so that the text cannot be called clean.
+    /// A detector failed, so the text may still hold private values.
     #[error("privacy detector `{detector}` failed")]
     Detector {
         /// Name of the detector.
         detector: &'static str,
-        /// What it said.
+        /// The detector's error.
         #[source]
         err: DetectError,
     },
-    /// The text is longer than what is checked.
+    /// The text is too long to be checked.
     #[error("text has {len} bytes, privacy check takes at most {max}")]
     TooLong {
-        /// Bytes of the text.
+        /// Length of the text in bytes.
         len: usize,
         /// The limit.
         max: usize,
     },
-    /// Too many different values.
+    /// There are too many different values.
     #[error("more than {max} different private values")]
     TooManyEntities {
         /// The limit.
         max: u32,
     },
-    /// A name that is sent as it is holds a private value.
+    /// A name that would be sent unchanged holds a private value.
     #[error("`{field}` holds a private value, so it cannot be sent to the cloud; choose another name")]
     PrivateName {
-        /// What the name names.
+        /// The field with the name.
         field: &'static str,
     },
     /// A detector returned a range that is not inside the text or cuts a character.
@@ -86,12 +95,12 @@ pub enum RedactError {
     },
 }
 
-/// Text in which every detected value is a placeholder. Only [`Redactor`] makes one.
+/// Text in which every detected value is replaced by a placeholder. Only [`Redactor`] makes one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Redacted(String);
 
 impl Redacted {
-    /// The text as it may be sent.
+    /// Returns the text, which may be sent.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -103,7 +112,8 @@ impl fmt::Debug for Redacted {
     }
 }
 
-/// Replaces private values by placeholders; one redactor serves one request, a [`Memory`] the whole conversation.
+/// Replaces private values with placeholders. One redactor serves one request; a [`Memory`] serves the whole
+/// conversation.
 pub struct Redactor {
     detectors: Vec<Box<dyn Detector>>,
     table: PlaceholderTable,
@@ -122,26 +132,26 @@ impl fmt::Debug for Redactor {
     }
 }
 
-/// A finding in the original text.
+/// A value found in the original text: its bytes and its kind.
 type Finding = (Range<usize>, EntityKind);
 
-/// A part of a text with what the detectors found in it.
+/// A part of a text, and what the detectors found in it.
 struct Checked<'a> {
     part: &'a str,
     normal: Normal<'a>,
-    /// Byte of the text at which the part begins.
+    /// Position of the part in the text, in bytes.
     start: usize,
-    /// In the part.
+    /// Findings, as byte ranges in the part.
     found: Vec<Finding>,
 }
 
 impl Checked<'_> {
-    /// A found value in normal form.
+    /// Returns a found value in normal form.
     fn value(&self, (range, kind): &Finding) -> (EntityKind, String) {
         (*kind, Normal::new(&self.part[range.clone()]).text().to_owned())
     }
 
-    /// Everything that is found, as ranges of the whole text.
+    /// Returns all findings, known values included, as ranges of the whole text.
     fn with_known(self, known: &known::Matcher) -> Vec<Finding> {
         let again = known.find(self.normal.text());
         let again = again.into_iter().map(|(range, kind)| (self.normal.original(&range), kind));
@@ -150,7 +160,7 @@ impl Checked<'_> {
     }
 }
 
-/// Where each of these texts lies in all of them together.
+/// Returns the range of each text in the concatenation of all.
 fn parts(texts: &[&str]) -> Vec<Range<usize>> {
     let mut start = 0;
     let place = |text: &&str| {
@@ -161,12 +171,12 @@ fn parts(texts: &[&str]) -> Vec<Range<usize>> {
 }
 
 impl Redactor {
-    /// A redactor with its own list of detectors; [`Redactor::default`] has all built-in ones.
+    /// Makes a redactor with these detectors; [`Redactor::default`] has all built-in ones.
     pub fn new(detectors: Vec<Box<dyn Detector>>) -> Self {
         Self { detectors, table: PlaceholderTable::default(), memory: Memory::default() }
     }
 
-    /// The same redactor, which also replaces what `memory` knows, and adds to it what it finds.
+    /// Makes the redactor also replace the values in `memory`, and add to it the values that it finds.
     #[must_use]
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
@@ -176,26 +186,26 @@ impl Redactor {
     /// Replaces every private value of `text`, and everything that already looks like a placeholder.
     ///
     /// # Errors
-    /// [`RedactError`] when a detector fails or a limit is passed; the table may then hold values of this text,
-    /// which is harmless.
+    /// [`RedactError`] if a detector fails or a limit is exceeded. The table may then hold values of this
+    /// text, which is harmless.
     pub fn redact(&mut self, text: &str) -> Result<Redacted, RedactError> {
         Ok(self.redact_all(&[text])?.pop().expect("one text gives one"))
     }
 
-    /// The same for texts that belong together: a value found in one is replaced in all.
+    /// Redacts texts that belong together: a value found in one is replaced in all.
     ///
     /// # Errors
-    /// As [`Redactor::redact`].
+    /// The errors of [`Redactor::redact`].
     pub fn redact_all(&mut self, texts: &[&str]) -> Result<Vec<Redacted>, RedactError> {
         let groups: Vec<&[&str]> = texts.chunks(1).collect();
         Ok(self.redact_groups(&groups)?.into_iter().flatten().collect())
     }
 
-    /// Checks text that a model wrote from redacted text: this redactor's own placeholders stay as they are,
+    /// Redacts text that a model wrote from redacted text. This redactor's own placeholders stay as they are;
     /// everything else is treated as in [`Redactor::redact`].
     ///
     /// # Errors
-    /// As [`Redactor::redact`].
+    /// The errors of [`Redactor::redact`].
     pub fn redact_answer(&mut self, text: &str) -> Result<Redacted, RedactError> {
         let own: Vec<Range<usize>> = placeholder_ranges(text)
             .filter(|range| self.table.value(&text[range.clone()]).is_some())
@@ -212,19 +222,20 @@ impl Redactor {
         Ok(Redacted(out))
     }
 
-    /// A copy of the table for a [`Restorer`].
+    /// Returns a copy of the table, for a [`Restorer`].
     pub fn table(&self) -> Arc<PlaceholderTable> {
         Arc::new(self.table.clone())
     }
 
-    /// Redacts groups of texts. The texts of a group follow each other without a gap: values are found in each text and
-    /// across their borders, and each text gets its part of such a value.
+    /// Redacts groups of texts. The texts of a group follow each other without a gap. Values are found in
+    /// each text and across their borders; each text then has its part of such a value replaced.
     fn redact_groups(&mut self, groups: &[&[&str]]) -> Result<Vec<Vec<Redacted>>, RedactError> {
         let joined: Vec<String> = groups.iter().map(|texts| texts.concat()).collect();
         let mut checked = Vec::with_capacity(groups.len());
         for (text, texts) in joined.iter().zip(groups) {
             let parts = parts(texts);
-            // A text that ends with a letter would hide a value at the beginning of the next one.
+            // Each text is also checked alone, because a text that ends with a letter would hide a value at
+            // the start of the next one.
             let whole = (parts.len() != 1).then_some(0..text.len());
             let views = whole.into_iter().chain(parts);
             checked.push(views.map(|view| self.check(text, view)).collect::<Result<Vec<_>, _>>()?);
@@ -241,7 +252,7 @@ impl Redactor {
         Ok(out)
     }
 
-    /// The part of `text` with its findings replaced.
+    /// Returns the part of `text` with its findings replaced.
     fn replace(
         &mut self,
         text: &str,
@@ -264,7 +275,7 @@ impl Redactor {
         Ok(Redacted(out))
     }
 
-    /// What the detectors find in a part of a text, and what looks like a placeholder there.
+    /// Finds values in a part of a text, and what looks like a placeholder there.
     fn check<'a>(&self, text: &'a str, part: Range<usize>) -> Result<Checked<'a>, RedactError> {
         let (text, start) = (&text[part.clone()], part.start);
         if text.len() > TEXT_BYTES_MAX {
@@ -279,7 +290,7 @@ impl Redactor {
         Ok(Checked { part: text, normal, start, found: merged(found) })
     }
 
-    /// What the detectors find in a text, as ranges of the original.
+    /// Runs all detectors on a text; returns ranges of the original.
     fn detect(&self, normal: &Normal<'_>) -> Result<Vec<Finding>, RedactError> {
         let mut found = Vec::new();
         for detector in &self.detectors {
@@ -297,7 +308,7 @@ impl Redactor {
     }
 }
 
-/// Findings in order, united where they overlap; the stronger kind names what is united.
+/// Sorts the findings and merges those that overlap; a merged finding has the stronger kind.
 fn merged(mut found: Vec<Finding>) -> Vec<Finding> {
     found.sort_by_key(|(range, _)| (range.start, range.end));
     let mut merged: Vec<Finding> = Vec::with_capacity(found.len());
@@ -313,7 +324,7 @@ fn merged(mut found: Vec<Finding>) -> Vec<Finding> {
     merged
 }
 
-/// Ranges of text that already looks like a placeholder.
+/// Finds the ranges of text that already look like a placeholder.
 fn placeholder_ranges(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     restore::pattern().find_iter(text).map(|m| m.range())
 }

@@ -1,17 +1,18 @@
-//! The relay: one answer, begun by the cloud and finished by this device.
+//! The relay: produces one answer, which the cloud begins and this device finishes.
 //!
-//! [`RelayCore::step`] takes an event and the time, and gives effects; it owns no clock, socket, thread or random
-//! source, and never blocks. The driver performs the effects; tests perform them in virtual time.
+//! [`RelayCore::step`] takes an event and the time, and returns effects. It owns no clock, socket, thread or
+//! random source, and never blocks. The driver performs the effects; tests perform them in virtual time.
 //!
 //! What always holds:
-//! - shown text only grows, token by token, without a repeat or a gap, whatever the cloud sends or fails to send;
-//! - exactly one [`RelayEffect::Finish`], and no effect after it;
-//! - the device goes on from exactly the tokens it verified, so the text after a takeover is its own continuation of
-//!   the accepted prefix;
-//! - only a contiguous prefix of the cloud's tokens is used, and none past the agreed number; only what lengthens that
-//!   prefix, or computes a prompt, counts as a sign of life;
-//! - a device that fails in the middle, whatever computes there, costs no token where the cloud may be asked: it is asked
-//!   once to go on after exactly the text that was accepted.
+//! - Shown text only grows, token by token, without a repeat or a gap, whatever the cloud sends or fails to
+//!   send.
+//! - There is exactly one [`RelayEffect::Finish`], and no effect after it.
+//! - The device goes on from exactly the tokens that it verified. So the text after a takeover is its own
+//!   continuation of the accepted prefix.
+//! - Only a contiguous prefix of the cloud's tokens is used, and none past the agreed number. Only events
+//!   that lengthen that prefix, or compute a prompt, count as a sign of life.
+//! - A device or ring that fails in the middle costs no token if the cloud may be asked. The cloud is asked
+//!   once to go on after exactly the accepted text.
 
 mod answer;
 mod cloud;
@@ -41,56 +42,57 @@ use device::{DeviceSide, DeviceState};
 use pace::Display;
 use progress::Waiting;
 
-/// How long a finished answer waits for the cloud's `end` event after its last token.
+/// How long a finished answer waits for the cloud's `end` event after its last token, in milliseconds.
 const END_GRACE_MS: f64 = 100.0;
-/// The largest tolerable gap that a scene or a cloud is believed: nobody reads at one token in several seconds.
+/// Upper limit of tau from a scene or a cloud; nobody reads at one token in several seconds.
 const TAU_MS_MAX: f64 = 1_000.0;
 
-/// The largest tolerable gap, from a number that came over the wire.
+/// Limits a tau that came over the wire.
 fn believed_tau_ms(said: f64) -> f64 {
     if said.is_finite() { said.clamp(1.0, TAU_MS_MAX) } else { TAU_MS_MAX }
 }
 
-/// Who may write.
+/// Who may write the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RelayMode {
-    /// The cloud begins, the device takes over.
+    /// The cloud begins, and the device takes over.
     #[default]
     Relay,
-    /// The cloud writes all; the device only if the cloud fails.
+    /// The cloud writes the whole answer; the device writes only if the cloud fails.
     CloudOnly,
-    /// The device alone.
+    /// The device writes the whole answer.
     DeviceOnly,
 }
 
-/// What the core is told once.
+/// The core's fixed settings.
 #[derive(Clone)]
 pub struct RelayConfig {
-    /// Who may write.
+    /// Who may write the answer.
     pub mode: RelayMode,
-    /// Whether a device model is there.
+    /// Whether there is a device model.
     pub has_device: bool,
-    /// For whom the text is shown.
+    /// How the shown text is paced.
     pub pace: PaceMode,
-    /// Largest tolerable gap, until the cloud's first event says otherwise.
+    /// Largest tolerable gap in milliseconds, until the cloud's first event gives another value.
     pub tau_ms: f64,
-    /// Whether a mask may come; if not, the device prefills the whole prompt from the start.
+    /// Whether the cloud may send a mask; if not, the device prefills the whole prompt from the start.
     pub refine: bool,
-    /// Whose token stands where both wrote one, until the cloud's first event says otherwise.
+    /// Whose token is used if both wrote one, until the cloud's first event says otherwise.
     pub corrector: Corrector,
-    /// The user's own choice of corrector, which wins over the cloud's.
+    /// The user's choice of corrector, which overrides the cloud's.
     pub corrector_override: Option<Corrector>,
-    /// This device's own measured cost.
+    /// This device's measured cost.
     pub cost: DeviceCost,
-    /// A silent cloud is hedged after this long, or after the device's own predicted time to first token.
+    /// If the cloud is silent this long, in milliseconds, the device starts on the whole prompt as well. The
+    /// device's predicted time to first token applies if it is shorter.
     pub hedge_after_ms: f64,
-    /// A cloud without a device behind it is given up after this long without a first token.
+    /// How long to wait for the first token if no device can take over, in milliseconds.
     pub first_timeout_ms: f64,
-    /// The same, between tokens.
+    /// The same limit between two tokens.
     pub idle_timeout_ms: f64,
-    /// Whether the cloud may be asked to go on when the device cannot.
+    /// Whether the cloud may be asked to go on if the device cannot.
     pub may_continue: bool,
-    /// First free prompt name; the core uses names from here on.
+    /// First free prompt id; the core uses ids from here on.
     pub first_prompt: PromptId,
 }
 
@@ -111,7 +113,7 @@ pub struct RelayCore {
 }
 
 impl RelayCore {
-    /// A core for one question. Cost: segments the prompt into sentences, `O(bytes)`.
+    /// Makes a core for one question. Cost: `O(bytes)`, because it splits the prompt into sentences.
     pub fn new(config: RelayConfig, spec: AnswerSpec, rules: TextRules) -> Self {
         let map = SentenceMap::new(&spec.segments);
         let timeline = Timeline { tau_ms: believed_tau_ms(config.tau_ms), ..Timeline::default() };
@@ -131,7 +133,7 @@ impl RelayCore {
         }
     }
 
-    /// Takes one event at `now` (monotonic milliseconds, any origin) and says what to do.
+    /// Takes one event at `now` (monotonic milliseconds, any origin) and returns what to do.
     pub fn step(&mut self, event: RelayEvent, now: Millis) -> Vec<RelayEffect> {
         let mut fx = Vec::new();
         if self.finished || (self.begun_at.is_none() && !matches!(event, RelayEvent::Begin)) {
@@ -157,12 +159,12 @@ impl RelayCore {
         fx
     }
 
-    /// Times and counts so far.
+    /// Returns the times and counts so far.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Whether [`RelayEffect::Finish`] was given.
+    /// Returns whether [`RelayEffect::Finish`] was returned.
     pub fn finished(&self) -> bool {
         self.finished
     }
@@ -187,12 +189,12 @@ impl RelayCore {
         }
     }
 
-    /// Milliseconds since the question.
+    /// Returns the time since the question.
     fn since(&self, now: Millis) -> Millis {
         now - self.begun_at.unwrap_or(now)
     }
 
-    /// What time alone brings: hedge, stall, timeouts.
+    /// Acts on the time alone: hedge, stall, timeouts.
     fn on_time(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
         if self.ending.is_some() {
             return;
@@ -226,7 +228,8 @@ impl RelayCore {
         times.into_iter().flatten().reduce(Millis::min)
     }
 
-    /// When a cloud that stopped sending is cut off, because the device is ready and little is left to show.
+    /// Returns when to cut off a cloud that stopped sending, because the device is ready and little text is
+    /// left to show.
     fn stall_at(&self) -> Option<Millis> {
         let ready = self.device.ready && self.device_can_take_over();
         if self.ending.is_some() || !self.cloud.streaming() || !ready {
@@ -239,7 +242,7 @@ impl RelayCore {
         Some(dry_at.max(self.cloud.last_at + Millis::new(self.cloud.silence_ms(own_ms))))
     }
 
-    /// When a cloud that is silent is given up although no device is ready to take over.
+    /// Returns when to give up a silent cloud although no device is ready to take over.
     fn timeout_at(&self) -> Option<Millis> {
         if self.ending.is_some() {
             return None;
@@ -251,7 +254,7 @@ impl RelayCore {
         self.cloud.streaming().then(|| self.cloud.last_at + Millis::new(self.config.idle_timeout_ms))
     }
 
-    /// The answer has all its tokens; what is left is to show them.
+    /// Ends the answer: it has all its tokens, which now only have to be shown.
     fn complete(&mut self, ending: Ending, held_text: &str, fx: &mut Vec<RelayEffect>) {
         if self.ending.is_some() {
             return;
@@ -259,7 +262,7 @@ impl RelayCore {
         self.answer.finish(held_text);
         let ending = if self.answer.stopped() && ending == Ending::Length { Ending::Stop } else { ending };
         self.ending = Some(ending);
-        // A stream whose tokens are all there has only its `end` left, which says what it cost: let it come.
+        // A stream that has sent all its tokens still has its `end`, which reports costs, so it stays open.
         if self.cloud.active() && !self.cloud_complete() {
             self.cloud.close();
             fx.push(RelayEffect::CancelCloud);
@@ -281,7 +284,7 @@ impl RelayCore {
     }
 
     fn cancel(&mut self, mut fx: Vec<RelayEffect>) -> Vec<RelayEffect> {
-        // An answer that is all shown only waits for the cloud's `end`: there is nothing to cancel.
+        // If the whole answer is shown, it only waits for the cloud's `end`, and there is nothing to cancel.
         if self.ending.is_none() || self.display.shown() < self.answer.len() {
             self.ending = None;
             self.complete(Ending::Cancelled, "", &mut fx);
@@ -290,7 +293,7 @@ impl RelayCore {
         fx
     }
 
-    /// Until when a finished answer waits for the cloud's `end`.
+    /// Returns until when a finished answer waits for the cloud's `end`.
     fn end_grace(&self) -> Option<Millis> {
         let all_shown = self.display.shown() == self.answer.len();
         let waits = self.ending.is_some() && all_shown && self.cloud.streaming();
@@ -316,7 +319,7 @@ impl RelayCore {
         })));
     }
 
-    /// Whether the device is in a state from which it can still take the answer over.
+    /// Returns whether the device can still take the answer over.
     fn device_can_take_over(&self) -> bool {
         self.device.usable()
             && !matches!(

@@ -1,9 +1,9 @@
-//! How much memory a device's model takes: the whole file where it fits, else as much as the system can give, more and
-//! less as other programs come and go.
+//! How much memory a device's model takes: the whole file if it fits, else as much as the system can give.
+//! The amount changes as other programs start and stop.
 //!
-//! [`Keeper`] decides and has no clock and no I/O; a thread looks once a second and tells the engine. What always holds:
-//! a budget falls as soon as less memory is there, and grows only after that has been so for a while; nothing of a
-//! model is locked in memory.
+//! [`Keeper`] decides, without clock or I/O; a thread reads the memory once a second and tells the engine.
+//! What always holds: a budget shrinks as soon as less memory is available. It grows only after more memory
+//! has been available for a while. Nothing of a model is locked in memory.
 
 use baton_terminal::errln;
 use std::path::Path;
@@ -19,32 +19,32 @@ use crate::ring::memory::Memory;
 use crate::ring::profile::this_memory;
 use crate::ring::shape::{ShapeError, shape_of};
 
-/// What the program takes beside weights, KV cache, reading buffers and text: activations, code.
+/// Bytes the program needs besides weights, KV cache, read buffers and text: activations, code.
 const BESIDE_BYTES: u64 = 12 << 20;
-/// What a device without text takes beside weights and KV cache.
+/// Bytes a device without text needs besides weights and KV cache.
 pub const BUFFER_BYTES: u64 = STREAM_BYTES + BESIDE_BYTES;
-/// What a tokenizer takes for each token of its vocabulary, merges included.
+/// Bytes a tokenizer needs for each token of its vocabulary, merges included.
 const TEXT_TOKEN_BYTES: u64 = 280;
-/// Bytes of a key or value in the device's cache (f32), by those that a shape counts (f16).
+/// A device's cache keeps keys and values in f32 and a shape counts them in f16: the ratio of their bytes.
 pub(crate) const KV_FACTOR: f64 = 2.0;
-/// How often the memory is looked at.
+/// How often the memory is measured.
 const LOOK: Duration = Duration::from_secs(1);
-/// For how long there must be more memory before more is taken.
+/// How long more memory must be available before the budget grows.
 const GROW_AFTER: Duration = Duration::from_secs(10);
-/// Changes of fewer hundredths are not worth reading other pages.
+/// Smaller changes, in percent of the budget, are not worth reading other pages.
 const SHRINK_PERCENT: u64 = 2;
 const GROW_PERCENT: u64 = 2;
-/// Page faults a pass above which the system is taking the model's pages, whatever it says that it can give.
+/// Page faults per pass above which the system is evicting the model's pages, whatever memory it reports.
 const FAULTS_MAX: u64 = 64;
 
-/// What `--memory` says.
+/// The value of `--memory`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryFor {
-    /// What the system can give.
+    /// As much as the system can give.
     Auto,
-    /// The whole file is mapped, as much of it as there may be memory for.
+    /// Map the whole file, even if the memory is too small for all of it.
     All,
-    /// Bytes of weights.
+    /// Keep at most this many bytes of weights in memory.
     Bytes(u64),
 }
 
@@ -76,7 +76,7 @@ impl FromStr for MemoryFor {
     }
 }
 
-/// Why a model cannot be opened.
+/// Why a model could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Its shape cannot be read.
@@ -88,7 +88,7 @@ pub enum OpenError {
 }
 
 impl MemoryFor {
-    /// Tells a planner the limit that a person gave.
+    /// Sets the limit that the user gave in the planner's description of a device.
     pub fn bound(self, device: &mut Device) {
         if let Self::Bytes(bytes) = self {
             device.weight_bytes_max = Some(bytes as f64);
@@ -96,38 +96,41 @@ impl MemoryFor {
     }
 }
 
-/// What reading and writing text takes, for a vocabulary of so many tokens: the head of a ring does.
+/// Returns the bytes needed to read and write text with a vocabulary of this size; the head of a ring does
+/// both.
 pub fn text_bytes(vocab: usize) -> u64 {
     TEXT_TOKEN_BYTES * vocab as u64
 }
 
-/// What a device computes of a model.
+/// The part of a model that a device computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// Tokens of KV cache.
     pub kv_tokens: usize,
-    /// Which layers.
+    /// The layers it computes.
     pub layers: Layers,
-    /// Whether weights are read ahead of computing with them; without, for measurements, each read is waited for.
+    /// Whether weights are read ahead of their use. Without, for measurements, each read is waited for.
     pub reads_ahead: bool,
 }
 
-/// Which layers a device computes.
+/// The layers that a device computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layers {
-    /// All, and the logits.
+    /// All layers, and the logits.
     All,
-    /// Those of a ring's head, and the logits: which, each plan says ([`StreamedWeights::set_layers`]); none before.
+    /// Those of a ring's head, and the logits. Each plan says which layers ([`StreamedWeights::set_layers`]);
+    /// none before the first plan.
     Planned,
-    /// Those of another device of a ring, in the order in which a token passes them.
+    /// Those of another device of a ring, in the order in which a token passes through them.
     Of(Vec<usize>),
 }
 
-/// Opens the model for one engine that computes this share of it. Where not all of that stays in memory, says so in one
-/// line, and follows what the system can give for as long as the model lives.
+/// Opens the model for one engine that computes this share of it. If a part does not stay in memory, writes
+/// one line that says so. With [`MemoryFor::Auto`], the budget then follows the memory that the system can
+/// give as long as the model lives.
 ///
 /// # Errors
-/// [`OpenError`].
+/// [`OpenError`] if the shape cannot be read or the engine refuses the model.
 pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Result<Arc<Model>, OpenError> {
     let (budget_bytes, follows) = match memory {
         MemoryFor::All => return Ok(Model::open_repacked(path, repack)?),
@@ -141,7 +144,7 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
             let layer_kv_bytes = (shape.kv_bytes * KV_FACTOR * share.kv_tokens as f64) as u64;
             let needs = Needs { layers, layer_kv_bytes, text, had: unreclaimable_bytes() };
             let weights = shape.layer_bytes * layers as f64 + ends;
-            // Without rules for this system's memory the file is mapped, as ever.
+            // Without memory rules for this system the file is mapped.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
             let possible = needs.left_for_weights(found.available_bytes, needs.had);
             if weights as u64 + repack <= possible {
@@ -163,10 +166,10 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
     if let Some((needs, _)) = follows {
-        // Its text is there by now, as large as it is.
+        // The text is in memory by now and is counted in what the program holds.
         let needs = Needs { text: 0, had: unreclaimable_bytes(), ..needs };
         let (watched, keeper) = (Arc::downgrade(&model), Keeper::new(budget_bytes));
-        // Where no thread can be had the budget stays as it is.
+        // If no thread can be started, the budget stays as it is.
         let _ = std::thread::Builder::new()
             .name("residency".into())
             .spawn(move || follow(&watched, needs, keeper));
@@ -174,7 +177,7 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
     Ok(model)
 }
 
-/// Bytes in words.
+/// Formats a number of bytes.
 fn size(bytes: u64) -> String {
     if bytes < 1_000_000_000 {
         format!("{:.1} MB", bytes as f64 / 1e6)
@@ -183,7 +186,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// One line, where anything is streamed.
+/// Writes one line if any weights are streamed.
 fn say(weights: &StreamedWeights, found: Option<&Memory>) {
     let stats = weights.stats();
     let read = stats.weight_bytes - stats.resident_bytes;
@@ -201,18 +204,18 @@ fn say(weights: &StreamedWeights, found: Option<&Memory>) {
     );
 }
 
-/// What a program takes beside weights, and what of that it had taken when it was counted.
+/// The bytes a program needs besides weights, and those it held when they were counted.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
     layers: usize,
     layer_kv_bytes: u64,
-    /// What is still to come for text.
+    /// Bytes still to be allocated for text.
     text: u64,
     had: u64,
 }
 
 impl Needs {
-    /// Of what is available, when the program holds `unreclaimable` bytes itself, what can go to weights.
+    /// Returns how much of `available` can go to weights when the program itself holds `unreclaimable` bytes.
     fn left_for_weights(&self, available: u64, unreclaimable: u64) -> u64 {
         let kv_bytes = (self.layers as u64).saturating_mul(self.layer_kv_bytes);
         let bytes = kv_bytes.saturating_add(BUFFER_BYTES).saturating_add(self.text);
@@ -221,7 +224,7 @@ impl Needs {
     }
 }
 
-/// Anonymous memory of this process; 0 where the system does not say.
+/// Returns the anonymous memory of this process in bytes; 0 if the system does not report it.
 fn unreclaimable_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -229,7 +232,7 @@ fn unreclaimable_bytes() -> u64 {
     kilobytes.map_or(0, |kilobytes| kilobytes * 1024)
 }
 
-/// Looks once a second, until the model is gone.
+/// Measures once a second until the model is dropped.
 fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
     let begun = Instant::now();
     loop {
@@ -248,7 +251,7 @@ fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
         let seen = Seen {
             possible_bytes,
             passes: stats.passes,
-            // Pages that come for the first time are no sign of pressure.
+            // Pages that are read for the first time are no sign of memory pressure.
             major_faults: stats.major_faults.filter(|_| stats.cold_bytes == 0),
         };
         if let Some(bytes) = keeper.step(seen, begun.elapsed()) {
@@ -258,34 +261,34 @@ fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
     }
 }
 
-/// What is known at a moment.
+/// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// Bytes of weights that the memory rules allow.
     pub possible_bytes: u64,
     /// Passes so far.
     pub passes: u64,
-    /// Page faults so far that waited for a disk, where that is known and says something.
+    /// Page faults so far that waited for a disk; `None` if unknown or not meaningful.
     pub major_faults: Option<u64>,
 }
 
-/// Decides how many bytes of weights stay in memory. Time is since any fixed moment.
+/// Decides how many bytes of weights stay in memory. Times count from any fixed moment.
 #[derive(Debug, Clone)]
 pub struct Keeper {
     budget: u64,
-    /// More has been possible since then, and at least so much.
+    /// Since when a larger budget has been possible, and the smallest value seen since.
     room: Option<(Duration, u64)>,
-    /// Passes and faults at the last look.
+    /// Passes and faults of the last measurement.
     last: Option<(u64, u64)>,
 }
 
 impl Keeper {
-    /// With the budget that a model was opened with.
+    /// Starts with the budget that the model was opened with.
     pub fn new(budget: u64) -> Self {
         Self { budget, room: None, last: None }
     }
 
-    /// The new budget, where it changes.
+    /// Returns the new budget, or `None` if it does not change.
     pub fn step(&mut self, seen: Seen, now: Duration) -> Option<u64> {
         let pressed = self.pressed(seen);
         let next = if seen.possible_bytes < self.budget - self.budget / 100 * SHRINK_PERCENT {
@@ -305,7 +308,7 @@ impl Keeper {
         Some(next)
     }
 
-    /// Whether the passes since the last look read pages again that should have stayed.
+    /// Whether the passes since the last measurement read pages again that should have stayed in memory.
     fn pressed(&mut self, seen: Seen) -> bool {
         let Some(faults) = seen.major_faults else {
             self.last = None;
@@ -317,7 +320,7 @@ impl Keeper {
         passes > 0 && faults.saturating_sub(faults_before) > FAULTS_MAX * passes
     }
 
-    /// Since when there is more room, and how much at least; none where there is no more than a little.
+    /// Returns since when there is more room and the least of it, or `None` if the gain is too small.
     fn room_since(&mut self, possible: u64, now: Duration) -> Option<(Duration, u64)> {
         if possible < self.budget + self.budget / 100 * GROW_PERCENT + 1 {
             self.room = None;

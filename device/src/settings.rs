@@ -1,7 +1,9 @@
-//! What the device remembers between runs: consent to use the cloud, scenes with their tags, profiles of itself.
+//! Settings that the device remembers between runs: consent to use a cloud, scenes with their tags, and
+//! profiles of the device.
 //!
-//! Small JSON files in one folder, written whole and renamed into place; a broken or missing file means "not known".
-//! Never holds user text or keys. Where the system knows such rights, files and folders made here are the user's alone.
+//! They are small JSON files in one folder, written whole and then renamed into place. A broken or missing
+//! file means "not known". They never hold user text or keys. If the system has such rights, files and
+//! folders made here belong to the user alone.
 
 use baton_protocol::SceneInfo;
 use reqwest::Url;
@@ -17,10 +19,10 @@ const CONSENT_FILE: &str = "consent.json";
 /// Files over this many bytes are not read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why something was not remembered.
+/// Why a setting was not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// No home folder and no folder given.
+    /// There is no home folder, and no folder was given.
     #[error("no folder for settings: pass --config-dir or set {CONFIG_DIR_ENV}")]
     NoFolder,
     /// A file could not be written.
@@ -34,15 +36,16 @@ pub enum SettingsError {
     },
 }
 
-/// What the person said of each cloud, by its origin, such as `https://a.example` or `http://10.0.0.1:8300`.
+/// The user's consent for each cloud, by its origin, such as `https://a.example` or `http://10.0.0.1:8300`.
 ///
-/// A file of earlier versions named no cloud (`{"cloud_allowed": true}`): it counts as if nobody was asked.
+/// Earlier versions wrote a file without the cloud's origin (`{"cloud_allowed": true}`). It counts as no
+/// consent, so the user is asked again.
 #[derive(Default, Serialize, Deserialize)]
 struct Consent {
     clouds: BTreeMap<String, bool>,
 }
 
-/// A scene as fetched last time.
+/// A scene as it was last fetched.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CachedScene {
     /// The cloud it came from.
@@ -53,13 +56,13 @@ pub struct CachedScene {
     pub scene: SceneInfo,
 }
 
-/// The settings folder; without one nothing is known, and nothing can be remembered.
+/// The settings folder. If there is none, nothing is known and nothing can be stored.
 #[derive(Debug, Clone)]
 pub struct Settings {
     folder: Option<PathBuf>,
 }
 
-/// The platform's folder for settings, by its usual environment variables.
+/// Returns the platform's folder for settings, from its usual environment variables.
 pub(crate) fn platform_folder() -> Option<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if cfg!(windows) {
@@ -74,42 +77,43 @@ pub(crate) fn platform_folder() -> Option<PathBuf> {
 }
 
 impl Settings {
-    /// The folder given, or the platform's if it has one.
+    /// Uses the given folder, or the platform's if it has one.
     pub fn open(folder: Option<PathBuf>) -> Self {
         Self { folder: folder.or_else(platform_folder) }
     }
 
-    /// Whether this cloud may be used; `None` if nobody was asked. A cloud is its scheme, host and port.
+    /// Returns whether this cloud may be used; `None` if the user was not asked yet. A cloud is identified by
+    /// scheme, host and port.
     pub fn cloud_allowed(&self, cloud: &Url) -> Option<bool> {
         let consent: Consent = self.read(Path::new(CONSENT_FILE))?;
         consent.clouds.get(&origin(cloud)).copied()
     }
 
-    /// Remembers whether this cloud may be used; what was said of others stays.
+    /// Stores whether this cloud may be used; the answers for other clouds stay.
     ///
     /// # Errors
-    /// [`SettingsError`].
+    /// [`SettingsError`] if there is no folder, or the file cannot be written.
     pub fn allow_cloud(&self, cloud: &Url, allowed: bool) -> Result<(), SettingsError> {
         let mut consent: Consent = self.read(Path::new(CONSENT_FILE)).unwrap_or_default();
         consent.clouds.insert(origin(cloud), allowed);
         self.write(Path::new(CONSENT_FILE), &consent)
     }
 
-    /// The file that keeps what was said of clouds; without it, all are asked about again.
+    /// Returns the path of the consent file. If it is deleted, the user is asked about every cloud again.
     pub fn consent_file(&self) -> Option<PathBuf> {
         self.folder.as_ref().map(|folder| folder.join(CONSENT_FILE))
     }
 
-    /// The scene as it was last fetched from this cloud.
+    /// Returns the scene as it was last fetched from this cloud.
     pub fn scene(&self, cloud: &str, id: &str) -> Option<CachedScene> {
         let cached: CachedScene = self.read(&scene_file(id)?)?;
         (cached.cloud == cloud && cached.scene.id == id && cached.scene.check().is_ok()).then_some(cached)
     }
 
-    /// Remembers a scene.
+    /// Stores a scene.
     ///
     /// # Errors
-    /// [`SettingsError`].
+    /// [`SettingsError`] if there is no folder, or the file cannot be written.
     pub fn remember_scene(&self, scene: &CachedScene) -> Result<(), SettingsError> {
         match scene_file(&scene.scene.id) {
             Some(file) => self.write(&file, scene),
@@ -117,15 +121,15 @@ impl Settings {
         }
     }
 
-    /// What is kept of a profile of this device in a file of this plain name.
+    /// Reads a profile of this device from the file of this plain name.
     pub(crate) fn profile<T: for<'a> Deserialize<'a>>(&self, file: &str) -> Option<T> {
         self.read(&Path::new("profiles").join(file))
     }
 
-    /// Keeps a profile of this device.
+    /// Stores a profile of this device.
     ///
     /// # Errors
-    /// [`SettingsError`].
+    /// [`SettingsError`] if there is no folder, or the file cannot be written.
     pub(crate) fn remember_profile<T: Serialize>(
         &self,
         file: &str,
@@ -148,7 +152,7 @@ impl Settings {
             if let Some(parent) = path.parent() {
                 make_private_folder(parent)?;
             }
-            // Named after the process, so that two programs never write one temporary file.
+            // The process id in the name keeps two programs from writing the same temporary file.
             let partial = path.with_extension(format!("{}.partial", std::process::id()));
             let written = create_private(&partial)
                 .and_then(|mut out| {
@@ -157,7 +161,8 @@ impl Settings {
                 })
                 .and_then(|()| std::fs::rename(&partial, &path));
             if written.is_err() {
-                // A full disk must not be filled further; what cannot be removed either is found by its name.
+                // A full disk must not be filled further. A file that cannot be removed can be found by its
+                // name.
                 drop(std::fs::remove_file(&partial));
             }
             written
@@ -166,12 +171,12 @@ impl Settings {
     }
 }
 
-/// Scheme, host and port of an address in their normal form; a scheme's usual port is left out.
+/// Returns scheme, host and port of an address in their normal form; the scheme's usual port is left out.
 fn origin(cloud: &Url) -> String {
     cloud.origin().ascii_serialization()
 }
 
-/// Makes a folder, with those above it, that is the user's alone; one that is there stays as it is.
+/// Makes a folder and its parents, for the user alone; an existing folder stays as it is.
 fn make_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
@@ -180,9 +185,9 @@ fn make_private_folder(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-/// An empty file that is the user's alone.
+/// Creates an empty file for the user alone.
 fn create_private(path: &Path) -> io::Result<File> {
-    // What a process of the same number has left may be open to others.
+    // A file left by an earlier process with the same id may be open to others.
     drop(std::fs::remove_file(path));
     let mut options = File::options();
     options.write(true).create_new(true);
@@ -191,7 +196,7 @@ fn create_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// The file of a scene; `None` for an id that is no plain file name.
+/// Returns the file of a scene; `None` if its id is not a plain file name.
 fn scene_file(id: &str) -> Option<PathBuf> {
     let plain = !id.is_empty()
         && id.len() <= 64
@@ -217,14 +222,14 @@ mod tests {
         assert_eq!((settings.cloud_allowed(&a), settings.cloud_allowed(&b)), (Some(true), None));
         settings.allow_cloud(&b, false).unwrap();
         assert_eq!((settings.cloud_allowed(&a), settings.cloud_allowed(&b)), (Some(true), Some(false)));
-        // One cloud by several spellings; another scheme or port is another cloud.
+        // The same cloud spelled differently; another scheme or port is another cloud.
         assert_eq!(settings.cloud_allowed(&url("HTTPS://A.example:443")), Some(true));
         for other in ["http://a.example", "https://a.example:8443", "https://a.example.b.example"] {
             assert_eq!(settings.cloud_allowed(&url(other)), None, "{other}");
         }
         let kept = std::fs::read_to_string(settings.consent_file().unwrap()).unwrap();
         assert!(kept.contains("\"https://a.example\": true"), "{kept}");
-        // What was said before clouds were told apart names none.
+        // Consent stored before clouds were told apart names no cloud.
         std::fs::write(settings.consent_file().unwrap(), r#"{"cloud_allowed": true}"#).unwrap();
         assert_eq!(settings.cloud_allowed(&a), None);
     }
@@ -240,7 +245,7 @@ mod tests {
         settings.allow_cloud(&url("https://a.example"), true).unwrap();
         let file = settings.consent_file().unwrap();
         assert_eq!((mode(&folder), mode(&file)), (0o700, 0o600));
-        // A file of an earlier version is closed as soon as it is written again.
+        // A file with wider rights gets its own rights back when it is written again.
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         settings.allow_cloud(&url("https://a.example"), false).unwrap();
         assert_eq!(mode(&file), 0o600);
@@ -271,7 +276,7 @@ mod tests {
         assert!(matches!(none.allow_cloud(&cloud, true), Err(SettingsError::NoFolder)));
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::open(Some(dir.path().to_owned()));
-        // Nothing can be renamed over a folder.
+        // A file cannot be renamed over a folder.
         std::fs::create_dir_all(dir.path().join(CONSENT_FILE).join("in the way")).unwrap();
         assert!(matches!(settings.allow_cloud(&cloud, true), Err(SettingsError::Write { .. })));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no partial file is left");

@@ -1,7 +1,8 @@
-//! The engine's thread: takes commands, runs passes, waits out emulated time, reports.
+//! The engine's thread: takes commands, runs passes, waits for emulated time, sends reports.
 //!
-//! The only place where the local engine meets a clock. Never blocks async code; a dropped report channel drops the
-//! answer. Emulation stretches a pass to max(real, model) and is interrupted by a newer answer.
+//! Only here does the local engine meet a clock. Never blocks async code. If the report channel is dropped,
+//! the answer is dropped. Emulation makes a pass last as long as the emulated machine would need, if that is
+//! longer; a newer answer interrupts the wait.
 
 use crate::local::{EngineCommand, EngineReport, LocalEngine, PassOutcome};
 use baton_engine::StepControl;
@@ -18,13 +19,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Commands that may wait.
+/// Most commands that may wait.
 const COMMANDS_MAX: usize = 64;
-/// Reports that may wait; a full queue pauses the engine.
+/// Most reports that may wait; a full queue pauses the engine.
 const REPORTS_MAX: usize = 1024;
-/// Prefilled tokens when the device's cost is first measured.
+/// Number of tokens prefilled to measure the device's cost at the start.
 const PROBE_TOKENS: usize = 96;
-/// Prefill passes that the device's cost is fitted to.
+/// Number of prefill passes from which the device's cost is fitted.
 const PREFILL_SAMPLES: usize = 128;
 
 enum Message {
@@ -32,10 +33,10 @@ enum Message {
     Command(EngineCommand),
 }
 
-/// Why there is no worker.
+/// Why the worker cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The operating system gives no thread.
+    /// The operating system could not start a thread.
     #[error("start the engine thread")]
     Spawn(#[source] std::io::Error),
     /// The thread is gone.
@@ -43,22 +44,24 @@ pub enum WorkerError {
     Gone,
 }
 
-/// A handle on the engine's thread. Dropping it ends the thread after the pass under way.
+/// A handle of the engine's thread. Dropping it ends the thread after the current pass.
 #[derive(Debug)]
 pub struct EngineWorker {
     messages: Option<SyncSender<Message>>,
     interrupt: Arc<AtomicBool>,
     cost: Arc<Mutex<DeviceCost>>,
     speculation: Arc<Mutex<Option<SpeculationStats>>>,
+    context_tokens: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 impl EngineWorker {
-    /// Starts the thread and measures the device's cost (a few passes, stretched by `emulate`).
+    /// Measures the device's cost with a few passes, then starts the thread; `emulate` slows passes down.
     ///
     /// # Errors
-    /// [`WorkerError::Spawn`].
+    /// [`WorkerError::Spawn`] if the thread cannot be started.
     pub fn start(mut engine: LocalEngine, emulate: PassCost) -> Result<Self, WorkerError> {
+        let context_tokens = engine.capacity();
         let measured = measure(&mut engine, emulate);
         let probe = PrefillSample {
             held: 0.0,
@@ -84,23 +87,29 @@ impl EngineWorker {
             .name("baton-engine".into())
             .spawn(move || thread.run())
             .map_err(WorkerError::Spawn)?;
-        Ok(Self { messages: Some(messages), interrupt, cost, speculation, thread: Some(thread) })
+        let (messages, thread) = (Some(messages), Some(thread));
+        Ok(Self { messages, interrupt, cost, speculation, context_tokens, thread })
     }
 
-    /// What the device costs, as measured so far.
+    /// Returns the most tokens of prompt and answer together.
+    pub fn context_tokens(&self) -> usize {
+        self.context_tokens
+    }
+
+    /// Returns the device's cost as measured so far.
     pub fn cost(&self) -> DeviceCost {
         *self.cost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What came of proposed tokens since the start; none where none are proposed.
+    /// Returns the results of speculation since the start; `None` if no tokens are proposed.
     pub fn speculation(&self) -> Option<SpeculationStats> {
         *self.speculation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new answer: its reports come here, and nobody else's do any more.
+    /// Begins a new answer; from now on all reports go to the returned channel.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// [`WorkerError::Gone`] if the thread has ended.
     pub async fn attach(&self) -> Result<mpsc::Receiver<EngineReport>, WorkerError> {
         let (sender, receiver) = mpsc::channel(REPORTS_MAX);
         self.send(Message::Attach(sender)).await?;
@@ -110,7 +119,7 @@ impl EngineWorker {
     /// Gives a command to the engine.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// [`WorkerError::Gone`] if the thread has ended.
     pub async fn command(&self, command: EngineCommand) -> Result<(), WorkerError> {
         if matches!(command, EngineCommand::Open { .. } | EngineCommand::Stop) {
             self.interrupt.store(true, Ordering::Release);
@@ -118,7 +127,8 @@ impl EngineWorker {
         self.send(Message::Command(command)).await
     }
 
-    /// The engine always reads its queue within one pass, so a full one is waited for briefly.
+    /// Sends a message; if the queue is full, waits until there is room. The engine empties its queue within
+    /// one pass.
     async fn send(&self, message: Message) -> Result<(), WorkerError> {
         let messages = self.messages.as_ref().ok_or(WorkerError::Gone)?;
         let mut message = message;
@@ -138,7 +148,7 @@ impl Drop for EngineWorker {
         self.interrupt.store(true, Ordering::Release);
         self.messages = None;
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has already printed why.
+            // A thread that panicked has already printed its message.
             let _ended = thread.join();
         }
     }
@@ -160,7 +170,7 @@ struct Thread {
     reports: Option<mpsc::Sender<EngineReport>>,
     interrupt: Arc<AtomicBool>,
     cost: Arc<Mutex<DeviceCost>>,
-    /// The newest prefill passes.
+    /// The times of the newest prefill passes.
     prefills: VecDeque<PrefillSample>,
     speculation: Arc<Mutex<Option<SpeculationStats>>>,
 }
@@ -191,7 +201,7 @@ impl Thread {
         }
     }
 
-    /// The next message; times out where the engine has something to look after meanwhile.
+    /// Waits for the next message; times out if the engine has idle work to do.
     fn await_message(&self) -> Result<Message, RecvTimeoutError> {
         match self.engine.idle_every() {
             Some(every) => self.inbox.recv_timeout(every),
@@ -227,7 +237,7 @@ impl Thread {
         let begun = Instant::now();
         let outcome = self.engine.pass(&mut Interruptible(&self.interrupt));
         if outcome.cancelled {
-            // The command that interrupted is already in the queue, or the handle was dropped.
+            // The interrupting command is already in the queue, or the handle was dropped.
             match self.inbox.recv() {
                 Ok(message) => self.pending.push_back(message),
                 Err(_) => self.interrupt.store(false, Ordering::Release),
@@ -242,7 +252,7 @@ impl Thread {
         self.report(outcome.reports);
     }
 
-    /// Waits out emulated time; false when a newer answer interrupted it.
+    /// Waits until `until`; returns false if a newer answer interrupted the wait.
     fn wait(&mut self, until: Instant) -> bool {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -291,7 +301,8 @@ impl Thread {
     }
 }
 
-/// Measures prefill and decoding on a scratch sequence; the emulated machine's figures where those are larger.
+/// Measures prefill and decoding on a temporary sequence; takes the emulated machine's figures if they are
+/// larger.
 fn measure(engine: &mut LocalEngine, emulate: PassCost) -> DeviceCost {
     let mut best = |tokens: usize| {
         (0..2)

@@ -1,4 +1,4 @@
-//! The admin API of a running service, as one of its users.
+//! A client of a running service's admin API, logged in as one of its users.
 
 use anyhow::{Context, ensure};
 use reqwest::{Method, RequestBuilder, header};
@@ -6,22 +6,22 @@ use serde_json::{Value, json};
 
 use crate::http;
 
-/// A user's session: the cookie, and the token that goes with every change.
+/// A user's session: its cookie, and the CSRF token that each change needs.
 #[derive(Debug, Clone)]
 pub struct AdminSession {
     client: reqwest::Client,
     base: String,
-    /// `name=value`.
+    /// The cookie as `name=value`.
     pub cookie: String,
-    /// For the header `x-csrf-token`.
+    /// The token for the header `x-csrf-token`.
     pub csrf: String,
 }
 
 impl AdminSession {
-    /// Logs in at a service at `host:port`.
+    /// Logs in at the service at `host:port`.
     ///
     /// # Errors
-    /// The service does not answer, or refuses.
+    /// Fails if the service does not answer, or refuses.
     pub async fn log_in(address: &str, name: &str, password: &str) -> anyhow::Result<Self> {
         let (client, base) = (http::client(), format!("http://{address}/admin/api/v1"));
         let body = json!({ "name": name, "password": password });
@@ -35,7 +35,7 @@ impl AdminSession {
         Ok(Self { client, base, cookie, csrf })
     }
 
-    /// A request to a path below `/admin/api/v1`, with what stands for the session.
+    /// Makes a request to a path below `/admin/api/v1`, with the session's cookie and token.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.client.request(method, format!("{}{path}", self.base));
         request.header(header::COOKIE, &self.cookie).header("x-csrf-token", &self.csrf)

@@ -1,23 +1,23 @@
-//! HAProxy before several replicas, as a cluster's gateway stands before them.
+//! HAProxy in front of several replicas, like the gateway of a cluster.
 //!
-//! Responses pass through as they come; a request is tried on another replica only while none has begun to answer it: the
-//! connection failed, or the replica is stopping and said 503. Replicas are asked every tenth of a second whether they
-//! take requests.
+//! Responses pass through as they come. A request is tried on another replica only if none has begun to
+//! answer it: the connection failed, or the replica is stopping and answered 503. Ten times a second HAProxy
+//! asks each replica whether it takes requests.
 
 use std::{fmt::Write as _, net::TcpListener, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail};
 use tokio::process::{Child, Command};
 
-/// Free ports are looked for before HAProxy binds them, so another program may be faster.
+/// Most tries to start. A free port is found before HAProxy binds it, so another program may take it first.
 const TRIES: usize = 5;
-/// How long HAProxy may take to listen: a hang guard.
+/// Longest time for HAProxy to listen: a guard against hangs.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// How requests are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
-    /// One after the other.
+    /// To one replica after the other.
     RoundRobin,
     /// By a consistent hash of the scene that a device names in `x-baton-scene`.
     Scene,
@@ -33,7 +33,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Where HAProxy is on this machine.
+    /// Returns the path of HAProxy on this machine, if it is installed.
     #[must_use]
     pub fn program() -> Option<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -41,10 +41,10 @@ impl Balancer {
         folders.map(|folder| folder.join("haproxy")).find(|path| path.is_file())
     }
 
-    /// Starts HAProxy on a free port before replicas at `host:port`.
+    /// Starts HAProxy on a free port in front of replicas at `host:port`.
     ///
     /// # Errors
-    /// It is not installed, or does not start.
+    /// Fails if it is not installed, or does not start.
     pub async fn start(replicas: &[&str], spread: Spread) -> anyhow::Result<Self> {
         let program = Self::program().context("haproxy is not installed")?;
         let scratch = tempfile::tempdir().context("make a folder")?;
@@ -69,16 +69,16 @@ impl Balancer {
         bail!("haproxy found no free port in {TRIES} tries")
     }
 
-    /// Address of the API, for a device.
+    /// Returns the address of the API, for a device.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Replicas that take requests, as HAProxy sees them.
+    /// Returns how many replicas take requests, according to HAProxy.
     ///
     /// # Errors
-    /// HAProxy does not say.
+    /// Fails if HAProxy does not answer.
     pub async fn up(&self) -> anyhow::Result<usize> {
         let figures = crate::http::client().get(format!("http://{}/;csv", self.figures));
         let text = figures.send().await.context("ask haproxy")?;
@@ -95,7 +95,7 @@ impl Balancer {
     }
 }
 
-/// Whether it listens; false where it ended, which is what it does when the port was taken.
+/// Waits until HAProxy listens; returns false if it ended, which it does if the port was taken.
 async fn listens(child: &mut Child, address: &str) -> anyhow::Result<bool> {
     let connect = async {
         loop {

@@ -1,7 +1,7 @@
-//! Programs of others, run to their end: bounded in time, and what they said kept in files.
+//! Runs external programs to their end, with a time limit, and keeps their output in files.
 //!
-//! Always: a program that does not end in time is killed with everything that it started, and the error says which,
-//! after how long, and where its words are.
+//! What always holds: a program that does not end in time is killed together with everything that it started.
+//! The error names the program, the limit and the files with its output.
 
 use std::{
     fs::File,
@@ -13,13 +13,13 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// How often a running program is looked at.
+/// Time between two looks at a running program.
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// A program that has ended by itself.
 #[derive(Debug)]
 pub struct Ended {
-    /// How.
+    /// How it ended.
     pub status: ExitStatus,
     /// What it wrote to standard output.
     pub stdout: String,
@@ -27,16 +27,16 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// Runs a program, at most for `limit`: a hang guard, not a measurement. Its words go to `NAME.out` and `NAME.err` in
-/// `folder` and stay there.
+/// Runs a program for at most `limit`, a guard against hangs. Its output goes to `NAME.out` and `NAME.err` in
+/// `folder` and stays there.
 ///
 /// # Errors
-/// It is not there, or it does not end in time.
+/// Fails if it is not there, or it does not end in time.
 pub fn run(command: &mut Command, name: &str, limit: Duration, folder: &Path) -> anyhow::Result<Ended> {
     run_until(command, name, limit, folder, |begun| begun.elapsed() > limit)
 }
 
-/// The same with another word on when `limit` is over.
+/// Like [`run`], but `over` decides when the limit has passed.
 fn run_until(
     command: &mut Command,
     name: &str,
@@ -47,7 +47,7 @@ fn run_until(
     std::fs::create_dir_all(folder).with_context(|| format!("make `{}`", folder.display()))?;
     let [out, err] = ["out", "err"].map(|end| folder.join(format!("{name}.{end}")));
     let program = command.get_program().to_string_lossy().into_owned();
-    // A group of its own, so that what it starts can be ended with it.
+    // A process group of its own, so that its children can be killed with it.
     command.stdin(Stdio::null()).stdout(file(&out)?).stderr(file(&err)?).process_group(0);
     let mut child = command.spawn().with_context(|| format!("no {program}"))?;
     let begun = Instant::now();
@@ -69,7 +69,7 @@ fn run_until(
     }
 }
 
-/// The last line that is not blank.
+/// Returns the last line that is not blank.
 #[must_use]
 pub fn last_line(text: &str) -> Option<String> {
     text.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned)
@@ -123,7 +123,7 @@ mod tests {
         let script = "sleep 1000 & echo $! >child; echo waiting; wait";
         let folder = tempfile::tempdir().unwrap();
         let (mut command, out) = (sh(script, &folder), folder.path().join("script.out"));
-        // The limit is over as soon as the script has come to its wait, however long it takes to.
+        // The limit passes as soon as the script waits, however long it took to get there.
         let waits = |_| words(&out) == "waiting\n";
         let ended = run_until(&mut command, "script", LIMIT, folder.path(), waits);
         let err = ended.unwrap_err().to_string();

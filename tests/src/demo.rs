@@ -1,10 +1,12 @@
-//! The demo: one question about a long document, answered by the device alone, the cloud alone, and the relay.
+//! The demo: one question about a long document, answered by the device alone, by the cloud alone, and by the
+//! relay.
 //!
-//! Everything measured comes from the programs' own reports and from the proxy between them.
+//! All figures come from the programs' own reports and from the proxy between them.
 
 pub mod ask;
 pub mod emulation;
 pub mod odds;
+mod random;
 mod ring;
 mod table;
 
@@ -30,37 +32,37 @@ use crate::{
     question::{self, Wanted},
 };
 
-/// The demo asks for an answer long enough that the device has a part to write after the cloud's.
+/// Least tokens of the answer, so that the device has a part to write after the cloud's.
 const ANSWER_TOKENS_MIN: usize = 56;
-/// Most tokens an answer may have.
+/// Most tokens of an answer.
 const ANSWER_TOKENS_MAX: usize = 200;
 
-/// Least tokens of a generated document: the models copy from documents of this length without a fault, and are wrong about
-/// one in ten of twice the length (models/README.md).
+/// Least tokens of a generated document. The models copy from documents of this length without errors, and
+/// are wrong about one in ten documents of twice the length (models/README.md).
 pub const DOCUMENT_TOKENS: u32 = 1000;
 
-/// What a person can choose.
+/// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
-    /// Picks document, question and sampling.
+    /// Seed that selects document, question and sampling.
     pub seed: u64,
-    /// One JSON object instead of the table.
+    /// Print one JSON object instead of the table.
     pub json: bool,
-    /// Neither lines about what is done nor answers as they come.
+    /// Print neither the steps nor the answers as they come.
     pub quiet: bool,
-    /// No emulation.
+    /// Do not emulate speeds.
     pub real: bool,
-    /// A document file and a question of the person's own.
+    /// The user's own document file and question.
     pub own: Option<(PathBuf, String)>,
     /// GGUF file of the cloud's model.
     pub cloud_model: PathBuf,
     /// GGUF file of the device's model.
     pub device_model: PathBuf,
-    /// Least length of the generated document.
+    /// Least length of the generated document, in tokens.
     pub document_tokens_min: usize,
 }
 
-/// The four runs and what they were about.
+/// The results of the four runs.
 #[derive(Debug)]
 pub struct Outcome {
     seed: u64,
@@ -71,7 +73,8 @@ pub struct Outcome {
     cloud_alone_wire: Wire,
     relay: Report,
     relay_wire: Wire,
-    random_mask: Report,
+    /// The device alone over sentences chosen at random; `None` for the user's own document.
+    random_sentences: Option<Report>,
 }
 
 /// Bytes between device and cloud during one run.
@@ -82,7 +85,7 @@ struct Wire {
 }
 
 impl Outcome {
-    /// Whether a run gave the right answer; nothing is known about a person's own document.
+    /// Returns whether a run gave the right answer; `None` for the user's own document.
     fn correct(&self, report: &Report) -> Option<bool> {
         is_right(self.expected.as_deref(), report)
     }
@@ -96,7 +99,7 @@ impl Outcome {
             "answer_correct": self.correct(relay),
             "device_alone_correct": self.correct(&self.device_alone),
             "cloud_alone_correct": self.correct(&self.cloud_alone),
-            "random_mask_correct": self.correct(&self.random_mask),
+            "random_sentences_correct": self.random_sentences.as_ref().and_then(|report| self.correct(report)),
             "tokens_from_device": relay.tokens_from_device,
             "tokens_from_cloud": relay.tokens_from_cloud,
             "assist_tokens": relay.assist_tokens,
@@ -134,7 +137,7 @@ pub struct Demo {
     options: DemoOptions,
 }
 
-/// The document on disk, the question, and the right answer where it is known.
+/// The document on disk, the question, and the right answer if it is known.
 struct Task {
     document: PathBuf,
     question: String,
@@ -148,7 +151,7 @@ impl Task {
 }
 
 impl Demo {
-    /// A demo of these options.
+    /// Makes a demo with these options.
     #[must_use]
     pub fn new(options: DemoOptions) -> Self {
         Self { options }
@@ -163,7 +166,7 @@ impl Demo {
     /// Runs the programs and prints the table or the JSON object.
     ///
     /// # Errors
-    /// A program or model is missing, or a run failed; the message says which.
+    /// Fails if a program or model is missing, or a run failed; the message says which.
     pub async fn run(&self) -> anyhow::Result<()> {
         let scratch = tempfile::tempdir().context("make a folder for the demo")?;
         let task = self.task(scratch.path()).await?;
@@ -188,7 +191,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Finds out before anything runs whether the files are there.
+    /// Checks that the files exist, before anything runs.
     fn check_files(&self) -> anyhow::Result<()> {
         let DemoOptions { own, cloud_model, device_model, .. } = &self.options;
         let document = own.iter().map(|(document, _)| document);
@@ -234,8 +237,7 @@ impl Demo {
         let (cloud_alone, cloud_alone_wire) = self.ask_cloud(task, scratch, &["--mode", "cloud"]).await?;
         self.say("\n3. the relay");
         let (relay, relay_wire) = self.ask_cloud(task, scratch, &[]).await?;
-        self.say("\n4. the relay with a random mask of the same size, to see that the sentences matter");
-        let (random_mask, _) = self.ask_cloud(task, scratch, &["--refine-mode", "random"]).await?;
+        let random_sentences = self.ask_about_random_sentences(task, scratch, &relay).await?;
         Ok(Outcome {
             seed: self.options.seed,
             emulated: !self.options.real,
@@ -245,16 +247,41 @@ impl Demo {
             cloud_alone_wire,
             relay,
             relay_wire,
-            random_mask,
+            random_sentences,
         })
     }
 
-    /// Asks with a cloud of its own behind a proxy: a cloud that was asked before would have the document's KV cache.
+    /// Asks with a new cloud behind a proxy; a cloud that was asked before would have the document in its KV
+    /// cache.
     async fn ask_cloud(&self, task: &Task, scratch: &Path, more: &[&str]) -> anyhow::Result<(Report, Wire)> {
         let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
         let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
         let report = self.ask(task, scratch, Some(&proxy), more).await?;
         Ok((report, Wire { up: proxy.count().up(), down: proxy.count().down() }))
+    }
+
+    /// Asks the device alone about sentences chosen at random, as many tokens of them as the relay kept.
+    /// Without a known answer that would show nothing, so it is left out.
+    async fn ask_about_random_sentences(
+        &self,
+        task: &Task,
+        scratch: &Path,
+        relay: &Report,
+    ) -> anyhow::Result<Option<Report>> {
+        if task.expected.is_none() {
+            return Ok(None);
+        }
+        self.say(
+            "\n4. the device alone over as many sentences chosen at random, to see that the sentences matter",
+        );
+        let model = Model::open(&self.options.cloud_model).context("open the cloud's model")?;
+        let text = tokio::fs::read_to_string(&task.document).await.context("read the document")?;
+        let ratio = relay.refined_ratio.unwrap_or(1.0) as f32;
+        let text = random::random_sentences(&model, &text, ratio, self.options.seed)?;
+        let document = scratch.join("random.md");
+        tokio::fs::write(&document, text).await.context("write the sentences chosen at random")?;
+        let task = Task { document, question: task.question.clone(), expected: task.expected.clone() };
+        self.ask(&task, scratch, None, &["--mode", "device"]).await.map(Some)
     }
 
     async fn ask(

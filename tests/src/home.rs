@@ -1,8 +1,10 @@
-//! Devices of a home as processes: a head's state folder, workers that serve it, and what lies between them.
+//! The devices of a home as processes: a head's state folder, workers that serve it, and the links between
+//! them.
 //!
-//! Devices are paired by their codes and find each other by address. Each may be started by a program of its own
-//! choice (one that binds it to a CPU, or puts it into a control group), and every way between two may be a [`Link`]
-//! that is slow. Wall clock only as a hang guard. When a home is dropped, its workers are gone before its folder is.
+//! Devices are paired by their codes and find each other by address. Each may be started by another program,
+//! for example one that binds it to a CPU or puts it into a control group. Every connection between two
+//! devices may be a slow [`Link`]. Wall-clock time is only a guard against hangs. When a home is dropped, its
+//! workers end before its folder is removed.
 
 mod worker;
 
@@ -24,52 +26,52 @@ use crate::demo::ask::{Ask, Report};
 use crate::link::Link;
 use crate::process::{AgentProcess, Running, lines, models_folder, program};
 
-/// A hang guard for whatever one program is to do.
+/// Longest time for one step of a program: a guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
-/// The head's address where links lead to it: one of the loopback addresses that nothing else is bound to.
+/// The head's address if there are links: a loopback address that nothing else is bound to.
 const HEAD: &str = "127.77.0.1:0";
 
-/// The demo's model: five layers.
+/// Returns the path of the demo's model; it has five layers.
 #[must_use]
 pub fn model() -> PathBuf {
     models_folder().join("demo-device.gguf")
 }
 
-/// How one device's program is started.
+/// How to start the program of one device.
 #[derive(Debug, Clone, Default)]
 pub struct Seat {
     /// The device's name.
     pub name: String,
-    /// The program that starts it, with arguments; none to start it as it is.
+    /// A program that starts it, with arguments; empty to start it directly.
     pub launcher: Vec<OsString>,
-    /// More arguments: of `baton ring join` for a worker, of the programs that compute for a head.
+    /// More arguments: for a worker of `baton ring join`, for the head of the programs that compute.
     pub arguments: Vec<OsString>,
 }
 
 impl Seat {
-    /// A device of this name, started as it is.
+    /// Makes a device of this name that is started directly.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
     }
 
-    /// The device bound to one CPU.
+    /// Binds the device to one CPU.
     #[must_use]
     pub fn on_cpu(mut self, cpu: usize) -> Self {
         self.launcher.extend(["taskset".into(), "-c".into(), cpu.to_string().into()]);
         self
     }
 
-    /// One more argument.
+    /// Adds an argument.
     #[must_use]
     pub fn with(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// `baton` as this device starts it, with its output to read.
+    /// Makes the command that starts `baton` for this device, with its output piped.
     ///
     /// # Errors
-    /// It is not built.
+    /// Fails if it is not built.
     pub fn baton(&self) -> anyhow::Result<Command> {
         let program = program("baton")?;
         let mut command = match self.launcher.split_first() {
@@ -85,40 +87,41 @@ impl Seat {
     }
 }
 
-/// What `baton ring bench` is to do.
+/// A task for `baton ring bench`.
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt: usize,
-    /// Tokens to write.
+    /// Number of tokens to write.
     pub tokens: usize,
-    /// Sequences at a time.
+    /// Number of sequences computed together.
     pub sequences: usize,
-    /// The head's threads.
+    /// Number of the head's threads.
     pub threads: usize,
-    /// How long it may take: a hang guard.
+    /// Longest time: a guard against hangs.
     pub limit: Duration,
 }
 
 impl Task {
-    /// A prompt of 96 tokens, one sequence, one thread.
+    /// Makes a task with a prompt of 96 tokens, one sequence and one thread.
     #[must_use]
     pub fn of_tokens(tokens: usize) -> Self {
         Self { prompt: 96, tokens, sequences: 1, threads: 1, limit: HANG }
     }
 }
 
-/// Who computes what.
+/// The plan of a ring.
 #[derive(Debug, Clone)]
 pub enum Planned {
     /// This plan.
     Given(Plan),
-    /// What the planner finds.
+    /// The plan that the planner finds.
     Searched,
 }
 
 impl Planned {
-    /// These devices, the head first, so many layers each, in so many rounds; nothing is kept for reading ahead.
+    /// Makes a plan of these devices, the head first, with this many layers each and this many rounds; no
+    /// memory is kept for reading ahead.
     #[must_use]
     pub fn shares(shares: &[(&str, usize)], rounds: usize) -> Self {
         let share = |(name, layers): &(&str, usize)| Share {
@@ -136,20 +139,21 @@ impl Planned {
 /// A head and its workers.
 #[derive(Debug)]
 pub struct Home {
-    // Dropped in this order: what runs ends before its folder is removed.
-    /// The workers, in the order in which they were named.
+    // Fields are dropped in this order: processes end before their folder is removed.
+    /// The workers, in the given order.
     pub workers: Vec<Worker>,
-    /// The ways to the workers, in the same order, and last the one to the head; none where devices meet directly.
+    /// The links to the workers in the same order, then the link to the head; empty if devices connect
+    /// directly.
     pub links: Vec<Link>,
     head: Seat,
     model: PathBuf,
     scratch: tempfile::TempDir,
 }
 
-/// The next event of this kind that a program prints.
+/// Returns the next event of this kind that a program prints.
 ///
 /// # Errors
-/// The program ends, prints something else than events, or prints none of this kind in time.
+/// Fails if the program ends, prints something that is not an event, or prints no event of this kind in time.
 pub async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> anyhow::Result<Value> {
     let next = async {
         loop {
@@ -164,20 +168,20 @@ pub async fn event(lines: &mut Lines<BufReader<ChildStdout>>, kind: &str) -> any
 }
 
 impl Home {
-    /// A ring of this head and these workers over this model, each paired by a code of its own. All have their folders
-    /// in one of the home's, below `folder`.
+    /// Makes a ring of this head and these workers over this model, each paired by a code of its own. All
+    /// device folders are inside one folder below `folder`.
     ///
     /// # Errors
-    /// A program is not built or does not do its part.
+    /// Fails if a program is not built or does not do its part.
     pub async fn below(folder: &Path, model: PathBuf, head: Seat, seats: &[Seat]) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir_in(folder).context("make a folder for the home")?;
         Self::paired(scratch, model, head, seats).await
     }
 
-    /// The same over a copy of the model: a head writes hashes beside its own.
+    /// Like [`Self::below`], with a copy of the model, because a head writes hashes beside its model.
     ///
     /// # Errors
-    /// As for [`Self::below`].
+    /// The errors of [`Self::below`].
     pub async fn with_copy(folder: &Path, model: &Path, head: Seat, seats: &[Seat]) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir_in(folder).context("make a folder for the home")?;
         let copy = scratch.path().join("model.gguf");
@@ -221,18 +225,18 @@ impl Home {
         Ok(home)
     }
 
-    /// Puts a link before every device, so that each hop of the ring goes through one; without delay at first. Linux
-    /// only: it takes more than one loopback address.
+    /// Puts a link in front of every device, so that each hop of the ring goes through one; without delay at
+    /// first. Linux only, because it needs more than one loopback address.
     ///
     /// # Errors
-    /// A port cannot be had, or the head's list of devices cannot be written.
+    /// Fails if a port cannot be had, or the head's list of devices cannot be written.
     pub fn with_links(mut self) -> anyhow::Result<Self> {
         for worker in &self.workers {
             let link = Link::open(worker.address)?;
             self.lead_through(worker, link.address())?;
             self.links.push(link);
         }
-        // Free now, and at an address of its own: nobody takes it before the head does.
+        // The port is free, and nothing else uses this address, so nobody takes it before the head does.
         let head: SocketAddr = TcpListener::bind(HEAD).and_then(|free| free.local_addr()).context("bind")?;
         let link = Link::open(head)?;
         let options = ["--ring-listen", &head.to_string(), "--ring-address", &link.address().to_string()];
@@ -241,10 +245,10 @@ impl Home {
         Ok(self)
     }
 
-    /// From now on head and other workers reach this one there, and nowhere else.
+    /// Makes the head and the other workers reach this worker only at `address`.
     ///
     /// # Errors
-    /// The head's list of devices cannot be read or written.
+    /// Fails if the head's list of devices cannot be read or written.
     pub fn lead_through(&self, worker: &Worker, address: SocketAddr) -> anyhow::Result<()> {
         let file = self.state().join("peers.json");
         let text = std::fs::read(&file).context("read the peers")?;
@@ -255,24 +259,24 @@ impl Home {
         std::fs::write(&file, stored.to_string()).context("write the peers")
     }
 
-    /// The head's model.
+    /// Returns the head's model.
     #[must_use]
     pub fn model(&self) -> &Path {
         &self.model
     }
 
-    /// The folder of the head's state.
+    /// Returns the folder of the head's state.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.scratch.path().join("head")
     }
 
-    /// The arguments that make this device the ring's head.
+    /// Returns the arguments that make this device the ring's head.
     ///
     /// # Errors
-    /// A given plan cannot be written to its file.
+    /// Fails if a given plan cannot be written to its file.
     fn head_arguments(&self, planned: &Planned) -> anyhow::Result<Vec<OsString>> {
-        // Devices are looked for where they were met alone, so that links are not gone round.
+        // Devices are looked for only at known addresses, so that the links are not bypassed.
         let mut arguments: Vec<OsString> =
             vec!["--ring-no-mdns".into(), "--ring-state".into(), self.state().into()];
         if self.links.is_empty() {
@@ -287,17 +291,17 @@ impl Home {
         Ok(arguments)
     }
 
-    /// The head's folder for settings.
+    /// Returns the head's folder for settings, and makes it.
     fn config(&self) -> anyhow::Result<PathBuf> {
         let folder = self.scratch.path().join("config");
         std::fs::create_dir_all(&folder).context("make a folder for settings")?;
         Ok(folder)
     }
 
-    /// The head as an agent that serves, with one thread.
+    /// Starts the head as an agent that serves, with one thread.
     ///
     /// # Errors
-    /// It does not come to listen.
+    /// Fails if it does not come to listen.
     pub async fn serve(&self, planned: &Planned, more: &[&str]) -> anyhow::Result<AgentProcess> {
         let mut command = self.head.baton()?;
         command.args(["serve", "--ring", "--listen", "127.0.0.1:0", "--threads", "1", "--model"]);
@@ -306,10 +310,10 @@ impl Home {
         AgentProcess::start(&mut command).await
     }
 
-    /// What the head's agent answers to a question about a document, with one thread and without a cloud.
+    /// Asks the head's agent a question about a document, with one thread and without a cloud.
     ///
     /// # Errors
-    /// As [`Ask::run`].
+    /// The errors of [`Ask::run`].
     pub async fn ask(
         &self,
         document: &Path,
@@ -326,28 +330,28 @@ impl Home {
         tokio::time::timeout(HANG, ask.run()).await.context("the answer hangs")?
     }
 
-    /// What this task takes on the ring.
+    /// Runs this task on the ring; returns the figures.
     ///
     /// # Errors
-    /// The head fails.
+    /// Fails if the head fails.
     pub async fn run(&self, task: &Task, planned: &Planned) -> anyhow::Result<Value> {
         finish_within(&mut self.start(task, planned)?, task.limit).await
     }
 
-    /// The same, begun.
+    /// Starts this task on the ring.
     ///
     /// # Errors
-    /// The head does not start.
+    /// Fails if the head does not start.
     pub fn start(&self, task: &Task, planned: &Planned) -> anyhow::Result<Running> {
         let mut command = self.head.bench(&self.model, task)?;
         command.args(self.head_arguments(planned)?);
         Running::start(&mut command)
     }
 
-    /// What this task takes on the head alone.
+    /// Runs this task on the head alone; returns the figures.
     ///
     /// # Errors
-    /// The head fails.
+    /// Fails if the head fails.
     pub async fn alone(&self, task: &Task) -> anyhow::Result<Value> {
         let mut command = self.head.bench(&self.model, task)?;
         command.arg("--alone").args(self.head_arguments(&Planned::Searched)?);
@@ -372,19 +376,19 @@ impl Seat {
     }
 }
 
-/// What a task takes on a device that is in no ring.
+/// Runs a task on a device without a ring; returns the figures.
 ///
 /// # Errors
-/// The device fails.
+/// Fails if the device fails.
 pub async fn alone(model: &Path, task: &Task) -> anyhow::Result<Value> {
     let mut command = Seat::new("alone").bench(model, task)?;
     finish_within(&mut Running::start(command.arg("--alone"))?, task.limit).await
 }
 
-/// The object that a bench prints at its end, which may take so long.
+/// Returns the object that a bench prints at its end, and waits for that at most `limit`.
 ///
 /// # Errors
-/// The program fails, or takes longer.
+/// Fails if the program fails, or takes longer.
 pub async fn finish_within(child: &mut Running, limit: Duration) -> anyhow::Result<Value> {
     let answer = answer(child, limit).await;
     let status = tokio::time::timeout(HANG, child.wait()).await.context("the bench does not end")??;
@@ -394,10 +398,10 @@ pub async fn finish_within(child: &mut Running, limit: Duration) -> anyhow::Resu
     answer
 }
 
-/// The object, as soon as it is printed; the program is about to end then.
+/// Returns the object as soon as it is printed; the program then still has to end.
 ///
 /// # Errors
-/// It is not printed, or not within `limit`.
+/// Fails if it is not printed, or not within `limit`.
 pub async fn answer(child: &mut Running, limit: Duration) -> anyhow::Result<Value> {
     let mut said = lines(child)?;
     let line = tokio::time::timeout(limit, said.next_line()).await.context("the bench hangs")??;

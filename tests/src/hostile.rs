@@ -1,7 +1,8 @@
-//! Clients that mean harm, and a neighbour who does not: for the suite `hostile` and the bench of the same name.
+//! Hostile clients, and a well-behaved neighbour, for the suite `hostile` and the bench of the same name.
 //!
-//! Every attack is over raw sockets of its own addresses of the loopback network, so that limits by address meet them and
-//! not the neighbour. Always: an attack ends when the server has cut it off, and says how long that took.
+//! Every attack uses raw sockets with its own loopback addresses, so that limits by address hit the attack
+//! and not the neighbour. What always holds: an attack ends when the server cuts it off, and reports how long
+//! that took.
 
 pub mod bodies;
 pub mod logins;
@@ -21,32 +22,32 @@ use tokio::time::Instant;
 
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
-/// Between two bytes of a slow sender.
+/// Time between two bytes of a slow sender.
 const TRICKLE: Duration = Duration::from_secs(1);
-/// What a reader that never reads offers the server to send into.
+/// Size of the receive buffer of a client that never reads.
 const SMALL_BUFFER: u32 = 4096;
 
 /// One way to misuse a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attack {
-    /// Connects and says nothing.
+    /// Connects and sends nothing.
     Idle,
-    /// One byte of a head a second.
+    /// Sends one byte of a request head each second.
     SlowHead,
-    /// A head, then one byte of the body a second.
+    /// Sends a head, then one byte of the body each second.
     SlowBody,
-    /// Asks again and again and never reads a reply.
+    /// Sends requests without end and never reads a reply.
     NeverReads,
-    /// Two lengths for one body.
+    /// Sends two lengths for one body.
     TwoLengths,
-    /// A body that never ends, in chunks.
+    /// Sends a chunked body that never ends.
     EndlessBody,
-    /// A small gzip body that inflates to very much.
+    /// Sends a small gzip body that inflates to a very large one.
     GzipBomb,
 }
 
 impl Attack {
-    /// All of them.
+    /// All attacks.
     pub const ALL: [Attack; 7] = [
         Attack::Idle,
         Attack::SlowHead,
@@ -57,7 +58,7 @@ impl Attack {
         Attack::GzipBomb,
     ];
 
-    /// The status that the server may answer before it closes; none: it closes without a word.
+    /// Returns the status that the server may answer before it closes; `None` if it closes without an answer.
     #[must_use]
     pub fn status(self) -> Option<&'static str> {
         match self {
@@ -71,7 +72,7 @@ impl Attack {
     /// Attacks `server` from the loopback address `127.0.0.host` until it is cut off.
     ///
     /// # Errors
-    /// It was not cut off, or answered with what it should not.
+    /// Fails if it was not cut off, or got an answer that it should not get.
     pub async fn run(self, server: SocketAddr, host: u8) -> anyhow::Result<Cut> {
         let begun = Instant::now();
         let stream = connect(server, host, self).await.with_context(|| format!("{self:?}: connect"))?;
@@ -82,13 +83,13 @@ impl Attack {
         match (self.status(), reply.split(' ').nth(1)) {
             (_, None) => Ok(cut),
             (Some(want), Some(have)) if want == have => Ok(cut),
-            // What it asked for is answered, as far as it fits.
+            // Its requests are answered as far as the replies fit.
             (None, Some("200")) if self == Attack::NeverReads => Ok(cut),
             (_, Some(have)) => bail!("{self:?} was answered with {have}: {reply}"),
         }
     }
 
-    /// Does its worst until the connection ends; gives what the server said.
+    /// Runs the attack until the connection ends; returns the server's reply.
     async fn play(self, stream: TcpStream) -> String {
         let (mut reader, mut writer) = stream.into_split();
         let sending = async {
@@ -119,7 +120,7 @@ impl Attack {
             }
         };
         if self == Attack::NeverReads {
-            // Its end is that it cannot send any more.
+            // It ends when it cannot send any more.
             sending.await;
             return String::new();
         }
@@ -135,11 +136,11 @@ impl Attack {
 /// The end of an attack.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
-    /// How long it lasted.
+    /// How long the attack lasted.
     pub after: Duration,
 }
 
-/// A gzip body that inflates a thousandfold, to 30 MiB of blanks.
+/// Returns a gzip body that inflates a thousandfold, to 30 MiB of blanks.
 fn bomb() -> &'static [u8] {
     static BOMB: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut packed = GzEncoder::new(Vec::new(), Compression::best());
@@ -149,7 +150,7 @@ fn bomb() -> &'static [u8] {
     &BOMB
 }
 
-/// What a bomb inflates to.
+/// Inflated size of the gzip body.
 const BOMB_BYTES: usize = 30 << 20;
 
 fn head(fields: &str) -> Vec<u8> {
@@ -158,7 +159,7 @@ fn head(fields: &str) -> Vec<u8> {
 
 async fn connect(server: SocketAddr, host: u8, attack: Attack) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // Elsewhere than on Linux only 127.0.0.1 is there unasked.
+    // On systems other than Linux, only 127.0.0.1 works without setup.
     if cfg!(target_os = "linux") {
         socket.bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)), 0))?;
     }
@@ -168,7 +169,7 @@ async fn connect(server: SocketAddr, host: u8, attack: Attack) -> std::io::Resul
     socket.connect(server).await
 }
 
-/// Sends the beginning, then one byte a second, until nobody takes it.
+/// Sends the beginning, then one byte a second, until the connection fails.
 async fn trickle(writer: &mut (impl AsyncWriteExt + Unpin), begin: &[u8]) {
     let mut sent = writer.write_all(begin).await;
     while sent.is_ok() {
@@ -177,23 +178,23 @@ async fn trickle(writer: &mut (impl AsyncWriteExt + Unpin), begin: &[u8]) {
     }
 }
 
-/// Sends the same again and again until nobody takes it.
+/// Sends the same bytes again and again until the connection fails.
 async fn repeat(writer: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) {
     while writer.write_all(bytes).await.is_ok() {}
 }
 
-/// One request of somebody who behaves.
+/// The result of one well-behaved request.
 #[derive(Debug, Clone, Copy)]
 pub struct Served {
-    /// Until the first token was here.
+    /// Time to the first token.
     pub ttft: Duration,
 }
 
-/// Asks for a short answer to a letter of so many sentences (some 9 tokens each) and waits for its end; `turn` makes
-/// prompts differ.
+/// Asks for a short answer to a letter of this many sentences (about 9 tokens each), and waits for its end.
+/// `turn` makes the prompts differ.
 ///
 /// # Errors
-/// Whatever keeps the answer from being whole.
+/// Fails if the answer is not whole.
 pub async fn neighbour(server: SocketAddr, turn: usize, sentences: usize) -> anyhow::Result<Served> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(server).await.context("connect")?;

@@ -1,14 +1,14 @@
-//! A client for services on the loopback, in plain HTTP.
+//! Makes a client for services on the loopback, in plain HTTP.
 
 use std::time::Duration;
 
-/// A client that speaks no TLS, so that it also works where there are no root certificates.
+/// Makes a client without TLS, so that it also works if there are no root certificates.
 ///
 /// # Panics
-/// Never: a client without TLS roots can always be built.
+/// Never, because a client without TLS roots can always be built.
 #[must_use]
 pub fn client() -> reqwest::Client {
-    // A second installation fails and changes nothing: the first provider stays.
+    // A second installation fails and leaves the first provider in place.
     let _already_installed = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().tls_certs_only([]).connect_timeout(Duration::from_secs(60));
     builder.build().expect("a client without TLS roots can be built")

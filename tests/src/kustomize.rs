@@ -1,13 +1,14 @@
-//! Kubernetes manifests as kustomize renders them, by kustomize itself or by the one in kubectl; without a cluster.
+//! Renders Kubernetes manifests with kustomize, or the one in kubectl; needs no cluster.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 
-/// Why a test is skipped where [`renderer`] finds nothing.
+/// Why a test is skipped if [`renderer`] finds nothing.
 pub const MISSING: &str = "no kustomize and no kubectl with a kustomize of version 5 is on the path";
 
-/// The words before the folder; none where this machine has no kustomize that knows components.
+/// Returns the command to put before the folder; `None` if this machine has no kustomize that knows
+/// components.
 #[must_use]
 pub fn renderer() -> Option<&'static [&'static str]> {
     let says = |words: &[&str]| {
@@ -24,7 +25,7 @@ pub fn renderer() -> Option<&'static [&'static str]> {
 /// Renders the kustomization of a folder to YAML.
 ///
 /// # Errors
-/// It does not render, or only with a warning.
+/// Fails if it does not render, or renders with a warning.
 pub fn render(renderer: &[&str], folder: &Path) -> anyhow::Result<String> {
     let out =
         Command::new(renderer[0]).args(&renderer[1..]).arg(folder).output().context("run the renderer")?;

@@ -1,11 +1,12 @@
-//! The end-to-end harness: starts the real programs, drives them, breaks them. The demo is this harness with a face.
+//! The end-to-end harness: starts the real programs, drives them, breaks them. The demo is built on it.
 //!
-//! Never a part of the product: nothing in `cloud` or `device` depends on it.
-//! Invariant: every process and socket it opens is closed when its handle is dropped, also after a panic.
+//! Never part of the product: nothing in `cloud` or `device` depends on it. What always holds: every process
+//! and socket that it opens is closed when its handle is dropped, also after a panic.
 
 pub mod admin;
 pub mod balancer;
 pub mod child;
+pub mod clients;
 pub mod demo;
 pub mod home;
 pub mod hostile;

@@ -1,8 +1,8 @@
-//! A TCP link that is as slow as a home's network: every byte arrives a set time after it was sent, and no more of
-//! them a second than the line carries.
+//! A TCP link with the speed of a home network: every byte arrives a set time after it was sent, at most at a
+//! set rate.
 //!
-//! Changes no byte and their order; forwards as many connections as come. Threads, not tasks: a timer of an executor
-//! is coarser than the hops that are measured through this. Closed when dropped.
+//! Changes neither bytes nor their order, and forwards any number of connections. Uses threads, because the
+//! timer of an async executor is coarser than the hops measured through a link. Closed when dropped.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,17 +13,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-/// Bytes that are read at once, and pieces of them that may be under way in one direction.
+/// Most bytes read at once; then the most pieces that may be on the way in one direction.
 const READ_BYTES: usize = 64 << 10;
 const PIECES_MAX: usize = 1024;
-/// A system, and most of all a virtual one, wakes a sleeping thread late by less than this; the rest is waited for awake.
+/// A system, in particular a virtual one, wakes a sleeping thread late by less than this. So the last part of
+/// a wait does not sleep.
 const AWAKE: Duration = Duration::from_millis(1);
 
-/// How slow it is now.
+/// The current speed of a link.
 #[derive(Debug, Default)]
 struct Slowness {
     delay_ns: AtomicU64,
-    /// 0 for no bound.
+    /// The rate; 0 means no limit.
     bytes_per_s: AtomicU64,
     ended: AtomicBool,
 }
@@ -38,7 +39,7 @@ pub struct Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.slowness.ended.store(true, Ordering::Release);
-        // Wakes the thread that waits for connections; where that fails it has ended.
+        // Wakes the thread that waits for connections; if this fails, the thread has ended.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -47,7 +48,7 @@ impl Link {
     /// Listens on a free loopback port and forwards every connection to `target`, without delay at first.
     ///
     /// # Errors
-    /// No port or no thread can be had.
+    /// Fails if no port or no thread can be had.
     pub fn open(target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("bind a link")?;
         let address = listener.local_addr().context("read the link's address")?;
@@ -60,13 +61,13 @@ impl Link {
         Ok(Self { address, slowness })
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on bytes arrive so much later, each way, and so many a second at most.
+    /// Sets the delay of bytes in each direction, and their rate; `None` means no limit.
     pub fn set(&self, delay: Duration, bytes_per_s: Option<u64>) {
         self.slowness.delay_ns.store(delay.as_nanos() as u64, Ordering::Release);
         self.slowness.bytes_per_s.store(bytes_per_s.unwrap_or(0), Ordering::Release);
@@ -78,7 +79,7 @@ fn accept(listener: &TcpListener, target: SocketAddr, slowness: &Arc<Slowness>) 
         if slowness.ended.load(Ordering::Acquire) {
             return;
         }
-        // Who connects sees the end of the line where there is nobody behind it.
+        // If nothing listens at the target, the caller's connection is closed.
         if let Ok(there) = TcpStream::connect(target) {
             let _ = forward(&here, &there, slowness).and_then(|()| forward(&there, &here, slowness));
         }
@@ -97,7 +98,7 @@ fn forward(from: &TcpStream, to: &TcpStream, slowness: &Arc<Slowness>) -> std::i
     Ok(())
 }
 
-/// Reads pieces and says when each is to arrive.
+/// Reads pieces and sets when each must arrive.
 fn read(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, slowness: &Slowness) {
     let mut line_free = Instant::now();
     let mut buffer = vec![0; READ_BYTES];
@@ -114,7 +115,7 @@ fn read(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, slowness:
     }
 }
 
-/// Writes each piece when it is due; what cannot be written ends the direction.
+/// Writes each piece when it is due; a failed write ends this direction.
 fn write(mut to: TcpStream, from: &TcpStream, due: &Receiver<(Instant, Vec<u8>)>) {
     while let Ok((when, bytes)) = due.recv() {
         wait_until(when);
@@ -122,7 +123,7 @@ fn write(mut to: TcpStream, from: &TcpStream, due: &Receiver<(Instant, Vec<u8>)>
             break;
         }
     }
-    // Either side may be gone already.
+    // Either side may have closed already.
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
 }
@@ -141,7 +142,7 @@ fn wait_until(when: Instant) {
 mod tests {
     use super::*;
 
-    /// A connection through a link, and its other end.
+    /// Makes a link with a connection through it; returns both ends.
     fn through() -> (Link, TcpStream, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let link = Link::open(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A cloud and a device on the demo models, set up for runs in virtual time.
+//! A cloud and a device with the demo models, for runs in virtual time.
 
 use std::{path::Path, sync::Arc};
 
@@ -22,12 +22,12 @@ use crate::{
 
 /// Name of the scene that the simulated cloud serves.
 const SCENE: &str = "suite";
-/// The device's KV cache.
+/// Tokens in the device's KV cache.
 const DEVICE_KV_TOKENS: usize = 4096;
 
-/// The virtual phone: the demo's.
+/// The speed of the virtual phone, the same as in the demo.
 pub const PHONE: PassCost = emulation::PHONE.pass_cost();
-/// The virtual cloud: the demo's.
+/// The speed of the virtual cloud, the same as in the demo.
 pub const CLOUD: PassCost = emulation::CLOUD.pass_cost();
 
 /// A cloud and a device.
@@ -39,7 +39,7 @@ pub struct Pair {
     scene: SceneSettings,
 }
 
-/// What is asked of the pair.
+/// A question for the pair.
 #[derive(Debug, Clone)]
 pub struct Question {
     /// The prompt.
@@ -48,14 +48,14 @@ pub struct Question {
     pub sampling: Sampling,
     /// Most tokens of the answer.
     pub tokens_max: usize,
-    /// L; none: as the cloud chooses.
+    /// L; `None` lets the cloud choose.
     pub assist_tokens: Option<u32>,
-    /// Mode of the refiner; none: the default.
+    /// Mode of the refiner; `None` for the default.
     pub refine_mode: Option<String>,
 }
 
 impl Question {
-    /// A question about a document, in the layout that the demo models know.
+    /// Makes a question about a document, in the layout that the demo models know.
     #[must_use]
     pub fn about(document: &Document, question: &str, tokens_max: usize) -> Self {
         let segments = vec![
@@ -70,17 +70,18 @@ impl Question {
 /// Opens a demo model by its file name in `models/`.
 ///
 /// # Errors
-/// The file is missing or damaged.
+/// Fails if the file is missing or damaged.
 pub fn demo_model(name: &str) -> anyhow::Result<Arc<Model>> {
     let path = models_folder().join(name);
     Model::open(Path::new(&path)).with_context(|| format!("open {}", path.display()))
 }
 
 impl Pair {
-    /// A cloud with `cloud_model` and a device with `device_model`; `ratio` is the scene's r, 1 for no refinement.
+    /// Makes a cloud with `cloud_model` and a device with `device_model`; `ratio` is the scene's r, 1 for no
+    /// refinement.
     ///
     /// # Errors
-    /// An engine cannot be set up.
+    /// Fails if an engine cannot be set up.
     pub fn new(
         cloud_model: Arc<Model>,
         device_model: Arc<Model>,
@@ -92,10 +93,10 @@ impl Pair {
         Self::over(cloud_model, device, ratio, corrector)
     }
 
-    /// The same with a device that computes by other means than an engine of its own.
+    /// Like [`Self::new`], with a device that computes by other means than its own engine.
     ///
     /// # Errors
-    /// The cloud's engine cannot be set up.
+    /// Fails if the cloud's engine cannot be set up.
     pub fn over(
         cloud_model: Arc<Model>,
         device: LocalEngine,
@@ -115,7 +116,7 @@ impl Pair {
         Ok(Self { cloud, device, scene })
     }
 
-    /// The request that a device sends.
+    /// Makes the request that a device sends.
     #[must_use]
     pub fn request(&self, question: &Question) -> AssistRequest {
         let device = DeviceInfo {
@@ -144,10 +145,10 @@ impl Pair {
         }
     }
 
-    /// Answers by the relay.
+    /// Answers the question by the relay.
     ///
     /// # Errors
-    /// The answer does not end, or leaves something behind.
+    /// Fails if the answer does not end, or leaves the cloud busy.
     pub fn relay(&mut self, question: &Question, line: Line) -> anyhow::Result<Told> {
         let request = self.request(question);
         let core = self.core(question);
@@ -192,7 +193,7 @@ impl Pair {
     }
 }
 
-/// The engine's sampling of a request's.
+/// Converts a request's sampling to the engine's.
 fn sampling(sampling: &Sampling) -> SamplingParams {
     SamplingParams {
         temperature: sampling.temperature,

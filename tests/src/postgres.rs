@@ -1,7 +1,7 @@
-//! A private PostgreSQL for one test: a folder of its own, a unix socket, no TCP unless it is asked for, gone at the end.
+//! A private PostgreSQL for one test: its own folder, a unix socket, TCP only on request, removed at the end.
 //!
-//! PostgreSQL refuses to run as root; where the tests do, it runs as `postgres` or `nobody`.
-//! Never touches a server that is there already.
+//! PostgreSQL refuses to run as root; if the tests run as root, it runs as `postgres` or `nobody`. Never
+//! touches an existing server.
 
 use std::{
     net::TcpListener,
@@ -13,21 +13,22 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
-/// How long the server may take to start or to stop: a hang guard.
+/// Longest time to start or stop the server: a guard against hangs.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The server's own superuser.
+/// The server's superuser.
 const ROLE: &str = "baton";
-/// Free ports are looked for before PostgreSQL binds them, so another program may be faster.
+/// Most tries to start. A free port is found before PostgreSQL binds it, so another program may take it
+/// first.
 const TRIES: usize = 5;
 
-/// How a server can be reached besides its unix socket, over which PostgreSQL never speaks TLS.
+/// How the server can be reached in addition to its unix socket, over which PostgreSQL never speaks TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
-    /// Not at all.
+    /// In no other way.
     Socket,
-    /// By TCP on loopback, in the clear.
+    /// By TCP on loopback, not encrypted.
     Tcp,
-    /// By TCP on loopback, with TLS where a client asks for it.
+    /// By TCP on loopback, with TLS if a client asks for it.
     Tls {
         /// The server's certificate, PEM.
         certificate: String,
@@ -44,22 +45,22 @@ struct Account {
     group: u32,
 }
 
-/// A server of the test's own; stopped when dropped.
+/// A private server; stopped when dropped.
 #[derive(Debug)]
 pub struct Postgres {
     folder: tempfile::TempDir,
     programs: PathBuf,
     account: Option<Account>,
-    /// With TCP.
+    /// The TCP port, if it listens on TCP.
     port: Option<u16>,
     tls: bool,
     server: Option<Child>,
 }
 
-/// The folder with `initdb` and `postgres`: the newest that Debian installed, or one of the path.
+/// Finds the folder with `initdb` and `postgres`: the newest that Debian installed, or one in the path.
 ///
 /// # Errors
-/// There is none; the message is the reason to skip a test for.
+/// Fails if there is none; the message is the reason to skip a test.
 pub fn programs() -> anyhow::Result<PathBuf> {
     let debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().filter_map(Result::ok);
     let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
@@ -76,15 +77,15 @@ impl Postgres {
     /// Makes a database cluster and starts it.
     ///
     /// # Errors
-    /// PostgreSQL is not installed, there is no account for it, or it does not start.
+    /// Fails if PostgreSQL is not installed, there is no account for it, or it does not start.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_with(&Reach::Socket)
     }
 
-    /// The same, reached as asked.
+    /// Like [`Postgres::start`], and makes the server reachable as asked.
     ///
     /// # Errors
-    /// As for [`Postgres::start`].
+    /// The errors of [`Postgres::start`].
     pub fn start_with(reach: &Reach) -> anyhow::Result<Self> {
         let mut postgres = Self::prepare()?;
         if let Reach::Tls { certificate, key } = reach {
@@ -108,7 +109,7 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// The files of a server that does not run yet.
+    /// Makes the files of a server, without starting it.
     fn prepare() -> anyhow::Result<Self> {
         let programs = programs()?;
         let folder = tempfile::Builder::new().prefix("pg").tempdir().context("make a folder")?;
@@ -149,10 +150,10 @@ impl Postgres {
         Ok(())
     }
 
-    /// Starts the server after [`Postgres::stop`], with what it held.
+    /// Starts the server again after [`Postgres::stop`], with its data.
     ///
     /// # Errors
-    /// It does not start in time.
+    /// Fails if it does not start in time.
     pub fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "the server runs already");
         let mut settings = vec!["fsync=off".to_owned(), "unix_socket_permissions=0777".to_owned()];
@@ -194,10 +195,10 @@ impl Postgres {
         bail!("postgres is not ready after {} s: {}", LIMIT.as_secs(), self.log())
     }
 
-    /// Stops the server as an administrator would in a hurry: open connections are closed at once.
+    /// Stops the server in its fast mode: open connections are closed at once.
     ///
     /// # Errors
-    /// It does not stop.
+    /// Fails if it does not stop.
     pub fn stop(&mut self) -> anyhow::Result<()> {
         let Some(mut server) = self.server.take() else { return Ok(()) };
         let out = self
@@ -213,15 +214,15 @@ impl Postgres {
         Ok(())
     }
 
-    /// Where the server is, for `--database`.
+    /// Returns the server's address for `--database`.
     #[must_use]
     pub fn url(&self) -> String {
         let port = self.port.map(|port| format!(":{port}")).unwrap_or_default();
         format!("postgres://{ROLE}@localhost{port}/postgres?host={}", self.folder.path().display())
     }
 
-    /// The same server by TCP under the name `host`, with further options such as `sslmode=require`; none where it does
-    /// not listen there.
+    /// Returns the server's TCP address with the name `host` and further options such as `sslmode=require`;
+    /// `None` if it does not listen on TCP.
     #[must_use]
     pub fn tcp_url(&self, host: &str, options: &str) -> Option<String> {
         Some(format!("postgres://{ROLE}@{host}:{}/postgres?{options}", self.port?))
@@ -235,7 +236,7 @@ impl Postgres {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default().trim().to_owned()
     }
 
-    /// One of PostgreSQL's programs, as the account that may run it.
+    /// Makes a command for one of PostgreSQL's programs, run by the account that may run it.
     fn command(&self, name: &str) -> Command {
         let program = self.programs.join(name);
         let mut command = match &self.account {
@@ -272,7 +273,7 @@ fn is_root() -> anyhow::Result<bool> {
     Ok(Path::new("/proc/self").metadata().context("look at the own process")?.uid() == 0)
 }
 
-/// The account that PostgreSQL runs as where the tests run as root.
+/// Finds the account for PostgreSQL if the tests run as root.
 fn unprivileged() -> anyhow::Result<Account> {
     let text = std::fs::read_to_string("/etc/passwd").context("read the accounts")?;
     let account = |wanted: &str| {

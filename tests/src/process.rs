@@ -1,4 +1,4 @@
-//! Real programs as child processes: where they are, how they start, and that they end.
+//! Real programs as child processes: finds them, starts them, and ends them.
 
 use std::{
     ffi::OsString,
@@ -14,19 +14,19 @@ use tokio::{
     process::{Child, ChildStdout, Command},
 };
 
-/// How long a program may take to print its address: a hang guard, not a measurement.
+/// Longest time for a program to print its address: a guard against hangs, not a measurement.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long a program may take to stop: a hang guard beyond every drain.
+/// Longest time for a program to stop: a guard against hangs, longer than any drain.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
 
-/// How long a killed program may take to be gone: it may be reading from a slow disk.
+/// Longest time for a killed program to end; it may be reading from a slow disk.
 const GONE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The path of a program that this workspace builds, beside the running executable.
+/// Returns the path of a program of this workspace, beside the running executable.
 ///
 /// # Errors
-/// The program has not been built; the message names the command that builds it.
+/// Fails if the program has not been built; the message names the command that builds it.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("find the running program")?;
     let mut folder = own.parent().context("the running program has no folder")?;
@@ -40,29 +40,30 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The folder with the demo models: `models` of this checkout.
+/// Returns the folder with the demo models: `models` of this checkout.
 #[must_use]
 pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")
 }
 
-/// What a program prints, line by line.
+/// Returns the lines that a program prints.
 ///
 /// # Errors
-/// Its output was taken before, or is not a pipe.
+/// Fails if its output was taken before, or is not a pipe.
 pub fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
     Ok(BufReader::new(child.stdout.take().context("the program has no output, or it was taken")?).lines())
 }
 
-/// A program that runs. When dropped it is killed, and gone: nothing of it writes to a folder that is removed next.
+/// A running program. When dropped it is killed and has ended, so that it writes nothing to a folder that is
+/// removed next.
 #[derive(Debug)]
 pub struct Running(Child);
 
 impl Running {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// Fails if it cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         let child = command.kill_on_drop(true).spawn();
         let name = command.as_std().get_program().to_string_lossy();
@@ -103,10 +104,10 @@ pub struct AgentProcess {
 }
 
 impl AgentProcess {
-    /// Starts the agent by this command and waits until it listens.
+    /// Starts the agent with this command and waits until it listens.
     ///
     /// # Errors
-    /// It does not start, ends before it listens, or does not listen in time.
+    /// Fails if it does not start, ends before it listens, or does not listen in time.
     pub async fn start(command: &mut Command) -> anyhow::Result<Self> {
         let mut child = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         let mut lines = lines(&mut child)?;
@@ -120,21 +121,21 @@ impl AgentProcess {
         };
         let url = tokio::time::timeout(START_LIMIT, listening).await;
         let url = url.context("baton serve does not listen in time")??;
-        // Whatever else it says is taken from it, so that it never waits for a reader.
+        // The rest of its output is read too, so that it never waits for a reader.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Ok(Self { child, url })
     }
 
-    /// Where it listens.
+    /// Returns the URL on which it listens.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status, if it has ended.
     ///
     /// # Errors
-    /// The system does not say.
+    /// Fails if the system does not report it.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.child.try_wait().context("look at baton serve")
     }
@@ -148,26 +149,26 @@ pub struct CloudProcess {
 }
 
 impl CloudProcess {
-    /// Starts the cloud service on a free port of the loopback interface, with a database of its own in memory.
+    /// Starts the cloud service on a free port of the loopback interface, with its own database in memory.
     ///
     /// # Errors
-    /// The program is not built, does not start, or ends before it prints its address.
+    /// Fails if the program is not built, does not start, or ends before it prints its address.
     pub async fn start(model: &Path, options: &[OsString]) -> anyhow::Result<Self> {
         Self::start_on(model, ":memory:", options).await
     }
 
-    /// The same over a database that others may open too.
+    /// Like [`Self::start`], over a database that other processes may open too.
     ///
     /// # Errors
-    /// As for [`Self::start`].
+    /// The errors of [`Self::start`].
     pub async fn start_on(model: &Path, database: &str, options: &[OsString]) -> anyhow::Result<Self> {
         Self::start_at("127.0.0.1:0", database, model, options).await
     }
 
-    /// The same at an address that may have been another process' before.
+    /// Like [`Self::start_on`], at an address that another process may have used before.
     ///
     /// # Errors
-    /// As for [`Self::start`].
+    /// The errors of [`Self::start`].
     pub async fn start_at(
         listen: &str,
         database: &str,
@@ -182,7 +183,7 @@ impl CloudProcess {
             .args(["--listen", listen, "--database", database, "--json"])
             .args(options)
             .env("RUST_LOG", "error")
-            // As in the image.
+            // The same setting as in the container image.
             .env("MALLOC_ARENA_MAX", "4")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -201,24 +202,25 @@ impl CloudProcess {
         Ok(Self { child, address })
     }
 
-    /// `host:port` of the service.
+    /// Returns `host:port` of the service.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The number that the system knows the process by.
+    /// Returns the process id.
     ///
     /// # Errors
-    /// It has ended.
+    /// Fails if it has ended.
     pub fn pid(&self) -> anyhow::Result<u32> {
         self.child.id().context("baton-cloud has ended")
     }
 
-    /// Memory of the process that the system cannot take back by dropping pages of a file, in bytes; Linux only.
+    /// Returns the process's anonymous memory in bytes, which the system cannot free by dropping file pages;
+    /// Linux only.
     ///
     /// # Errors
-    /// It has ended, or the system does not say.
+    /// Fails if it has ended, or the system does not say.
     pub fn memory_bytes(&self) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.pid()?);
         let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -229,18 +231,18 @@ impl CloudProcess {
         Ok(kib * 1024)
     }
 
-    /// Kills the process without a farewell, as a power cut would.
+    /// Kills the process at once, as a power cut would.
     ///
     /// # Errors
-    /// The process could not be killed.
+    /// Fails if the process could not be killed.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().await.context("kill baton-cloud")
     }
 
-    /// Asks the process to stop, as Kubernetes does, and waits until it has.
+    /// Asks the process to stop, as Kubernetes does, and waits until it has ended.
     ///
     /// # Errors
-    /// It has ended already, or does not end in time.
+    /// Fails if it has ended already, or does not end in time.
     pub async fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
         let pid = self.child.id().context("baton-cloud has ended already")?;
         let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await;

@@ -1,6 +1,7 @@
-//! A TCP proxy between the device and the cloud: counts bytes, and cuts the line where a test asks for it.
+//! A TCP proxy between the device and the cloud: counts bytes, and cuts the connection at the point that a
+//! test names.
 //!
-//! Reads nothing but the end of SSE event names; changes no byte.
+//! Reads only the names of SSE events; changes no byte.
 
 use std::{
     net::SocketAddr,
@@ -20,23 +21,23 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// How much of what the device sends is kept for a look.
+/// Most bytes of the device's data that are kept.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// Where the proxy cuts a connection.
+/// At which point the proxy cuts a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// Never.
     Never,
     /// Before the bytes of the event with this index (0 is `first`, 1.. are `token` events) reach the device.
     BeforeEvent(usize),
-    /// The same, on the first connection that comes so far; later ones pass.
+    /// The same, but only on the first connection that gets this far; later ones pass.
     OnceBeforeEvent(usize),
     /// As soon as a connection is accepted.
     AtConnect,
 }
 
-/// Bytes that passed, both ways, headers included.
+/// Counts of the bytes that passed in both directions, headers included.
 #[derive(Debug, Default)]
 pub struct WireCount {
     up: AtomicU64,
@@ -46,19 +47,19 @@ pub struct WireCount {
 }
 
 impl WireCount {
-    /// Bytes from the device to the cloud.
+    /// Returns the bytes from the device to the cloud.
     #[must_use]
     pub fn up(&self) -> u64 {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Connections that were cut at an event.
+    /// Returns how many connections were cut at an event.
     #[must_use]
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Relaxed)
     }
 
-    /// What the device sent, as it was on the wire; the first mebibyte of it.
+    /// Returns what the device sent, as it was on the wire; at most the first mebibyte.
     #[must_use]
     pub fn sent(&self) -> Vec<u8> {
         self.sent.lock().expect("no holder of this lock panics").clone()
@@ -71,7 +72,7 @@ impl WireCount {
         sent.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Bytes from the cloud to the device.
+    /// Returns the bytes from the cloud to the device.
     #[must_use]
     pub fn down(&self) -> u64 {
         self.down.load(Ordering::Relaxed)
@@ -96,7 +97,7 @@ impl Proxy {
     /// Listens on a free loopback port and forwards every connection to `target` (`host:port`).
     ///
     /// # Errors
-    /// No port could be bound.
+    /// Fails if no port could be bound.
     pub async fn start(target: &str, cut: Cut) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.context("bind the proxy")?;
         let address = listener.local_addr().context("read the proxy's address")?;
@@ -105,13 +106,13 @@ impl Proxy {
         Ok(Self { address, count, task })
     }
 
-    /// The URL that stands for the cloud behind this proxy.
+    /// Returns the URL of the cloud through this proxy.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What has passed so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn count(&self) -> &WireCount {
         &self.count
@@ -134,7 +135,7 @@ async fn accept(listener: TcpListener, target: String, cut: Cut, count: Arc<Wire
 }
 
 async fn forward(device: TcpStream, cloud: TcpStream, cut: Cut, count: &WireCount) {
-    // Tokens are small packets that must not wait for each other.
+    // Tokens are small packets and must not wait for each other.
     let _ = device.set_nodelay(true);
     let _ = cloud.set_nodelay(true);
     let (device_read, device_write) = device.into_split();
@@ -173,7 +174,7 @@ async fn copy_down(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cut: Cut, co
     }
 }
 
-/// Counts `first` and `token` events in a byte stream, whatever its packets are.
+/// Counts `first` and `token` events in a byte stream, however it is split into packets.
 #[derive(Debug, Default)]
 struct EventCounter {
     line: Vec<u8>,
@@ -181,8 +182,8 @@ struct EventCounter {
 }
 
 impl EventCounter {
-    /// The offset in `bytes` at which the line that names event `index` has just ended: cutting there leaves
-    /// the event without its data.
+    /// Returns the offset in `bytes` after the line that names event `index`. A cut there leaves the event
+    /// without its data.
     fn scan(&mut self, bytes: &[u8], index: usize) -> Option<usize> {
         for (offset, &byte) in bytes.iter().enumerate() {
             if byte != b'\n' {

@@ -1,15 +1,15 @@
-//! A generated document of a wanted length with a question whose answer is known word for word.
+//! Finds a generated document of a wanted length, with a question whose answer is known word for word.
 
 use anyhow::bail;
 use baton_corpus::{Document, Question, QuestionKind, document};
 use baton_engine::Tokenizer;
 
-/// What the demo and the suites ask about.
+/// A document and a question for the demo and the suites.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The document as generated.
     pub document: Document,
-    /// The question, with its only right answer.
+    /// The question, with its only correct answer.
     pub question: Question,
     /// Length of the document's text in tokens of the cloud's tokenizer.
     pub document_tokens: usize,
@@ -17,7 +17,7 @@ pub struct Asked {
     pub answer_tokens: usize,
 }
 
-/// What a document and its question must be like.
+/// What the document and its question must be like.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Seed of the document.
@@ -30,10 +30,11 @@ pub struct Wanted {
     pub kind: QuestionKind,
 }
 
-/// The shortest document of the seed, in steps of a few words, that is long enough and has such a question.
+/// Finds the shortest document of the seed, in steps of a few words, that is long enough and has such a
+/// question.
 ///
 /// # Errors
-/// No length up to eight times the wanted one gives such a document.
+/// Fails if no length up to eight times the wanted one gives such a document.
 pub fn ask(tokenizer: &Tokenizer, wanted: Wanted) -> anyhow::Result<Asked> {
     let Wanted { seed, document_tokens_min, answer_tokens_min, kind } = wanted;
     let tokens = |text: &str| tokenizer.encode(text).len();

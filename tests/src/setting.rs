@@ -17,25 +17,26 @@ use crate::{
 
 /// Least tokens of an answer: long enough that both sides have a part to write.
 const ANSWER_TOKENS_MIN: usize = 45;
-/// Most tokens that are written.
+/// Most tokens of an answer.
 const TOKENS_MAX: &str = "160";
 
-/// What is asked, and where.
+/// The document, the question, and a folder for the runs.
 #[derive(Debug)]
 pub struct Setting {
-    /// For the runs' files; removed when dropped.
+    /// The folder for the runs' files; removed when dropped.
     pub scratch: tempfile::TempDir,
     /// The file with the document.
     pub document: PathBuf,
-    /// What it is, with its question and the only right answer.
+    /// The document and the question, with its only correct answer.
     pub asked: Asked,
 }
 
 impl Setting {
-    /// A document of this seed with at least so many tokens, and a question with a long answer.
+    /// Makes a document of this seed with at least `document_tokens_min` tokens, and a question with a long
+    /// answer.
     ///
     /// # Errors
-    /// There is no such document, or it cannot be written.
+    /// Fails if there is no such document, or it cannot be written.
     pub fn new(model: &Model, seed: u64, document_tokens_min: usize) -> anyhow::Result<Self> {
         let wanted = Wanted {
             seed,
@@ -50,10 +51,10 @@ impl Setting {
         Ok(Self { scratch, document, asked })
     }
 
-    /// What the emulated phone with the demo's model answers with the cloud at `url`.
+    /// Asks on the emulated phone with the demo's model and the cloud at `url`; returns the report.
     ///
     /// # Errors
-    /// As [`Ask::run`].
+    /// The errors of [`Ask::run`].
     pub async fn ask(&self, url: &str, more: &[&str]) -> anyhow::Result<Report> {
         let mut options = PHONE.options();
         options.extend(["--cloud", url, "--max-tokens", TOKENS_MAX].map(OsString::from));

@@ -1,7 +1,8 @@
-//! One answer in virtual time: the device's relay core, its engine, and the cloud's service, without sockets.
+//! Simulates one answer in virtual time: the device's relay core, its engine, and the cloud's service,
+//! without sockets.
 //!
-//! Both engines compute for real, on real models; only time is simulated, by the same cost model that the programs
-//! emulate with. Deterministic: equal inputs give equal runs. Never waits.
+//! Both engines really compute, on real models. Only time is simulated, with the same cost model that the
+//! programs use for emulation. Deterministic: equal inputs give equal runs. Never waits.
 
 use std::{
     collections::BinaryHeap,
@@ -29,10 +30,10 @@ use baton_engine::{Model, pace_emulation::PassCost};
 use baton_pacing::Millis;
 use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
 
-/// Steps after which an answer is taken to hang; a long answer needs a few thousand.
+/// Most steps of an answer before it counts as hanging; a long answer needs a few thousand.
 const STEPS_MAX: usize = 200_000;
 
-/// The cloud with its own clock of virtual time.
+/// The cloud, with a clock of virtual time.
 #[derive(Debug)]
 pub struct SimulatedCloud {
     service: CloudService,
@@ -42,10 +43,10 @@ pub struct SimulatedCloud {
 }
 
 impl SimulatedCloud {
-    /// A service over `model` with these scenes, whose passes cost virtual time as `cost` says.
+    /// Makes a service over `model` with these scenes; a pass takes virtual time as `cost` says.
     ///
     /// # Errors
-    /// The engine cannot be set up.
+    /// Fails if the engine cannot be set up.
     pub fn new(
         model: Arc<Model>,
         scenes: Vec<Scene>,
@@ -66,16 +67,16 @@ impl SimulatedCloud {
         Ok(Self { service, worker, clock_ns, cost })
     }
 
-    /// The service, to ask it for what it knows.
+    /// Returns the service.
     #[must_use]
     pub fn service(&self) -> &CloudService {
         &self.service
     }
 
-    /// All events of one request, the cloud being alone with it.
+    /// Returns all events of one request; the cloud has no other request.
     ///
     /// # Errors
-    /// The request is refused, or the answer does not end.
+    /// Fails if the request is refused, or the answer does not end.
     pub fn answer(&mut self, request: &AssistRequest) -> anyhow::Result<Vec<AssistEvent>> {
         let mut stream = self.service.assist(request).context("the cloud refuses the request")?;
         let mut events = Vec::new();
@@ -96,42 +97,42 @@ impl SimulatedCloud {
     }
 }
 
-/// Where the line to the cloud breaks.
+/// The point at which the connection to the cloud breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineFault {
-    /// It holds.
+    /// It does not break.
     None,
-    /// Before the token with this index arrives; 0: nothing arrives at all.
+    /// Before the token with this index arrives; 0 means that nothing arrives at all.
     CutAt(usize),
-    /// The same, and from then on it holds.
+    /// The same, but only once.
     CutOnceAt(usize),
-    /// It cannot be reached.
+    /// The cloud cannot be reached.
     Unreachable,
 }
 
-/// How one answer is simulated.
+/// The simulated connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Line {
-    /// One way, milliseconds.
+    /// Latency of one direction, in milliseconds.
     pub latency_ms: f64,
-    /// What breaks.
+    /// The point at which it breaks.
     pub fault: LineFault,
 }
 
-/// What came out of one answer.
+/// The result of one answer.
 #[derive(Debug)]
 pub struct Told {
     /// Its end.
     pub outcome: Outcome,
     /// Text as it was shown, piece by piece.
     pub shown: Vec<(usize, String)>,
-    /// What the person was told.
+    /// The notes that were shown.
     pub notes: Vec<Note>,
-    /// What the engine was told, in order.
+    /// The commands to the engine, in order.
     pub commands: Vec<EngineCommand>,
     /// Ids that the device wrote, with their indices.
     pub device_tokens: Vec<(usize, u32)>,
-    /// The text that the cloud was asked to go on from.
+    /// The text after which the cloud was asked to go on.
     pub continued_from: Option<String>,
 }
 
@@ -143,7 +144,7 @@ enum Happening {
     Timer(u64),
 }
 
-/// Ordered by time, then by the order of scheduling.
+/// A scheduled event; ordered by time, then by the order of scheduling.
 #[derive(Debug)]
 struct At {
     ns: u64,
@@ -164,7 +165,7 @@ impl PartialOrd for At {
 }
 impl Ord for At {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The heap gives the greatest first; the earliest must come first.
+        // The heap returns the greatest first, but the earliest must come first.
         (other.ns, other.order).cmp(&(self.ns, self.order))
     }
 }
@@ -187,10 +188,10 @@ pub struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    /// Runs `core` to its end; `request` is what the device has prepared to send.
+    /// Runs `core` to its end; `request` is the device's prepared request.
     ///
     /// # Errors
-    /// The answer does not end, or goes on after its end.
+    /// Fails if the answer does not end, or goes on after its end.
     pub fn run(
         cloud: &'a mut SimulatedCloud,
         device: &'a mut LocalEngine,
@@ -263,7 +264,7 @@ impl<'a> Simulation<'a> {
         bail!("the answer does not end")
     }
 
-    /// After the end: the cloud must be free again, within the pass that was running.
+    /// Checks that the cloud is free again after the end, once the running pass is over.
     fn settle(&mut self) -> anyhow::Result<()> {
         self.stream = None;
         while let Some(At { what, .. }) = self.queue.pop() {
@@ -290,7 +291,8 @@ impl<'a> Simulation<'a> {
         self.now_ns + (ms * 1e6) as u64
     }
 
-    /// Lets whoever is free and has work compute; the result is there when its virtual time has passed.
+    /// Starts a pass on each side that is free and has work; its result comes when its virtual time has
+    /// passed.
     fn start_passes(&mut self) {
         if !self.cloud_busy
             && let Some(pass) = self.cloud.worker.turn()
@@ -308,14 +310,14 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Puts what the cloud has sent on the line.
+    /// Sends the cloud's events over the connection.
     fn receive(&mut self) {
         let arrival = self.after_ms(self.line.latency_ms);
         while let Some(event) = self.stream.as_mut().and_then(AssistStream::try_next) {
             let index = match &event {
                 AssistEvent::First(first) => Some(first.index as usize),
                 AssistEvent::Token(token) => Some(token.index as usize),
-                // The mask goes out with the first token, the end with the last.
+                // The mask is sent with the first token, and the end with the last.
                 AssistEvent::Mask(_) => Some(0),
                 AssistEvent::Progress(_) | AssistEvent::End(_) | AssistEvent::Error(_) => None,
             };

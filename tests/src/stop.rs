@@ -1,5 +1,5 @@
-//! The word to stop, of a person or of a system: it drops what a program is about, so that destructors end and remove
-//! whatever it has begun. Never more than that: what waits for nothing goes on until it does.
+//! Handles signals to stop. The current work is dropped, so that destructors end and remove whatever it has
+//! begun. Work that never awaits goes on until it does.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// What a shell makes of a program that has ended so.
+    /// Returns the exit code that a shell reports for a program ended by this signal.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         128 + self.number
@@ -30,15 +30,15 @@ impl fmt::Display for Stopped {
 
 impl std::error::Error for Stopped {}
 
-/// SIGINT and SIGTERM, from now on words to stop.
+/// A listener for SIGINT and SIGTERM.
 #[derive(Debug, Clone)]
 pub struct Stop(watch::Receiver<Option<Stopped>>);
 
 impl Stop {
-    /// Listens; within an executor, as long as that runs. The second word ends the program at once.
+    /// Listens while the executor runs. The second signal ends the program at once.
     ///
     /// # Errors
-    /// The system does not let this program listen.
+    /// Fails if the system does not let this program listen.
     pub fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("listen for signals");
         let (mut interrupt, mut terminate) =
@@ -52,16 +52,16 @@ impl Stop {
         Ok(Self(heard))
     }
 
-    /// Does this unless the program is told to stop, which drops it.
+    /// Runs the work unless the program is told to stop, which drops the work.
     ///
     /// # Errors
-    /// The work's own, and [`Stopped`].
+    /// The work's own errors, and [`Stopped`].
     pub async fn unless<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
         let mut heard = self.0.clone();
         let stopped = async {
             match heard.wait_for(Option::is_some).await.map(|stopped| *stopped) {
                 Ok(Some(stopped)) => stopped,
-                // Nobody listens any more.
+                // The listener is gone.
                 Ok(None) | Err(_) => std::future::pending().await,
             }
         };

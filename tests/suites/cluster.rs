@@ -1,8 +1,9 @@
-//! A cluster in small: two replicas of the real program, one PostgreSQL, HAProxy before them, devices that ask through it.
+//! A small cluster: two replicas of the real program, one PostgreSQL, HAProxy in front of them, and devices
+//! that ask through it.
 //!
-//! What must hold is said in answers, not in times: none fails while replicas are restarted or killed. The one time that is
-//! promised, 5 s until a change is in force everywhere, must be kept by the fastest of three changes, so that a machine that
-//! does other things at one moment fails no test; every other clock here is a hang guard.
+//! The checks are about answers, not times: none fails while replicas are restarted or killed. One time is
+//! promised: a change is in force everywhere within 5 s. The fastest of three changes must keep it, so that a
+//! short load on the machine fails no test. Every other clock here is a guard against hangs.
 
 #[path = "cluster/agents.rs"]
 mod agents;
@@ -17,12 +18,12 @@ use serde_json::Value;
 use agents::Agents;
 use replicas::{Cluster, lacks, wait_until};
 
-/// What is promised for settings and keys.
+/// The promised time for settings and keys.
 const IN_FORCE: Duration = Duration::from_secs(5);
-/// An answer of the cloud takes long enough to be cut: 50 ms a token.
+/// 50 ms a token, so that an answer of the cloud takes long enough to be cut.
 const SLOW_CLOUD: Speed = Speed { prefill_base_ms: 20.0, prefill_ms_per_token: 0.1, decode_ms: 50.0 };
 
-/// Whether this machine can run the suite; says so once for each test where it cannot.
+/// Returns whether this machine can run the suite; if not, prints why.
 fn can_run() -> bool {
     let lacks = lacks();
     if let Some(reason) = &lacks {
@@ -40,7 +41,7 @@ async fn a_rolling_restart_under_load_fails_no_answer() {
     let agents = Agents::start(&cluster, 2, 1, 20);
     agents.answers_more(2).await;
     for idx in 0..cluster.replicas.len() {
-        // In the middle of an answer, so that there is something to lose.
+        // This is in the middle of an answer, so that there is something to lose.
         cluster.wait_for_running(idx, 1).await;
         let status = cluster.replicas[idx].process.terminate().await.expect("it stops");
         assert!(status.success(), "replica {idx} ended with {status}");
@@ -49,7 +50,7 @@ async fn a_rolling_restart_under_load_fails_no_answer() {
     }
     let told = agents.stop().await;
     assert!(told.failed.is_empty(), "failed answers: {:#?}", told.failed);
-    // How they share the answers that were waited for is the machine's affair: a device takes longer than a caller.
+    // How devices and callers share the answers depends on the machine: a device takes longer than a caller.
     let (chats, asks) = (told.chats, told.reports.len());
     assert!(chats >= 1 && asks >= 2 && chats + asks >= 8, "{chats} chats, {asks} asks");
     told.check_answers();
@@ -70,10 +71,10 @@ async fn a_killed_replica_leaves_every_answer_whole() {
     if !can_run() {
         return;
     }
-    // An answer takes seconds, so that one that is seen under way is not over when its replica is killed.
+    // An answer takes seconds, so that it is still running when its replica is killed.
     let speed = Speed { decode_ms: 200.0, ..SLOW_CLOUD };
     let mut cluster = Cluster::start(Spread::RoundRobin, speed).await;
-    // They ask again and again, so that the moment to kill comes however slowly they start.
+    // The devices ask again and again, so that a good moment to kill comes however slowly they start.
     let agents = Agents::start(&cluster, 4, 0, 40);
     cluster.wait_for_running(0, 1).await;
     cluster.replicas[0].process.kill().await.expect("it is killed");
@@ -88,7 +89,7 @@ async fn a_killed_replica_leaves_every_answer_whole() {
     }
 }
 
-/// Waits until every replica gives what is wanted; returns how long that took after `since`.
+/// Waits until every replica answers as wanted; returns how long that took after `since`.
 async fn in_force(
     cluster: &Cluster,
     since: Instant,

@@ -1,6 +1,6 @@
-//! The admin console in a real browser, over the real service with a database in a file.
+//! The admin console in a real browser, against the real service with a database in a file.
 //!
-//! Pictures of the pages are written to `console-screenshots` in the build folder.
+//! Screenshots of the pages are written to `console-screenshots` in the build folder.
 
 #[path = "console/browser.rs"]
 mod browser;
@@ -31,7 +31,7 @@ struct World {
     _folder: tempfile::TempDir,
 }
 
-/// Whether there is a browser; says so where there is none.
+/// Returns whether there is a browser; if not, prints why.
 fn browser_here() -> bool {
     match lacking() {
         None => true,
@@ -50,7 +50,7 @@ impl World {
         let store = Store::open(&database).await.expect("a database");
         store.bootstrap("ada", PASSWORD, &Actor::cli()).await.expect("an administrator");
         store.add_user("edna", Role::Editor, PASSWORD, &Actor::cli()).await.expect("an editor");
-        // So slow that the relay pays, however slow this machine is.
+        // This device is so slow that the relay helps, however slow this machine is.
         let cost = ClassCost { prefill_ms_per_token: 60.0, prefill_ms_per_token2: 0.0, decode_ms: 45.0 };
         let slow = DeviceClassSettings { label: "Slow".to_owned(), cost: Some(cost) };
         store.set_device_class("slow", &slow, Expected::Absent, &Actor::cli()).await.expect("a class");
@@ -66,7 +66,7 @@ impl World {
         format!("http://{}{path}", self.cloud.address())
     }
 
-    /// A browser in which `name` has logged in by the form.
+    /// Starts a browser in which `name` has logged in with the form.
     async fn browser(&self, name: &str) -> Browser {
         let browser = Browser::start().await;
         browser.client.goto(&self.url("/admin")).await.expect("open the console");
@@ -77,12 +77,13 @@ impl World {
         browser
     }
 
-    /// The API, logged in as `name`.
+    /// Returns the API, logged in as `name`.
     async fn api(&self, name: &str) -> Api {
         Api(AdminSession::log_in(self.cloud.address(), name, PASSWORD).await.expect("log in"))
     }
 
-    /// Asks for first tokens in the scene until it is at `version`: r of the mask and L, as the device is told.
+    /// Asks for first tokens in the scene until it is at `version`; returns the r of the mask and L, as sent
+    /// to the device.
     async fn assisted(&self, version: u64) -> (f64, u64) {
         let sentences: Vec<String> =
             (0..60).map(|at| format!("Item {at} costs {} coins.", at * 7 % 91)).collect();
@@ -140,13 +141,13 @@ impl Api {
     }
 }
 
-/// The mask keeps whole sentences: at most the share r that is set, and little less.
+/// Checks the ratio of a mask. The mask keeps whole sentences, so the share is at most r, and little less.
 #[track_caller]
 fn check_ratio(kept: f64, ratio: f64) {
     assert!(kept <= ratio + 1e-6 && kept > ratio - 0.05, "{kept} of {ratio}");
 }
 
-/// What one of the numbers of a summary is, by what stands before it.
+/// Returns the number in a summary that follows the text `before`.
 fn figure(summary: &str, before: &str) -> f64 {
     let rest = summary.split(before).nth(1).unwrap_or_else(|| panic!("no `{before}` in `{summary}`"));
     let digits: String =
@@ -175,7 +176,7 @@ async fn a_setting_goes_from_the_form_to_the_next_request_and_back() {
     browser.client.goto(&world.url("/admin/scenes")).await.expect("open the scenes");
     browser.click("a[href='/admin/scenes/doc-qa']").await;
 
-    // The prediction moves while r and L are typed, to what the optimizer says.
+    // The prediction changes while r and L are typed, and agrees with the optimizer.
     let before = browser.text("#summary").await;
     browser.fill("#ratio", "0.5").await;
     browser.fill("#assist_tokens", "12").await;
@@ -197,7 +198,7 @@ async fn a_setting_goes_from_the_form_to_the_next_request_and_back() {
     assert!((figure(&moved, "gap ") - gap).abs() <= 0.05, "{moved} is not {gap}");
     assert!(browser.text("#prediction h3").await.contains("TTFT_d over r"));
 
-    // Draft, review, publish; the next request follows.
+    // Draft, review, publish; the next request uses the new version.
     browser.click("#scene-form button.main").await;
     browser.until("h1", |text| text == "Publish version 2?").await;
     let review = browser.text("main").await;
@@ -208,7 +209,7 @@ async fn a_setting_goes_from_the_form_to_the_next_request_and_back() {
     assert_eq!(assist_tokens, 12);
     check_ratio(ratio, 0.5);
 
-    // Back, with the question that the script asks.
+    // Roll back, and confirm the question that the script asks.
     browser.client.goto(&world.url("/admin/scenes/doc-qa/versions/1")).await.expect("open a version");
     browser.click("form[data-confirm] button").await;
     browser.until("dialog[open] p", |text| text.contains("comes back into force")).await;
@@ -221,7 +222,7 @@ async fn a_setting_goes_from_the_form_to_the_next_request_and_back() {
     browser.close().await;
 }
 
-/// The audit log names what was done, and finds a row that somebody altered behind the program's back.
+/// Checks that the audit log names the actions, and finds a row that was altered directly in the database.
 async fn audited(world: &World, browser: &Browser) {
     browser.client.goto(&world.url("/admin/audit")).await.expect("open the audit log");
     let log = browser.text("main").await;
@@ -260,13 +261,13 @@ async fn the_second_of_two_editors_is_told() {
     );
     let kept = second.find("#ratio").await.prop("value").await.expect("read").expect("a value");
     assert_eq!(kept, "0.75", "what was typed stays");
-    // The API says the same by its status.
+    // The API reports the same by its status.
     let body = json!({ "settings": scene["published"] });
     let reply = api.send(reqwest::Method::PUT, "/scenes/doc-qa/draft", Some(&tag), &body).await;
     assert_eq!(reply.status(), 412);
     let problem: Value = reply.json().await.expect("JSON");
     assert_eq!(problem["type"], "urn:baton:problem:stale");
-    // Whoever means it saves on top.
+    // Saving again overwrites on purpose.
     second.click("#scene-form button.main").await;
     second.until("h1", |text| text == "Publish version 3?").await;
     first.close().await;
@@ -281,7 +282,7 @@ async fn everything_can_be_done_by_keyboard() {
     let world = World::start().await;
     let browser = Browser::start().await;
     browser.client.goto(&world.url("/admin")).await.expect("open the console");
-    // The name has the focus; its field, the password, the button follow each other.
+    // The name field has the focus; password field and button follow.
     browser.find("#name:focus").await;
     browser.keys(&format!("edna{TAB}")).await;
     browser.keys(&format!("{PASSWORD}{TAB}")).await;
@@ -296,7 +297,7 @@ async fn everything_can_be_done_by_keyboard() {
     assert_eq!(browser.run(focus).await, "skipsolid", "the way around the links comes first, and is seen");
     browser.keys(ENTER).await;
     assert_eq!(browser.run("return document.activeElement.id").await, "main");
-    // On to r, without a pointer.
+    // Go to r, without a pointer.
     tab_to(&browser, "ratio").await;
     let all = "document.activeElement.select(); return true";
     browser.run(all).await;
@@ -307,7 +308,7 @@ async fn everything_can_be_done_by_keyboard() {
     tab_to(&browser, "note").await;
     browser.keys(&format!("by keyboard{ENTER}")).await;
     browser.until("[role=status]", |text| text.starts_with("Published.")).await;
-    // Numbers of a chart are a table that opens by keyboard.
+    // The numbers of a chart are in a table that opens by keyboard.
     browser.run("document.querySelector('#prediction figure summary').focus(); return true").await;
     browser.keys(ENTER).await;
     let rows = browser
@@ -317,7 +318,7 @@ async fn everything_can_be_done_by_keyboard() {
     browser.close().await;
 }
 
-/// Goes on by tabulator until the element has the focus.
+/// Presses Tab until the element has the focus.
 async fn tab_to(browser: &Browser, id: &str) {
     for _ in 0..60 {
         if browser.run("return document.activeElement.id").await == id {
@@ -380,19 +381,19 @@ async fn pages_fit_every_screen_and_name_every_field() {
     browser.close().await;
 }
 
-/// Buttons and fields under 24 pixels (WCAG 2.2's least) in either direction.
+/// Finds buttons and fields that are under 24 pixels (the minimum of WCAG 2.2) in either direction.
 const TARGETS: &str =
     "return [...document.querySelectorAll('button, input:not([type=hidden]), select, textarea')]
     .filter(e => e.offsetParent && !e.closest('label.check'))
     .filter(e => { const r = e.getBoundingClientRect(); return r.width < 24 || r.height < 24; })
     .map(e => e.outerHTML.slice(0, 80))";
 
-/// Tables that are wider than the screen.
+/// Finds tables that are wider than the screen.
 const CUT: &str =
     "return [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1)
     .map(e => e.getAttribute('aria-label'))";
 
-/// Fields, links and buttons that say nothing to somebody who listens.
+/// Finds fields, links and buttons without a name for screen readers.
 const NAMELESS: &str = "return [...document.querySelectorAll('a, button, input:not([type=hidden]), select, textarea, svg[role=img]')]
     .filter(e => !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')
         && !e.textContent.trim())
@@ -410,7 +411,7 @@ async fn forms_do_everything_without_a_script() {
     browser.fill("#name", "ada").await;
     browser.fill("#password", PASSWORD).await;
     browser.click("button.main").await;
-    // Where it was meant to go.
+    // This is the page that was asked for before the log-in.
     browser.until("h1", |text| text == "doc-qa").await;
     browser.fill("#ratio", "0.6").await;
     browser.click("button.noscript").await;
@@ -427,6 +428,6 @@ async fn forms_do_everything_without_a_script() {
     browser.click("button.danger").await;
     browser.until("h1", |text| text == "Revoke the key?").await;
     browser.click("main .danger").await;
-    browser.until("[role=status]", |text| text.starts_with("The key is refused")).await;
+    browser.until("[role=status]", |text| text.starts_with("The key is revoked.")).await;
     browser.close().await;
 }

@@ -1,6 +1,6 @@
-//! The line to the cloud breaks at every index: the answer still ends, with no repeat and no gap, and goes on as the
-//! device's own continuation of what it had accepted (invariant I9). The device fails for good at every step: the cloud
-//! goes on as its own model does after the text that was accepted.
+//! The connection to the cloud breaks at every index. The answer still ends, without a repeat or a gap, and
+//! goes on as the device's own continuation of the accepted text (invariant I9). Then the device fails for
+//! good at every step: the cloud goes on as its own model does after the accepted text.
 
 #[path = "faults/failing.rs"]
 mod failing;
@@ -37,7 +37,7 @@ fn ask(seed: u64, words: usize) -> (Document, Question) {
     (document, question)
 }
 
-/// What every answer must be like, whatever broke.
+/// Checks what must hold for every answer, whatever broke.
 #[track_caller]
 fn check_shown(told: &Told, what: &str) {
     assert!(
@@ -52,7 +52,8 @@ fn check_shown(told: &Told, what: &str) {
     assert_eq!(joined, told.outcome.answer, "{what}");
 }
 
-/// The prompt the device ended up with, and the cloud's tokens it accepted, as its engine was told.
+/// Returns the prompt that the device used in the end, and the cloud's tokens that it accepted, from the
+/// commands to its engine.
 fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
     let mut segments = whole.to_vec();
     let mut accepted = Vec::new();
@@ -69,12 +70,13 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
     (segments, accepted)
 }
 
-/// The device's continuation.
+/// Returns the device's own continuation.
 fn continuation(pair: &Pair, segments: &[Segment], accepted: &[u32]) -> String {
     continuation_by(pair.device.model(), segments, accepted)
 }
 
-/// The continuation by the plainest use of the engine: the prompt in one step, then one token after another.
+/// Returns the continuation by the simplest use of the engine: the prompt in one step, then one token after
+/// another.
 fn continuation_by(model: &Arc<Model>, segments: &[Segment], accepted: &[u32]) -> String {
     let parts: Vec<PromptSegment<'_>> = segments
         .iter()
@@ -103,12 +105,12 @@ fn continuation_by(model: &Arc<Model>, segments: &[Segment], accepted: &[u32]) -
     text + &detokenizer.finish()
 }
 
-/// Cuts the line before token `cut` and compares with the device's own continuation.
+/// Cuts the connection before token `cut` and compares with the device's own continuation.
 fn check_cut(pair: &mut Pair, question: &Question, cut: usize) {
     let told = pair.relay(question, line(LineFault::CutAt(cut))).expect("the answer ends");
     let what = format!("cut at {cut}");
     check_shown(&told, &what);
-    // A line that breaks after the last agreed token takes nothing away.
+    // A break after the last agreed token loses nothing.
     assert_eq!(told.notes.is_empty(), cut == ASSIST_TOKENS as usize, "{:?}, {what}", told.notes);
     let from_cloud = told.outcome.timeline.tokens_from(Source::Cloud);
     assert!(from_cloud <= cut, "{from_cloud} tokens from the cloud, {what}");

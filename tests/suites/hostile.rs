@@ -1,8 +1,9 @@
-//! A real cloud service under attack: a thousand idle sockets, slow senders, readers that never read, bodies that lie,
-//! TLS handshakes that never end. All are cut off, memory stays bounded, and a neighbour's requests all succeed.
+//! A real cloud service under attack: a thousand idle sockets, slow senders, readers that never read,
+//! inconsistent bodies, TLS handshakes that never end. All are cut off, memory stays bounded, and a
+//! neighbour's requests all succeed.
 //!
-//! Timeouts are short by options of the service; no test checks a time. How much slower the neighbour's first tokens come
-//! is a claim about time: `./x bench hostile`.
+//! Timeouts are short, set by options of the service; no test checks a time. How much later the neighbour's
+//! first tokens come is measured by `./x bench hostile`.
 
 #[path = "hostile/heads.rs"]
 mod heads;
@@ -27,10 +28,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// What the service may grow by, beyond what its own requests take: the buffers of some thousand connections, and the
-/// bodies that it lets in before it refuses them.
+/// Most growth of the service beyond its own requests: buffers of about a thousand connections, and bodies
+/// that it reads before it refuses them.
 const GROWTH_BYTES_MAX: u64 = 160 << 20;
-/// Attackers of each kind.
+/// Number of attackers of each kind.
 const ATTACKERS: [(Attack, usize); 7] = [
     (Attack::Idle, 1000),
     (Attack::SlowHead, 50),
@@ -40,9 +41,9 @@ const ATTACKERS: [(Attack, usize); 7] = [
     (Attack::EndlessBody, 8),
     (Attack::GzipBomb, 20),
 ];
-/// So that the service can accept each before the next thousand are there.
+/// Time between attackers, so that the service can accept each before the next thousand come.
 const BETWEEN_ATTACKERS: Duration = Duration::from_millis(2);
-/// Limits that a test can wait for.
+/// Limits short enough for a test to wait for.
 const OPTIONS: [&str; 12] = [
     "--header-timeout=2",
     "--idle-timeout=2",
@@ -67,7 +68,7 @@ async fn service(more: &[&str]) -> (CloudProcess, SocketAddr) {
     (cloud, address)
 }
 
-/// Asks again and again until told to stop; how often it was served.
+/// Asks again and again until told to stop; returns how often it was served.
 async fn be_a_neighbour(address: SocketAddr, first: usize, stop: Arc<AtomicBool>) -> usize {
     let mut served = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -92,10 +93,11 @@ async fn every_attack_is_cut_off_and_neighbours_are_served() {
     let mut attacks = JoinSet::new();
     for (attack, count) in ATTACKERS {
         for at in 0..count {
-            // Four addresses of the idle ones, so that each stays below its number of connections.
+            // The idle connections use four addresses, so that each stays below its limit of connections.
             let host = 2 + (at % 4) as u8 + if attack == Attack::Idle { 0 } else { 10 };
             attacks.spawn(async move { attack.run(address, host).await });
-            // The system's queue of new connections is short; one that it drops has not met the service at all.
+            // The system's queue of new connections is short; a connection that it drops never reaches the
+            // service.
             tokio::time::sleep(BETWEEN_ATTACKERS).await;
         }
     }
@@ -120,7 +122,7 @@ async fn an_address_cannot_take_all_connections() {
     let mut held = JoinSet::new();
     for _ in 0..30 {
         let mut stream = TcpStream::connect(address).await.expect("connect");
-        // Ends when the service closes the connection; a reset is an end as well.
+        // Ends when the service closes the connection; a reset counts as an end.
         held.spawn(async move { stream.read(&mut [0]).await.is_ok() });
     }
     let closed = async {
@@ -129,7 +131,8 @@ async fn an_address_cannot_take_all_connections() {
         }
     };
     tokio::time::timeout(Duration::from_secs(120), closed).await.expect("all but ten are closed");
-    // The ten ask for nothing: whoever asks is served, though the address is at its limit.
+    // The ten connections send no request. A client that asks is served, although its address is at its
+    // limit.
     for turn in 0..3 {
         neighbour(address, turn, 20).await.expect("a neighbour at the same address is served");
     }
@@ -147,7 +150,7 @@ async fn a_handshake_that_never_ends_is_cut_off() {
     let (cloud, address) = service(&[&files[0], &files[1]]).await;
     let mut attacks = JoinSet::new();
     for at in 0..200 {
-        // Nothing, and the beginning of a hello that promises 512 bytes.
+        // Half of them send nothing, the others the beginning of a hello that announces 512 bytes.
         let attack = async move {
             let mut stream = TcpStream::connect(address).await?;
             if at % 2 == 1 {
@@ -159,7 +162,7 @@ async fn a_handshake_that_never_ends_is_cut_off() {
         attacks.spawn(async move { tokio::time::timeout(Duration::from_secs(120), attack).await });
     }
     while let Some(ended) = attacks.join_next().await {
-        // A reset is an end as well.
+        // A reset counts as an end.
         let _ = ended.expect("no panic").expect("it is cut off");
     }
     assert!(cloud.pid().is_ok(), "the service still runs");

@@ -1,8 +1,8 @@
-//! The container image: built without a daemon from the program that stands beside this one, run read-only by a user of no
-//! name, and asked.
+//! The container image: built without a daemon from the program beside this one, run read-only by a user
+//! without a name, and asked.
 //!
-//! Needs buildah, podman and a kernel that lets them work; where one is missing the suite says so and passes over.
-//! Never touches the images and containers of the person who runs it: its storage is a folder of its own.
+//! Needs buildah, podman and a kernel that supports them. If one is missing, the suite says so and is
+//! skipped. Never touches the user's images and containers, because it has its own storage folder.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,13 +18,13 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-/// How long a container may take to start or to end: a hang guard.
+/// Longest time for a container to start or end: a guard against hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The user of the Containerfile.
 const USER: &str = "65532";
 const KEY: &str = "a-key-for-this-test";
 
-/// Works without systemd, journald and cgroup delegation.
+/// Settings that work without systemd, journald and cgroup delegation.
 const CONTAINERS_CONF: &str = r#"[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
@@ -33,12 +33,12 @@ events_logger = "file"
 runtime = "runc"
 "#;
 
-/// A folder with the settings and the storage of podman and buildah.
-struct Shop {
+/// Private settings and storage of podman and buildah, in a folder of their own.
+struct ContainerStorage {
     scratch: tempfile::TempDir,
 }
 
-impl Shop {
+impl ContainerStorage {
     fn open() -> Self {
         let scratch = tempfile::tempdir().expect("make a folder");
         let path = |name: &str| scratch.path().join(name).display().to_string();
@@ -66,7 +66,7 @@ impl Shop {
         self.command(name).args(arguments).output().unwrap_or_else(|err| panic!("run {name}: {err}"))
     }
 
-    /// A folder that every user may write to, as a volume.
+    /// Makes a folder that every user may write to, as a volume.
     fn open_folder(&self, name: &str) -> PathBuf {
         let folder = self.scratch.path().join(name);
         std::fs::create_dir(&folder).expect("make a folder");
@@ -75,7 +75,7 @@ impl Shop {
         folder
     }
 
-    /// Builds by the script that operators use.
+    /// Builds the image with the script that operators use.
     fn build(&self, tag: &str, model: Option<&Path>) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/image.sh");
         let mut command = self.command(script);
@@ -88,15 +88,15 @@ impl Shop {
     }
 }
 
-impl Drop for Shop {
-    /// A test that failed leaves no container behind.
+impl Drop for ContainerStorage {
+    /// Removes all containers, also after a failed test.
     fn drop(&mut self) {
-        // What cannot be ended has ended, or is said by podman itself.
+        // If this fails, the containers have ended, or podman prints the reason.
         let _ = self.command("podman").args(["rm", "--all", "--force", "--time", "0"]).output();
     }
 }
 
-/// What the manifests give a container, and what `podman run` needs to do the same.
+/// The restrictions of the manifests, as options of `podman run`.
 const CONFINED: &[&str] = &[
     "run",
     "--rm",
@@ -117,8 +117,8 @@ fn last_line(text: &str) -> &str {
     text.lines().last().unwrap_or("no message")
 }
 
-/// A shop with the image in it, or why this machine cannot have one.
-fn ready(tag: &str, model: Option<&Path>) -> Result<Shop, String> {
+/// Builds the image in new storage; the error says why this machine cannot do that.
+fn ready(tag: &str, model: Option<&Path>) -> Result<ContainerStorage, String> {
     for name in ["buildah", "podman", "runc"] {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
@@ -126,33 +126,33 @@ fn ready(tag: &str, model: Option<&Path>) -> Result<Shop, String> {
             return Err(format!("no {name} (Debian's buildah, podman, runc, catatonit)"));
         }
     }
-    let shop = Shop::open();
-    let empty = shop.run("buildah", &["from", "scratch"]);
+    let storage = ContainerStorage::open();
+    let empty = storage.run("buildah", &["from", "scratch"]);
     if !empty.status.success() {
         return Err(format!("buildah does not work here: {}", last_line(&said(&empty))));
     }
-    shop.build(tag, model);
+    storage.build(tag, model);
     let mut arguments = CONFINED.to_vec();
     arguments.extend([tag, "--version"]);
-    let out = shop.run("podman", &arguments);
-    // 125: podman could not run anything at all. What else is wrong is wrong with the image.
+    let out = storage.run("podman", &arguments);
+    // 125 means that podman cannot run anything here. Any other failure is the image's.
     if out.status.code() == Some(125) {
         return Err(format!("podman cannot run a container here: {}", last_line(&said(&out))));
     }
     assert!(out.status.success(), "the image does not run: {}", said(&out));
     assert!(said(&out).contains(env!("CARGO_PKG_VERSION")), "{}", said(&out));
-    Ok(shop)
+    Ok(storage)
 }
 
-/// A container that serves.
+/// A running container that serves.
 struct Served {
     child: tokio::process::Child,
     base: String,
 }
 
 impl Served {
-    async fn start(shop: &Shop, name: &str, more: &[&str], image: &[&str]) -> Self {
-        let mut command = tokio::process::Command::from(shop.command("podman"));
+    async fn start(storage: &ContainerStorage, name: &str, more: &[&str], image: &[&str]) -> Self {
+        let mut command = tokio::process::Command::from(storage.command("podman"));
         command.args(CONFINED).args(["--name", name, "--env"]).arg(format!("BATON_API_KEY={KEY}"));
         command.args(more).args(image).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("podman starts");
@@ -168,7 +168,7 @@ impl Served {
     }
 }
 
-/// Asks the chat API; gives the answer's text.
+/// Asks the chat API; returns the answer's text.
 async fn answer(base: &str) -> String {
     let body = json!({
         "model": "default",
@@ -182,19 +182,19 @@ async fn answer(base: &str) -> String {
     reply["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
 }
 
-/// The lines of a file of /proc, by their first word.
+/// Returns the words of the line of a /proc file that starts with `name`.
 fn proc_line<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     let line = text.lines().find(|line| line.split(':').next() == Some(name));
     line.map(|line| line.split_whitespace().skip(1).collect()).unwrap_or_default()
 }
 
-/// The container's first process, as this kernel sees it: no root, no capability, nothing to write to.
-fn check_confined(shop: &Shop, name: &str) {
-    let out = shop.run("podman", &["inspect", "--format", "{{.State.Pid}}", name]);
+/// Checks the container's first process as this kernel sees it: not root, no capability, nothing to write to.
+fn check_confined(storage: &ContainerStorage, name: &str) {
+    let out = storage.run("podman", &["inspect", "--format", "{{.State.Pid}}", name]);
     let pid: u32 = said(&out).parse().expect("a process id");
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).expect("read /proc");
     let status = read("status");
-    // Rootless podman maps the user to another one of the host: none of them is root.
+    // Rootless podman maps the user to another user of the host, which is never root.
     assert!(proc_line(&status, "Uid").iter().all(|uid| *uid != "0"), "{status}");
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(proc_line(&status, set), ["0000000000000000"], "{set}");
@@ -211,25 +211,25 @@ fn check_confined(shop: &Shop, name: &str) {
 #[tokio::test]
 async fn the_image_answers_read_only_and_as_nobody() {
     let tag = "localhost/baton-cloud-test:baked";
-    let shop = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
-        Ok(shop) => shop,
+    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+        Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };
-    let user = shop.run("podman", &["image", "inspect", "--format", "{{.Config.User}}", tag]);
+    let user = storage.run("podman", &["image", "inspect", "--format", "{{.Config.User}}", tag]);
     assert_eq!(said(&user), format!("{USER}:{USER}"));
     let serve = ["serve", "--listen=127.0.0.1:0", "--model=/models/model.gguf", "--json"];
-    let data = shop.open_folder("data");
+    let data = storage.open_folder("data");
     let volume = format!("{}:/var/lib/baton", data.display());
     let more = ["--volume", &volume, "--env", "BATON_DATABASE=sqlite:///var/lib/baton/cloud.db"];
     let image: Vec<&str> = std::iter::once(tag).chain(serve).collect();
-    let mut served = Served::start(&shop, "baton-image-baked", &more, &image).await;
+    let mut served = Served::start(&storage, "baton-image-baked", &more, &image).await;
     let answer = served.answer().await;
     assert!(!answer.trim().is_empty(), "the answer is empty");
-    check_confined(&shop, "baton-image-baked");
+    check_confined(&storage, "baton-image-baked");
     assert!(data.join("cloud.db").is_file(), "the database is on the volume");
 
-    // SIGTERM reaches process 1 and ends it in order.
-    let out = shop.run("podman", &["kill", "--signal", "TERM", "baton-image-baked"]);
+    // SIGTERM reaches process 1, which then ends normally.
+    let out = storage.run("podman", &["kill", "--signal", "TERM", "baton-image-baked"]);
     assert!(out.status.success(), "{}", said(&out));
     let status = tokio::time::timeout(LIMIT, served.child.wait()).await.expect("it ends").expect("a status");
     assert!(status.success(), "ended with {status}");
@@ -238,12 +238,12 @@ async fn the_image_answers_read_only_and_as_nobody() {
 #[tokio::test]
 async fn a_mounted_model_is_served_too() {
     let tag = "localhost/baton-cloud-test:plain";
-    let shop = match ready(tag, None) {
-        Ok(shop) => shop,
+    let storage = match ready(tag, None) {
+        Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };
     let none = [tag, "serve", "--listen=127.0.0.1:0", "--model=/models/model.gguf", "--database=:memory:"];
-    let out = shop.run("podman", &[CONFINED, &none].concat());
+    let out = storage.run("podman", &[CONFINED, &none].concat());
     assert!(!out.status.success() && said(&out).contains("/models/model.gguf"), "{}", said(&out));
 
     let volume = format!("{}:/models:ro", models_folder().canonicalize().expect("it is there").display());
@@ -255,15 +255,15 @@ async fn a_mounted_model_is_served_too() {
         "--database=:memory:",
         "--json",
     ];
-    let mut served = Served::start(&shop, "baton-image-mounted", &["--volume", &volume], &image).await;
+    let mut served = Served::start(&storage, "baton-image-mounted", &["--volume", &volume], &image).await;
     assert!(!served.answer().await.trim().is_empty(), "the answer is empty");
-    let out = shop.run("podman", &["kill", "baton-image-mounted"]);
+    let out = storage.run("podman", &["kill", "baton-image-mounted"]);
     assert!(out.status.success(), "{}", said(&out));
     tokio::time::timeout(LIMIT, served.child.wait()).await.expect("it ends").expect("a status");
 }
 
-/// The Deployment of `dev-sqlite` as podman can run it: on the loopback, with a folder for its volume, without what only a
-/// cluster does (probes, preStop).
+/// Converts the Deployment of `dev-sqlite` for podman: on the loopback, with a folder as its volume, without
+/// what only a cluster does (probes, preStop).
 fn playable(rendered: &str, image: &str, data: &Path) -> String {
     let mut documents: Vec<Value> = serde_norway::Deserializer::from_str(rendered)
         .map(|document| Value::deserialize(document).expect("a document"))
@@ -303,22 +303,22 @@ async fn the_rendered_deployment_runs() {
         return println!("skipped: image: {}", kustomize::MISSING);
     };
     let tag = "localhost/baton-cloud-test:played";
-    let shop = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
-        Ok(shop) => shop,
+    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+        Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };
     let overlay = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/overlays/dev-sqlite");
     let rendered = kustomize::render(renderer, &overlay).expect("it renders");
-    let data = shop.open_folder("data");
-    let file = shop.scratch.path().join("play.yaml");
+    let data = storage.open_folder("data");
+    let file = storage.scratch.path().join("play.yaml");
     std::fs::write(&file, playable(&rendered, tag, &data)).expect("write the manifests");
     let file = file.display().to_string();
-    let out = shop.run("podman", &["play", "kube", "--network=host", &file]);
+    let out = storage.run("podman", &["play", "kube", "--network=host", &file]);
     assert!(out.status.success(), "podman play kube: {}", said(&out));
     let name = "baton-cloud-pod-0-baton-cloud";
     let begun = std::time::Instant::now();
     let base = loop {
-        let log = said(&shop.run("podman", &["logs", name]));
+        let log = said(&storage.run("podman", &["logs", name]));
         if let Some(base) = log.lines().find_map(|line| line.strip_prefix("listening on ")) {
             break base.split_whitespace().next().expect("an address").to_owned();
         }
@@ -326,8 +326,8 @@ async fn the_rendered_deployment_runs() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert!(!answer(&base).await.trim().is_empty(), "the answer is empty");
-    check_confined(&shop, name);
+    check_confined(&storage, name);
     assert!(data.join("cloud.db").is_file(), "the database is on the volume");
-    let out = shop.run("podman", &["play", "kube", "--down", &file]);
+    let out = storage.run("podman", &["play", "kube", "--down", &file]);
     assert!(out.status.success(), "podman play kube --down: {}", said(&out));
 }

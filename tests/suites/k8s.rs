@@ -1,8 +1,9 @@
-//! The Kubernetes manifests: every overlay and every component renders, is what the API's types say, fits together, and
-//! is true to the program.
+//! The Kubernetes manifests: every overlay and component renders, matches the API's types, is consistent, and
+//! agrees with the program.
 //!
-//! Never speaks to a cluster or the network. What a machine lacks (a renderer, promtool, the two Python checkers) is said
-//! in a line `skipped: k8s: TOOL: reason`; the types, the rules and the program's options are checked without any of them.
+//! Never uses a cluster or the network. If a tool is missing (a renderer, promtool, the two Python checkers),
+//! a line `skipped: k8s: TOOL: reason` says so. The types, the rules and the program's options are checked
+//! without these tools.
 
 #[path = "k8s/custom.rs"]
 mod custom;
@@ -25,12 +26,12 @@ mod typed;
 
 use std::path::{Path, PathBuf};
 
-/// The folder of the manifests.
+/// Returns the folder of the manifests.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").join("k8s")
 }
 
-/// The version that this checkout builds.
+/// Returns the version that this checkout builds.
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }

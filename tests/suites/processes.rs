@@ -1,8 +1,8 @@
-//! The real programs as processes: the relay over a socket, a line cut at chosen events, a killed cloud, several models
-//! and an adapter, private values over several turns, models that are damaged or cut short in use, bad input, interrupts
-//! and terminals.
+//! The real programs as processes. Tests the relay over a socket, a connection cut at chosen events, a killed
+//! cloud, several models and an adapter. Also private values over several turns, models that are damaged or
+//! cut short in use, bad input, interrupts and terminals.
 //!
-//! Speeds are emulated so that a cut falls into the middle of an answer; no test checks a time.
+//! Speeds are emulated, so that a cut happens in the middle of an answer; no test checks a time.
 
 #[path = "processes/damaged.rs"]
 mod damaged;
@@ -85,7 +85,7 @@ async fn a_line_cut_once_is_mended_by_the_clouds_own_stream() {
         assert!(report.notes.is_empty(), "{:?}", report.notes);
         assert_eq!(report.answer.trim(), setting.asked.question.answer, "cut at {cut}");
     }
-    // Before the first token there is nothing to go on from: the device answers.
+    // Before the first token there is nothing to resume, so the device answers.
     let proxy = Proxy::start(cloud.address(), Cut::OnceBeforeEvent(0)).await.expect("a proxy");
     let report = setting.ask(&proxy.url(), &["--assist-tokens", &length]).await.expect("an answer");
     assert_eq!((report.tokens_from_cloud, report.notes.is_empty()), (0, false));
@@ -102,14 +102,15 @@ async fn a_cloud_that_is_not_there_leaves_the_device_alone() {
     assert!(!report.notes.is_empty(), "it is noted that the cloud was not there");
 }
 
-/// Gzip members are found by their magic, so that compressed bodies can be read too.
+/// Returns the sent bytes as text. Gzip members are found by their magic number, so that compressed bodies
+/// can be read too.
 fn readable(sent: &[u8]) -> String {
     let mut text = String::from_utf8_lossy(sent).into_owned();
     for start in
         sent.windows(3).enumerate().filter(|(_, magic)| *magic == [0x1f, 0x8b, 8]).map(|(start, _)| start)
     {
         let mut body = String::new();
-        // A body split by chunk headers would not inflate; what inflates is searched.
+        // A body split by chunk headers does not inflate; the part that inflates is searched.
         let _ = flate2::read::GzDecoder::new(&sent[start..]).read_to_string(&mut body);
         text.push_str(&body);
     }
@@ -133,7 +134,7 @@ async fn private_values_do_not_cross_the_line() {
     }
 }
 
-/// Runs a program that must refuse; gives what it said.
+/// Runs a program that must refuse; returns its message.
 fn refused(name: &str, arguments: &[&str]) -> String {
     let Output { status, stderr, .. } = Command::new(program(name).expect("the program is built"))
         .args(arguments)

@@ -1,9 +1,9 @@
-//! Prompts of the field's chat formats: the ids of whole conversations beside those that llama.cpp gives, token by token,
-//! and texts of control tokens that stay text.
+//! Prompts in common chat formats: the token ids of whole conversations must equal llama.cpp's, and texts of
+//! control tokens in messages must stay text.
 //!
-//! `prompts/record.py` has recorded them with llama.cpp itself. It cuts a small part out of each vocabulary, on which
-//! llama.cpp gives the same tokens as on the whole. A family is `own` if the vocabulary is the one that its models have;
-//! where that could not be had, the vocabulary is another one with the family's rules, control tokens and template.
+//! `prompts/record.py` recorded them with llama.cpp itself. It cuts a small part out of each vocabulary, on
+//! which llama.cpp gives the same tokens as on the whole. A family is `own` if the vocabulary is that of its
+//! models. If that was not available, it is another one with the family's rules, control tokens and template.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 /// GGUF's number for control tokens.
 const CONTROL: i32 = 3;
-/// The families that there have to be.
+/// Least number of families.
 const FAMILIES_MIN: usize = 25;
 
 #[derive(Deserialize)]
@@ -35,9 +35,9 @@ struct Said {
 struct Family {
     name: String,
     vocabulary: String,
-    /// Whether that is the vocabulary of the family's models.
+    /// Whether this is the vocabulary of the family's models.
     own: bool,
-    /// Control tokens behind the vocabulary's.
+    /// Control tokens added after the vocabulary.
     #[serde(default)]
     added: Vec<String>,
     bos: Option<String>,
@@ -47,11 +47,11 @@ struct Family {
     gguf_name: Option<String>,
     /// The chat template.
     source: String,
-    /// By the conversation's number.
+    /// The token ids, by the number of the conversation.
     ids: BTreeMap<String, Vec<u32>>,
 }
 
-/// `tokenizer.ggml.*` of a file.
+/// The `tokenizer.ggml.*` fields of a file.
 #[derive(Deserialize, Clone)]
 struct Vocabulary {
     model: String,
@@ -97,7 +97,7 @@ impl Family {
         made
     }
 
-    /// The tokenizer of a model file of this family, and its template.
+    /// Makes the tokenizer and the template of a model file of this family.
     fn open(&self) -> (Tokenizer, ChatTemplate) {
         let vocabulary = self.vocabulary();
         let mut writer = GgufWriter::new();
@@ -147,7 +147,7 @@ fn prompt(tokenizer: &Tokenizer, template: &ChatTemplate, said: &[Said]) -> Resu
     assemble(tokenizer, template, &segments).map_err(|err| format!("{err:?}"))
 }
 
-/// Tokens as texts, to be read by a person.
+/// Returns tokens as texts, for messages.
 fn texts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()).collect()
 }
@@ -196,7 +196,7 @@ fn conversations_as_turns_of_a_chat_have_the_same_ids() {
     }
 }
 
-/// A text in which every control token of the vocabulary is written out, alone and inside of words.
+/// Makes a text in which every control token of the vocabulary is written out, alone and inside words.
 fn hostile(tokenizer: &Tokenizer) -> String {
     let controls = (0..tokenizer.vocab_len() as u32).filter(|&id| tokenizer.is_control(id));
     let names: Vec<String> =
@@ -240,7 +240,7 @@ fn every_segment_knows_its_tokens_in_every_format() {
         for number in family.ids.keys() {
             let said = &recorded.conversations[number.parse::<usize>().expect("a number")];
             let prompt = prompt(&tokenizer, &template, said).expect("it was laid out before");
-            // Templates may move a segment, but two of them never have a token in common.
+            // Templates may move a segment, but two segments never share a token.
             let mut places: Vec<_> = prompt.segments.iter().map(|s| s.tokens.clone()).collect();
             places.sort_by_key(|place| place.start);
             assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{}", family.name);
@@ -251,7 +251,7 @@ fn every_segment_knows_its_tokens_in_every_format() {
                 let len = said.content.len();
                 assert_eq!(starts, [&[0], &ends[..ends.len() - 1]].concat(), "{}", family.name);
                 assert_eq!(ends.last(), Some(&len), "{}", family.name);
-                // A token may reach into the segment from the template, never the other way round.
+                // A token may reach into the segment from the template, never out of it.
                 let bytes: Vec<u8> = prompt.ids[segment.tokens.clone()]
                     .iter()
                     .flat_map(|&id| tokenizer.token_bytes(id))

@@ -1,7 +1,8 @@
-//! With the same model on both sides and r = 1, the relay's answer is the cloud's own answer, token for token.
+//! If both sides have the same model and r = 1, the relay's answer equals the cloud's own answer, token for
+//! token.
 //!
-//! Both engines compute for real; time is virtual. That this holds rests on two laws at once: a token's logits do
-//! not depend on batch or chunking, and sampling is keyed by (seed, token index).
+//! Both engines really compute; only time is virtual. The test depends on two rules at once: a token's logits
+//! do not depend on batch or chunking, and sampling depends only on (seed, token index).
 
 use baton_corpus::{QuestionKind, document};
 use baton_e2e::{
@@ -18,7 +19,7 @@ fn sampled(seed: u64) -> Sampling {
     Sampling { temperature: 0.9, top_p: Some(0.95), seed, ..Sampling::default() }
 }
 
-/// The ids and the text of the cloud's own whole answer.
+/// Returns the ids and the text of the cloud's own whole answer.
 fn cloud_alone(pair: &mut Pair, question: &Question) -> (Vec<u32>, String, EndReason) {
     let whole = Question { assist_tokens: Some(TOKENS_MAX as u32), ..question.clone() };
     let request = pair.request(&whole);
@@ -43,7 +44,7 @@ fn cloud_alone(pair: &mut Pair, question: &Question) -> (Vec<u32>, String, EndRe
     (ids, text, reason.expect("an answer ends"))
 }
 
-/// Answers once by the relay and once by the cloud; gives how many tokens the device wrote.
+/// Answers once by the relay and once by the cloud; returns how many tokens the device wrote.
 fn check(pair: &mut Pair, seed: u64, sampling: Sampling) -> usize {
     let document = document(seed, 100 + 20 * (seed as usize % 12));
     let asked = document.question(QuestionKind::Long).expect("a document has a long question");
@@ -69,14 +70,15 @@ fn the_relay_is_the_cloud_token_for_token() {
     let mut pair = Pair::new(model.clone(), model, 1.0, Corrector::Cloud).expect("set up both sides");
     let mut by_device = 0;
     let mut taken_over = 0;
-    // Greedy first, then sampled: asked twice in a row, the device would have the prompt in its cache and need no cloud.
+    // All greedy ones first, then the sampled ones. If a document came twice in a row, the device would have
+    // the prompt in its cache and need no cloud.
     let greedy = (0..DOCUMENTS).map(|seed| (seed, Sampling::default()));
     for (seed, sampling) in greedy.chain((0..DOCUMENTS).map(|seed| (seed, sampled(seed)))) {
         let tokens = check(&mut pair, seed, sampling);
         by_device += tokens;
         taken_over += usize::from(tokens > 0);
     }
-    // Equality would be empty if the cloud had written everything.
+    // Equality would mean nothing if the cloud had written everything.
     assert!(
         taken_over >= DOCUMENTS as usize,
         "the device took over in {taken_over} of {} answers",

@@ -1,8 +1,8 @@
-//! A ring of real processes on this machine: whatever happens to a worker, at whatever moment, the answer is the one that
-//! a single device gives, and the head goes on.
+//! A ring of real processes on this machine. Whatever happens to a worker, at any moment, the answer equals
+//! that of a single device, and the head goes on.
 //!
-//! Devices are paired by their codes, find each other by address, and fetch the weights that they lack. Wall clock only
-//! as a hang guard.
+//! Devices are paired by their codes, find each other by address, and fetch the weights that they lack.
+//! Wall-clock time is only a guard against hangs.
 
 #[path = "ring/coming.rs"]
 mod coming;

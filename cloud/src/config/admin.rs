@@ -7,38 +7,39 @@ use clap::Args;
 
 use super::{ConfigError, listen_address};
 
-/// Where the console is, and what it shows besides.
+/// Options of the console.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Console")]
 pub struct AdminOptions {
-    /// Where the console and its API (/admin) are, if not beside /v1; port 0 takes a free one and prints it
+    /// Address of the console and its API (/admin), if it is not that of /v1; port 0 takes a free port and
+    /// prints it
     #[arg(long, value_name = "ADDRESS")]
     pub admin_listen: Option<String>,
-    /// The console is reached over TLS that something in front of this service ends: its cookies go over TLS only
+    /// A proxy in front of this service ends TLS for the console: its cookies are sent over TLS only
     #[arg(long)]
     pub admin_behind_tls: bool,
-    /// Quality curves of an evaluation, shown beside predictions; the default is MODEL with .curves.json in place of
-    /// .gguf, where there is one
+    /// Quality curves of an evaluation, shown next to predictions; the default is MODEL with .curves.json in
+    /// place of .gguf, if that file exists
     #[arg(long, value_name = "FILE")]
     pub quality_curves: Option<PathBuf>,
 }
 
-/// The same, as checked.
+/// Options of the console, as checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// Where the console listens; none: where the service does.
+    /// Address of the console, or `None` for that of the service.
     pub listen: Option<SocketAddr>,
-    /// Cookies go over TLS only, whatever this service speaks itself.
+    /// Whether cookies are sent over TLS only, even if this service itself has no TLS.
     pub behind_tls: bool,
     /// Quality curves.
     pub quality_curves: Option<PathBuf>,
 }
 
 impl AdminOptions {
-    /// Checks the options; `beside`: where quality curves lie if nobody says.
+    /// Checks the options. `beside` is the default file of quality curves, next to the model.
     ///
     /// # Errors
-    /// [`ConfigError::Listen`] where the address is not one.
+    /// [`ConfigError::Listen`] if the address is not valid.
     pub(super) fn check(self, beside: PathBuf) -> Result<AdminConfig, ConfigError> {
         Ok(AdminConfig {
             listen: self.admin_listen.as_deref().map(listen_address).transpose()?,

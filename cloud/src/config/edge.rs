@@ -14,12 +14,12 @@ use crate::api::{ApiLimits, HELD_PER_BYTE};
 use crate::http::own::Hosts;
 use crate::http::proxies::Proxies;
 
-/// What connections and requests may take, as written; times are in seconds and may have a fraction.
+/// Limits of connections and requests, as written. Times are in seconds and may have a fraction.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connections and requests")]
 pub struct EdgeOptions {
-    /// Connections at the same time, as far as the hard limit of open files allows; for a further one, the oldest that
-    /// asks for nothing is closed
+    /// The most connections at the same time, as far as the hard limit of open files allows. For one more,
+    /// the oldest idle connection is closed
     #[arg(
         long,
         default_value = "2048",
@@ -28,8 +28,8 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub connections: usize,
-    /// Connections of one address, or of one IPv6 /64; for a further one, the oldest of them that asks for nothing is
-    /// closed. Raise it behind a proxy
+    /// The most connections of one address, or of one IPv6 /64. For one more, the oldest idle one of them is
+    /// closed. Raise this limit behind a proxy
     #[arg(
         long,
         default_value = "1024",
@@ -38,7 +38,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub connections_per_ip: usize,
-    /// Requests on one connection before it is closed
+    /// The most requests on one connection before it is closed
     #[arg(
         long,
         default_value = "1000",
@@ -47,7 +47,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub requests_per_connection: u64,
-    /// For the head of a request
+    /// Time for the head of a request
     #[arg(
         long,
         default_value = "10",
@@ -56,7 +56,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub header_timeout: f64,
-    /// For the next request on a connection that is kept alive
+    /// Time until the next request on a connection that is kept alive
     #[arg(
         long,
         default_value = "75",
@@ -65,7 +65,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub idle_timeout: f64,
-    /// For a whole request body
+    /// Time for a whole request body
     #[arg(
         long,
         default_value = "60",
@@ -74,7 +74,8 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub body_timeout: f64,
-    /// Bytes a second that a request body must have in the mean, after 5 seconds (or the body timeout, if shorter)
+    /// Bytes per second at which a request body must arrive on average, after 5 seconds (or the body timeout,
+    /// if shorter)
     #[arg(
         long,
         default_value = "2048",
@@ -83,7 +84,8 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub body_rate: usize,
-    /// Size of a request body, as sent and inflated; none is read beyond twice the text of the longest prompt and 1 MiB
+    /// The largest request body, as sent and as inflated; never more than twice the text of the longest
+    /// prompt and 1 MiB
     #[arg(
         long,
         default_value = "24",
@@ -92,7 +94,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub body_mib: usize,
-    /// How many times its size a gzip body may inflate to
+    /// How many times its own size a gzip body may have after it is inflated
     #[arg(
         long,
         default_value = "200",
@@ -101,8 +103,8 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub inflate_ratio: usize,
-    /// Memory of all requests that are being read, together, until they are accepted or refused; a body beyond 64 KiB takes
-    /// three times its size. One tenant gets half of it at most, but for one request alone
+    /// Memory of all requests that are being read, until they are accepted or refused; a body over 64 KiB
+    /// takes three times its size. One tenant gets at most half of it, except with a single request
     #[arg(
         long,
         default_value = "128",
@@ -111,15 +113,17 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub bodies_mib: usize,
-    /// Name by which this service is reached besides localhost and its addresses, several times. While it asks nobody for a
-    /// key, requests to other names and from pages of others are refused (DNS rebinding); if names are given, always
+    /// Host name of this service, besides localhost and its addresses; may be given several times. If it is
+    /// given, requests to other host names are refused. While no key is needed, they are refused in any case,
+    /// and so are requests from pages of other sites (against DNS rebinding)
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Network of proxies in front of the service, as 10.0.0.0/8, several times: they are believed which address a request
-    /// comes from (X-Forwarded-For), by which failed log-ins at the console are counted; by default nobody is
+    /// Network of trusted proxies in front of the service, as 10.0.0.0/8; may be given several times. Their
+    /// X-Forwarded-For header gives the address by which failed log-ins at the console are counted. By
+    /// default no proxy is trusted
     #[arg(long, value_name = "NETWORK")]
     pub trusted_proxy: Vec<String>,
-    /// How long a reader may read nothing
+    /// How long a client may go without reading a single byte
     #[arg(
         long,
         default_value = "30",
@@ -128,7 +132,7 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub write_timeout: f64,
-    /// How long running answers may go on after SIGTERM; a second signal ends at once
+    /// How long running answers may continue after SIGTERM; a second signal stops them at once
     #[arg(
         long,
         default_value = "20",
@@ -137,13 +141,13 @@ pub struct EdgeOptions {
         allow_negative_numbers = true
     )]
     pub drain_timeout: f64,
-    /// Certificate chain (PEM): speak TLS; taken over again when the file changes, and on SIGHUP
+    /// Certificate chain (PEM): speak TLS; read again when the file changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// For a TLS handshake
+    /// Time for a TLS handshake
     #[arg(
         long,
         default_value = "10",
@@ -154,24 +158,24 @@ pub struct EdgeOptions {
     pub tls_handshake_timeout: f64,
 }
 
-/// The same, as checked.
+/// Limits of connections and requests, as checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edge {
-    /// Of connections.
+    /// Limits of connections.
     pub http: HttpLimits,
-    /// Of requests.
+    /// Limits of requests.
     pub api: ApiLimits,
-    /// Names by which the service is reached.
+    /// Host names of the service.
     pub hosts: Hosts,
-    /// Proxies that are believed.
+    /// Proxies that are trusted.
     pub proxies: Proxies,
     /// Certificate and key, with TLS.
     pub tls: Option<TlsFiles>,
 }
 
-/// The most connections that can be asked for.
+/// The largest value of options that limit connections.
 const CONNECTIONS_MAX: usize = 1 << 20;
-/// The longest of the timeouts, in seconds.
+/// The largest timeout, in seconds.
 const TIMEOUT_MAX: f64 = 86_400.0;
 
 impl EdgeOptions {
@@ -236,7 +240,7 @@ impl EdgeOptions {
     }
 }
 
-/// A name without a port.
+/// Reads a host name without a port.
 fn host(text: &str) -> Result<String, ConfigError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if (1..=253).contains(&text.len()) && text.bytes().all(plain) {
@@ -245,7 +249,7 @@ fn host(text: &str) -> Result<String, ConfigError> {
     Err(ConfigError::Host(text.chars().take(64).collect()))
 }
 
-/// A network, or one address.
+/// Reads a network, or one address.
 fn proxy(text: &str) -> Result<IpNet, ConfigError> {
     let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     network.map_err(|_| ConfigError::Proxy(text.chars().take(64).collect()))

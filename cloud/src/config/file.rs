@@ -6,8 +6,9 @@
 //! tls-cert: /etc/baton/tls.crt
 //! ```
 //! A setting that may be given several times is a list.
-//! Its settings become words of the command line, in front of those that were written there: the same names, the same
-//! checks, and what is on the command line (or in the environment) wins, lists as a whole.
+//!
+//! The settings become words of the command line, in front of the words written there. So names and checks
+//! are the same, and the command line (or the environment) overrides the file; a list is replaced as a whole.
 //! Never: takes a setting that the command line does not know.
 
 use std::ffi::{OsStr, OsString};
@@ -21,31 +22,31 @@ pub enum FileError {
     /// It cannot be read.
     #[error("read `{path}`")]
     Read {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         err: std::io::Error,
     },
     /// It is not YAML.
     #[error("`{path}` is not YAML")]
     Yaml {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         err: serde_norway::Error,
     },
-    /// It is YAML of another shape.
+    /// It is YAML, but not a map of settings.
     #[error("`{path}` must hold one setting a line, `option: value`")]
     NotAMap {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A setting is none that the file may hold.
+    /// A setting is not allowed in the file.
     #[error("setting `{setting}` of `{path}` is no option of serve that a file may set")]
     Unknown {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
         /// Which setting.
         setting: String,
@@ -55,19 +56,19 @@ pub enum FileError {
         "setting `{setting}` of `{path}` must be text, a number, or true or false, or where it may be repeated a list"
     )]
     Value {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
         /// Which setting.
         setting: String,
     },
 }
 
-/// How a setting of the file is taken.
+/// How a setting of the file is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// Never: the file may not hold it.
+    /// The file may not contain it.
     Unknown,
-    /// Not at all: another place says it.
+    /// Ignored, because the command line or the environment sets it.
     Left,
     /// One value.
     One,
@@ -75,10 +76,12 @@ pub enum Taken {
     Many,
 }
 
-/// The settings of the file as words, taken as `taken` says of their names.
+/// Returns the settings of the file as words of the command line. `taken` says how to use a setting, by its
+/// name.
 ///
 /// # Errors
-/// [`FileError`] if it is not a flat map of settings, or holds one that it may not.
+/// [`FileError`] if the file cannot be read, is not a flat map of settings, or contains a setting that is not
+/// allowed.
 pub fn words(path: &Path, taken: impl Fn(&str) -> Taken) -> Result<Vec<OsString>, FileError> {
     let text = std::fs::read_to_string(path).map_err(|err| FileError::Read { path: path.to_owned(), err })?;
     parse(path, &text, taken)
@@ -113,7 +116,7 @@ fn parse(path: &Path, text: &str, taken: impl Fn(&str) -> Taken) -> Result<Vec<O
     Ok(words)
 }
 
-/// The command line with the file's words behind the command's name.
+/// Returns the command line with the file's words inserted after the command's name.
 pub fn with_words(line: &[OsString], command: &str, words: Vec<OsString>) -> Vec<OsString> {
     let at = line.iter().position(|word| word == OsStr::new(command)).map_or(line.len(), |at| at + 1);
     let mut whole = line.to_vec();

@@ -1,36 +1,36 @@
-//! Which models a service has, and which adapters: `--model`, `--adapter` and what belongs to them.
+//! Options of models and adapters: `--model`, `--adapter` and related ones.
 //!
-//! Never: opens a file; looks only at which exist. Always: names are those that scenes and callers may use, and no two
-//! models, and no two adapters of one model, share one.
+//! Never: opens a file; it only checks which files exist. Always: names are valid in scenes and requests. No
+//! two models have the same name, and no two adapters of one model do.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use baton_protocol::is_model_name;
 use clap::Args;
 
 use super::{ConfigError, find_demo_model};
-use crate::scene::{NAME_BYTES_MAX, is_name};
 use crate::service::DEFAULT_MODEL;
 
 /// Options about models, as written.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOptions {
-    /// GGUF file of a model, and its name in the API (else --model-name, or the file's name); may be given several times. The
-    /// first is the default one. Each has weights, a KV cache of --kv-tokens, --slots and a queue of its own in memory;
-    /// their passes take turns, so that a request also waits for other models' passes. Default: the demo model of a
-    /// checkout
+    /// GGUF file of a model, and its name in the API (else --model-name, or the file's name); may be given
+    /// several times. The first model is the default. Each model has its own weights, KV cache of
+    /// --kv-tokens, --slots and queue in memory. The models take turns to compute, so a request also waits
+    /// for passes of other models. Default: the demo model of a checkout
     #[arg(long, value_name = "[NAME=]FILE")]
     pub model: Vec<NamedFile>,
-    /// GGUF file of a LoRA adapter that scenes may name (make one by `baton model adapter`), of the model MODEL or else of
-    /// the first one; may be given several times. It costs the memory of its file, and a few percent of the time of the
-    /// requests that use it
+    /// GGUF file of a LoRA adapter that scenes may use (make one with `baton model adapter`), for the model
+    /// MODEL or else the first one; may be given several times. It costs the memory of its file, and a few
+    /// percent of the time of requests that use it
     #[arg(long, value_name = "NAME=FILE[@MODEL]")]
     pub adapter: Vec<String>,
     /// Name of the first model in the API; the default is the file's name
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// Calibrated heads of the first model's refiner; the default, as for further models, is MODEL with .heads.json in
-    /// place of .gguf, where there is one
+    /// Calibrated heads of the first model's refiner. The default, also for further models, is MODEL with
+    /// .heads.json in place of .gguf, if that file exists
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ pub struct ModelOptions {
 /// A file, and a name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
-    /// The name, where one is written.
+    /// The name, if one is given.
     pub name: Option<String>,
     /// The file.
     pub path: PathBuf,
@@ -47,7 +47,7 @@ pub struct NamedFile {
 impl FromStr for NamedFile {
     type Err = String;
 
-    /// `NAME=FILE` or `FILE`; what stands before `=` is a name where it is no path.
+    /// Reads `NAME=FILE` or `FILE`. The text before `=` is a name if it contains no `/`.
     fn from_str(text: &str) -> Result<NamedFile, String> {
         let (name, path) = match text.split_once('=') {
             Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
@@ -74,7 +74,7 @@ pub struct ModelConfig {
 }
 
 impl ModelOptions {
-    /// The models, the default first; at least one.
+    /// Checks the options. Returns at least one model, the default one first.
     pub(super) fn check(&self) -> Result<Vec<ModelConfig>, ConfigError> {
         let demo = || find_demo_model().map(|path| vec![NamedFile { name: None, path }]);
         let files = if self.model.is_empty() { demo()? } else { self.model.clone() };
@@ -87,8 +87,8 @@ impl ModelOptions {
                 (Some(name), _) => name,
                 (None, _) => file.path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             };
-            // The first model has that name anyhow.
-            if !is_name(&name) || (!first && name == DEFAULT_MODEL) {
+            // `default` always means the first model.
+            if !is_model_name(&name) || (!first && name == DEFAULT_MODEL) {
                 return Err(ConfigError::ModelName(name));
             }
             if models.iter().any(|model| model.name == name) {
@@ -111,7 +111,8 @@ impl ModelOptions {
     }
 }
 
-/// `NAME=FILE@MODEL`, or `NAME=FILE` of the first model; `@` is part of the file where no model follows.
+/// Reads `NAME=FILE@MODEL`, or `NAME=FILE` for the first model. `@` is part of the file if no model follows
+/// it.
 fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError> {
     let bad = || ConfigError::Adapter(text.chars().take(200).collect());
     let (name, rest) = text.split_once('=').ok_or_else(bad)?;
@@ -120,7 +121,7 @@ fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError
         .and_then(|(file, model)| Some((file, models.iter().position(|known| known.name == model)?)));
     let (file, at) = match (found, rest.rsplit_once('@')) {
         (Some(found), _) => found,
-        // Not the end of a path, so a name that no model has.
+        // Not the end of a path, so it is the name of an unknown model.
         (None, Some((_, model))) if !model.contains(['/', '.']) => {
             let models = models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
             return Err(ConfigError::AdapterModel {
@@ -131,7 +132,7 @@ fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError
         }
         _ => (rest, 0),
     };
-    if !is_name(name) || name.len() > NAME_BYTES_MAX || file.is_empty() {
+    if !is_model_name(name) || file.is_empty() {
         return Err(bad());
     }
     let model = &mut models[at];

@@ -1,19 +1,19 @@
-//! Numbers of the command line. Pure. Always: a word that is no such number is answered with what one looks like.
+//! Reads numbers of the command line. Pure. Always: an error says what a valid number looks like.
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-/// A whole number.
+/// Reads a whole number.
 pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| not_whole(text, 0))
 }
 
-/// A whole number from 1 on.
+/// Reads a whole number, 1 or more.
 pub(crate) fn positive(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| not_whole(text, 1))
 }
 
-/// A number that may have a fraction.
+/// Reads a number that may have a fraction.
 pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "it must be a number".to_owned())
 }

@@ -1,10 +1,10 @@
-//! Pages of other sites must not use a service that asks nobody for a key.
+//! Protects a service that needs no key from pages of other sites.
 //!
-//! Such a service listens on loopback only, but a browser on the same machine reaches it too: a page of any site may send
-//! requests there, and by DNS rebinding (a name of that site that suddenly means 127.0.0.1) even read the replies. So the
-//! request must name this machine as its host, or a name that was allowed, and if a page made it, one of this host.
-//! Never: stands in the way of a service that wants keys, unless names are given. Always: health is told to everybody, as
-//! probes name whatever host they like.
+//! Such a service listens on loopback only, but a browser on the same machine reaches it too. A page of any
+//! site may send requests to it. By DNS rebinding (a name of that site that suddenly resolves to 127.0.0.1),
+//! the page may even read the replies. So the request's host must be this machine or an allowed name, and a
+//! page that sent it must be of this host. Never: checks a service that requires keys, unless names are
+//! given. Always: health is open to everyone, because probes send any host.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use serde_json::json;
 use crate::access::AccessBook;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What everybody may ask.
+/// Routes that are open to everyone.
 const HEALTH: [&str; 2] = ["/healthz", "/readyz"];
 
-/// The names that this service is reached by.
+/// The host names of this service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hosts(Arc<[String]>);
 
 impl Hosts {
-    /// `localhost`, any IP address, and these names. Addresses need no list: no name leads a browser to a page of another
-    /// site that has an address for its host.
+    /// Allows `localhost`, any IP address, and these names. Addresses need no list: DNS rebinding needs a
+    /// name, so it never makes a request whose host is an address.
     #[must_use]
     pub fn new(names: Vec<String>) -> Hosts {
         Hosts(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
     }
 
-    /// Whether `host`, with or without a port, is one of them.
+    /// Returns whether `host`, with or without a port, is one of them.
     #[must_use]
     pub fn has(&self, host: &str) -> bool {
         let name = without_port(host).to_ascii_lowercase();
@@ -54,7 +54,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// The routes, for requests of this host's own pages and of programs only.
+/// Returns the routes, limited to requests from programs and from pages of this host.
 pub fn only_own(routes: Router, hosts: Hosts, book: AccessBook) -> Router {
     routes.layer(middleware::from_fn_with_state((hosts, book), check))
 }
@@ -72,7 +72,7 @@ async fn check(State((hosts, book)): State<(Hosts, AccessBook)>, request: Reques
     }
 }
 
-/// Why a request is refused; none: it is not.
+/// Returns why a request is refused, or `None` if it is allowed.
 fn refusal(hosts: &Hosts, open: bool, request: &Request) -> Option<String> {
     let headers = request.headers();
     let named = [text(headers, &header::HOST), request.uri().authority().map(|authority| authority.as_str())];
@@ -84,7 +84,7 @@ fn refusal(hosts: &Hosts, open: bool, request: &Request) -> Option<String> {
             ));
         }
     }
-    // With keys, a page that has one may ask; what it asks for is what the key allows.
+    // If keys are needed, a page that has one may send requests; its key limits them.
     if !open {
         return None;
     }
@@ -97,7 +97,7 @@ fn refusal(hosts: &Hosts, open: bool, request: &Request) -> Option<String> {
                 format!("a page of `{origin}` may not use this service, which asks nobody for a key")
             })
         }
-        // A page of another site may still be a link that somebody has followed: that only reads.
+        // A page of another site may contain a link that somebody follows: that only reads.
         (None, Some("cross-site" | "same-site")) if !request.method().is_safe() => {
             Some("a page of another site may not use this service, which asks nobody for a key".to_owned())
         }
@@ -105,7 +105,7 @@ fn refusal(hosts: &Hosts, open: bool, request: &Request) -> Option<String> {
     }
 }
 
-/// A header; what is not text is no host and no origin of ours.
+/// Returns a header. One that is not text matches no host and no origin.
 fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("(not text)"))
 }

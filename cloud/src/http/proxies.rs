@@ -1,6 +1,7 @@
-//! Proxies in front of the service: which may say whose request they pass on.
+//! Finds the client's address behind trusted proxies.
 //!
-//! Never: believes a header of anybody else. Always: the address nearest to the service that is not a proxy's own.
+//! Never: trusts a header from anyone else. Always: returns the address nearest to the service that is not a
+//! proxy's.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use ipnet::IpNet;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The networks whose `X-Forwarded-For` is believed; none by default.
+/// The networks whose `X-Forwarded-For` is trusted; none by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxies(Arc<[IpNet]>);
 
 impl Proxies {
-    /// These networks.
+    /// Trusts these networks.
     #[must_use]
     pub fn new(networks: Vec<IpNet>) -> Proxies {
         Proxies(networks.into())
@@ -25,8 +26,8 @@ impl Proxies {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// Who sent a request that came from `peer`: each proxy adds the address that it was asked by at the end of the
-    /// header, so it is read from there, as far as proxies have written it.
+    /// Returns the address that sent a request which came from `peer`. Each proxy appends the address of its
+    /// client to the header. So the header is read from its end, as far as trusted proxies have written it.
     #[must_use]
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer.to_canonical();
@@ -43,7 +44,7 @@ impl Proxies {
     }
 }
 
-/// An address, with or without a port.
+/// Reads an address, with or without a port.
 fn address(text: &str) -> Option<IpAddr> {
     let plain = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     let parsed = plain.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|socket| socket.ip()));
@@ -70,7 +71,7 @@ mod tests {
         check("10.0.0.1", &[], "10.0.0.1");
         check("10.0.0.1", &["1.1.1.1"], "1.1.1.1");
         check("::ffff:10.0.0.1", &["1.1.1.1"], "1.1.1.1");
-        // What the client itself has written comes first, and is not looked at.
+        // What the client itself wrote comes first in the header, and is not read.
         check("10.0.0.1", &["9.9.9.9, 1.1.1.1"], "1.1.1.1");
         check("10.0.0.1", &["9.9.9.9", "1.1.1.1, 10.2.2.2"], "1.1.1.1");
         check("10.0.0.1", &["9.9.9.9, nonsense, 10.2.2.2"], "10.2.2.2");

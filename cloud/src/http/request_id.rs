@@ -1,7 +1,7 @@
-//! One name for a request from the edge to the end: in the reply, in the log, in traces.
+//! Gives each request one id, which is in the reply, in the log and in traces.
 //!
-//! Always: a request has the header `x-request-id` when a route sees it, by the client's own name if that is plain; the
-//! reply has the same.
+//! Always: when a route gets a request, it has the header `x-request-id`: the client's own id if that is
+//! plain ASCII, else a new one. The reply has the same id.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -12,17 +12,17 @@ use uuid::Uuid;
 
 /// The header.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The longest name that is taken over.
+/// The longest id of a client that is accepted, in bytes.
 const BYTES_MAX: usize = 128;
 
-/// The request's name; empty if [`with_request_id`] did not see it.
+/// Returns the request's id; empty if [`with_request_id`] did not handle the request.
 #[must_use]
 pub fn request_id(headers: &HeaderMap) -> &str {
     headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Names the request for the routes and in the reply. Logs refusals: at `debug`, because anybody can cause them; failures
-/// of the service at `warn`.
+/// Sets the id of the request and of its reply. Logs refusals at `debug`, because anyone can cause them, and
+/// failures of the service at `warn`.
 pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     let own = request.headers().get(&REQUEST_ID).filter(|value| {
         (1..=BYTES_MAX).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
@@ -30,7 +30,7 @@ pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     let id = own.cloned().unwrap_or_else(|| {
         HeaderValue::from_str(&Uuid::new_v4().to_string()).expect("a UUID prints as visible ASCII")
     });
-    // One only, whatever the client sent.
+    // Exactly one header, whatever the client sent.
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut response = next.run(request).await;

@@ -1,4 +1,4 @@
-//! The listener that Prometheus asks: apart from the API, since it needs no key and is not for the world.
+//! The listener for Prometheus. It is separate from the API because it needs no key and should not be public.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use tokio::task::JoinHandle;
 
 use crate::service::CloudService;
 
-/// How often what was recorded is taken in while nobody asks.
+/// How often recorded values are merged while nobody reads the metrics.
 const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 
-/// Serves `/metrics` at `address`, if there is one, on a task that ends when it is aborted: figures are wanted while the
-/// service drains, too.
+/// Serves `/metrics` at `address`, if there is one, on a task that runs until it is aborted. Metrics are
+/// needed while the service drains, too.
 ///
 /// # Errors
-/// The system's, where it cannot listen there.
+/// The system's error if it cannot listen there.
 pub async fn listen(
     address: Option<SocketAddr>,
     service: &CloudService,
@@ -36,7 +36,7 @@ pub async fn listen(
 
 async fn serve(listener: TcpListener, service: CloudService) {
     let app = Router::new().route("/metrics", get(metrics)).with_state(service.clone());
-    // Few ask.
+    // There are few readers.
     let limits = HttpLimits { connections_max: 16, ..HttpLimits::default() };
     let (_serving, phases) = watch::channel(Phase::Serving);
     let upkeep = async {

@@ -1,13 +1,13 @@
-//! What Prometheus reads, by a reader of its text format written from the format's description.
+//! Reads the metrics with a parser that was written from the description of Prometheus' text format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// A series' name, its labels, its value.
+/// A series' name, its labels and its value.
 type Sample = (String, BTreeMap<String, String>, f64);
 
-/// Kinds by name, and samples; panics where a line is not of the format.
+/// Returns kinds by name, and samples; panics if a line is not of the format.
 fn read(text: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
     let (mut kinds, mut samples) = (BTreeMap::new(), Vec::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -124,7 +124,7 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
     assert!((value("baton_request_duration_seconds_sum") - 0.4).abs() < 1e-9);
     let requests = samples.iter().find(|(name, ..)| name == "baton_requests_total").unwrap();
     assert_eq!((requests.1["scene"].as_str(), requests.1["model"].as_str()), ("doc-qa", "base"));
-    // Buckets grow, and the last one holds all.
+    // Buckets grow, and the last one contains all samples.
     let buckets: Vec<f64> = samples
         .iter()
         .filter(|(name, ..)| name == "baton_time_to_first_token_seconds_bucket")

@@ -1,9 +1,9 @@
-//! Admission: how much may wait, who comes too late, and how hard the queue presses on L.
+//! Admission: how many requests may wait, which deadlines cannot be met, and how much load lowers L.
 //!
-//! The measure is time: prompt tokens that wait, by the rate at which they have lately been computed *beside everything
-//! else that ran* ([`DrainRate`]), so that slots held by long answers count as well as prompts do. Counts and bytes are
-//! backstops for what time cannot see: the first requests after the start, and memory.
-//! Pure: time comes in. Always: a request before which nothing waits is taken, however long its prompt is.
+//! The measure is time: the waiting prompt tokens, at the rate at which prompts were recently computed *while
+//! everything else ran* ([`DrainRate`]). So slots held by long answers count as well as prompts. Counts and
+//! bytes are extra limits for what time does not cover: the first requests after the start, and memory. Pure:
+//! time is passed in. Always: a request is accepted if nothing waits before it, however long its prompt is.
 
 use std::time::Duration;
 
@@ -12,31 +12,31 @@ use baton_pacing::under_load;
 use super::fair::Standing;
 use super::{JobSpec, Limits, Refusal};
 
-/// How long what was measured counts, in seconds: its weight falls to 1/e.
+/// Time constant of the measured rate, in seconds: in this time, the weight of a measurement falls to 1/e.
 const MEMORY_S: f64 = 10.0;
-/// Prompt tokens that the rate of prefill alone counts as, beside those measured under load.
+/// Weight of the rate of prefill alone, in prompt tokens, against tokens measured under load.
 const PRIOR_TOKENS: f64 = 512.0;
-/// Share of the queue's bound from which L is lowered.
+/// Share of the queue's bound above which L is lowered.
 const LOAD_BEGINS: f64 = 0.25;
-/// Share of the queue's bound from which a scene's floor is all that is written.
+/// Share of the queue's bound above which L is the scene's floor.
 const LOAD_FULL: f64 = 0.75;
 
-/// What may wait beside the number of requests.
+/// Limits of the queue besides the number of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BacklogBound {
-    /// Prefill that may wait, as the time that it will take.
+    /// The most prefill that may wait, as the time that it will take.
     pub wait: Duration,
-    /// Bytes of requests that may wait.
+    /// The most bytes of waiting requests.
     pub bytes: usize,
 }
 
 impl BacklogBound {
-    /// Nothing but the number of requests bounds the queue.
+    /// Only the number of requests bounds the queue.
     pub const NONE: BacklogBound = BacklogBound { wait: Duration::MAX, bytes: usize::MAX };
 }
 
 impl Default for BacklogBound {
-    /// Half a minute of prompts, 256 MiB.
+    /// 30 s of prompts, 256 MiB.
     fn default() -> BacklogBound {
         BacklogBound { wait: Duration::from_secs(30), bytes: 256 << 20 }
     }
@@ -45,11 +45,11 @@ impl Default for BacklogBound {
 /// Which bound of the queue is reached.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum QueueLimit {
-    /// So many requests wait.
+    /// The number of waiting requests.
     Requests(usize),
-    /// They hold so many bytes.
+    /// The bytes of waiting requests.
     Bytes(usize),
-    /// Their prompts take so long.
+    /// The time that waiting prompts will take.
     Wait(Duration),
 }
 
@@ -63,31 +63,31 @@ impl std::fmt::Display for QueueLimit {
     }
 }
 
-/// What is before a new request.
+/// The work before a new request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ahead {
     /// Requests that wait.
     pub(super) waiting: usize,
     /// Their bytes.
     pub(super) bytes: usize,
-    /// Prompt tokens that are not computed yet, of both.
+    /// Prompt tokens that are not computed yet, of waiting and of running requests.
     pub(super) tokens: usize,
-    /// What a token takes to be drained, in milliseconds; none before the first pass.
+    /// Time to compute a waiting prompt token, in milliseconds; `None` before the first pass.
     pub(super) drain_ms: Option<f64>,
-    /// What a token takes where nothing else runs.
+    /// Time to compute a prompt token if nothing else runs, in milliseconds; `None` before the first pass.
     pub(super) alone_ms: Option<f64>,
 }
 
 impl Ahead {
-    /// How long it takes to compute what waits; none before the first pass.
+    /// Returns the time to compute all waiting prompt tokens; `None` before the first pass.
     pub(super) fn wait_ms(&self) -> Option<f64> {
         self.drain_ms.map(|ms| ms * self.tokens as f64)
     }
 
-    /// Whether a new request may join, by every bound.
+    /// Returns the refusal of a new request if it exceeds any bound.
     ///
-    /// Beside others a tenant's prompts may wait for its share of the time only, and who has nothing waiting and nothing
-    /// running is let in though others have filled the queue.
+    /// If other tenants have requests, a tenant's prompts may fill only its share of the time. A tenant with
+    /// nothing waiting and nothing running is admitted even if others have filled the queue.
     pub(super) fn admit(
         &self,
         spec: &JobSpec,
@@ -96,7 +96,7 @@ impl Ahead {
         now: Duration,
     ) -> Result<(), Refusal> {
         let wait_ms = self.wait_ms().unwrap_or_default();
-        // Until a pass was measured nobody knows when: soon, but not at once.
+        // Before the first measured pass the time is unknown: ask the client to retry soon, but not at once.
         let place_ms = if wait_ms > 0.0 { wait_ms / self.waiting.max(1) as f64 } else { 1000.0 };
         let full = |limit, retry_after_ms: f64| {
             Err(Refusal::Full {
@@ -132,23 +132,25 @@ impl Ahead {
         Err(Refusal::Late {
             first: millis(first_ms),
             left: millis(left_ms),
-            // What does not fit an idle machine does not fit later either; the client may still ask for longer.
+            // A deadline that an idle machine cannot meet will not be met later either; the client may still
+            // set a longer one.
             retry_after: millis((first_ms - left_ms).min(wait_ms)),
         })
     }
 }
 
-/// How hard the queue presses on L, from 0 (not at all) to 1 (every scene's floor): rises linearly while the backlog
-/// goes from a quarter of its bound to three quarters.
+/// Returns how much the queue lowers L, from 0 (not at all) to 1 (to every scene's floor). It rises linearly
+/// while the backlog grows from a quarter of its bound to three quarters.
 ///
-/// Requests then wait behind answers as well as behind prompts; a slot that writes fewer tokens is free earlier, and
-/// N slots serve `1 / (P + L s_N / N)` requests a second, so a lower L shortens every wait behind it.
+/// Under load, requests wait for slots as well as for prompts. A slot that writes fewer tokens is free
+/// earlier. N slots serve `1 / (P + L s_N / N)` requests per second, so a lower L shortens every wait behind
+/// it.
 pub fn load(backlog_ms: f64, bound_ms: f64) -> f64 {
     let share = if bound_ms > 0.0 { backlog_ms / bound_ms } else { 0.0 };
     ((share - LOAD_BEGINS) / (LOAD_FULL - LOAD_BEGINS)).clamp(0.0, 1.0)
 }
 
-/// What a request writes at most that gets its slot under this load.
+/// Returns the cap of a request that gets its slot under this load.
 pub(super) fn lowered(spec: &JobSpec, load: f64) -> usize {
     let tokens = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let kept = under_load(tokens(spec.max_tokens), tokens(spec.floor_tokens), load);
@@ -159,7 +161,8 @@ fn millis(ms: f64) -> Duration {
     Duration::try_from_secs_f64(ms.max(0.0) / 1e3).unwrap_or(Duration::MAX)
 }
 
-/// How fast waiting prompts are computed beside everything else, forgotten within seconds.
+/// The rate at which waiting prompts are computed while everything else runs; old measurements fade within
+/// seconds.
 #[derive(Debug, Default)]
 pub(super) struct DrainRate {
     ms: f64,
@@ -168,7 +171,7 @@ pub(super) struct DrainRate {
 }
 
 impl DrainRate {
-    /// Takes in a pass that ran while prompts waited; it may have held none of them.
+    /// Records a pass that ran while prompts waited; it may have contained none of them.
     pub(super) fn record(&mut self, took: Duration, tokens: usize, now: Duration) {
         let keep = self.kept(now);
         self.ms = self.ms * keep + took.as_secs_f64() * 1e3;
@@ -176,8 +179,8 @@ impl DrainRate {
         self.at = now;
     }
 
-    /// What a waiting token takes, in milliseconds; `alone_ms` is what it takes where nothing else runs, which counts
-    /// more the longer nothing was measured.
+    /// Returns the time that a waiting token takes, in milliseconds. `alone_ms` is its time if nothing else
+    /// runs; it counts more, the longer nothing was measured.
     pub(super) fn ms_per_token(&self, alone_ms: Option<f64>, now: Duration) -> Option<f64> {
         let keep = self.kept(now);
         let (ms, tokens) = (self.ms * keep, self.tokens * keep);
@@ -202,7 +205,7 @@ mod tests {
         let mut rate = DrainRate::default();
         assert_eq!(rate.ms_per_token(None, at(0)), None);
         assert_eq!(rate.ms_per_token(Some(2.0), at(0)), Some(2.0));
-        // Half of the time goes to answers.
+        // Half of the time is spent on answers.
         for _ in 0..1000 {
             rate.record(Duration::from_millis(256), 64, at(1));
         }

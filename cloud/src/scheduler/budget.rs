@@ -1,45 +1,45 @@
-//! How many prompt tokens a pass may hold: learned from how long passes take.
+//! Learns from the times of passes how many prompt tokens a pass may hold.
 //!
-//! Pure: durations come in with the passes. While nobody decodes, a pass takes the whole chunk, which computes
-//! prompts at their best speed. Beside running answers, a pass holds so many prompt tokens that it takes at most
-//! `max_stall` times a pass that only decodes, so that no reader waits longer for the next token than that.
-//! Always: at least [`MIXED_TOKENS_MIN`] tokens (prompts never starve) and at most the chunk.
+//! Pure: durations are passed in. While no sequence decodes, a pass takes the whole chunk, which computes
+//! prompts fastest. In a mixed pass (prompts and running answers), prompt tokens are limited so that it takes
+//! at most `max_stall` times a pass that only decodes. So no reader waits longer than that for the next
+//! token. Always: at least [`MIXED_TOKENS_MIN`] tokens (prompts never starve) and at most the chunk.
 
 use std::time::Duration;
 
 use super::StepPlan;
 
-/// Prompt tokens beside running answers, at least: fewer would cost more in weights read than they bring.
+/// The fewest prompt tokens in a mixed pass. For fewer, reading the weights costs more than it gains.
 pub const MIXED_TOKENS_MIN: usize = 8;
-/// Prompt tokens beside running answers until both kinds of pass have been seen.
+/// Prompt tokens in a mixed pass until both kinds of pass have been measured.
 pub const MIXED_TOKENS_UNMEASURED: usize = 64;
-/// Newest measurements that a quantile is taken of.
+/// Number of newest measurements that a quantile is taken over.
 const SAMPLES: usize = 32;
-/// Mixed passes that must have been measured before their slope is believed instead of that of pure prefill.
+/// Number of mixed passes to measure before their cost per token replaces that of pure prefill.
 const MIXED_NEEDED: usize = 4;
-/// Slopes below this are noise of the clock, in milliseconds per token.
+/// Costs below this are noise of the clock, in milliseconds per token.
 const SLOPE_MS_MIN: f64 = 1e-6;
 
-/// How prompt tokens are limited beside running answers.
+/// How prompt tokens are limited in a mixed pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MixedTokens {
-    /// Always so many.
+    /// Always this many.
     Fixed(usize),
-    /// As many as keep the pass below so many passes that only decode; above 1.
+    /// As many as keep the pass below this multiple of a pass that only decodes; above 1.
     MaxStall(f64),
 }
 
-/// How many prompt tokens a pass may hold, over all sequences.
+/// The most prompt tokens in a pass, over all sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepBudget {
-    /// While nobody decodes.
+    /// While no sequence decodes.
     pub chunk_tokens: usize,
-    /// Beside running answers.
+    /// In a mixed pass.
     pub mixed: MixedTokens,
 }
 
 impl Default for StepBudget {
-    /// 512 tokens alone; beside running answers, five of their passes.
+    /// 512 tokens alone; a mixed pass takes at most five times a decoding pass.
     fn default() -> Self {
         StepBudget { chunk_tokens: 512, mixed: MixedTokens::MaxStall(5.0) }
     }
@@ -48,16 +48,16 @@ impl Default for StepBudget {
 /// Durations of past passes.
 #[derive(Debug, Default)]
 pub(super) struct PassTimes {
-    /// Of passes that only decode, in milliseconds; by the number of bits of their row count.
+    /// Times of passes that only decode, in milliseconds, by the number of bits of their row count.
     decode: Vec<Recent>,
-    /// Of passes that only prefill, in milliseconds per token.
+    /// Times of passes that only prefill, in milliseconds per token.
     prefill: Recent,
-    /// What a prompt token adds to a pass that decodes, in milliseconds.
+    /// Time that a prompt token adds to a pass that decodes, in milliseconds.
     mixed: Recent,
 }
 
 impl PassTimes {
-    /// Takes a pass in; one that took no time says nothing.
+    /// Records a pass; ignores one that took no time.
     pub(super) fn record(&mut self, plan: &StepPlan, took: Duration) {
         let ms = took.as_secs_f64() * 1e3;
         if ms <= 0.0 {
@@ -79,7 +79,7 @@ impl PassTimes {
         }
     }
 
-    /// Prompt tokens that fit beside `rows` decoding sequences, at least one.
+    /// Returns how many prompt tokens fit into a pass with `rows` decoding sequences, at least one.
     pub(super) fn mixed_tokens(&self, budget: StepBudget, rows: usize) -> usize {
         let tokens = match budget.mixed {
             MixedTokens::Fixed(tokens) => tokens,
@@ -94,13 +94,14 @@ impl PassTimes {
         tokens.clamp(1, budget.chunk_tokens)
     }
 
-    /// What a prompt token takes while nobody decodes, in milliseconds; none before the first such pass.
+    /// Returns the time of a prompt token while no sequence decodes, in milliseconds; `None` before the first
+    /// such pass.
     pub(super) fn alone_ms(&self) -> Option<f64> {
         self.prefill.quantile(0.5)
     }
 
-    /// What a pass takes that decodes so many sequences; of the nearest smaller number that was seen, else of the
-    /// nearest larger one.
+    /// Returns the time of a pass that decodes `rows` sequences. If there is no measurement, takes that of
+    /// the nearest smaller number, else of the nearest larger one.
     fn decode_ms(&self, rows: usize) -> Option<f64> {
         let at = bucket(rows).min(self.decode.len());
         let seen = |times: &&Recent| !times.values.is_empty();
@@ -111,7 +112,7 @@ impl PassTimes {
         times.quantile(0.5)
     }
 
-    /// What one more prompt token costs: rather too much than too little.
+    /// Returns the cost of one more prompt token, with a tendency to the high side.
     fn slope_ms(&self) -> Option<f64> {
         let times = if self.mixed.values.len() >= MIXED_NEEDED { &self.mixed } else { &self.prefill };
         times.quantile(0.75)
@@ -171,13 +172,13 @@ mod tests {
         times.record(&plan(512, 0), ms(1024.0));
         assert_eq!(times.mixed_tokens(STALL, 1), MIXED_TOKENS_UNMEASURED, "a step alone is not known yet");
         times.record(&plan(0, 1), ms(30.0));
-        // 4 x 30 ms at 2 ms a token.
+        // 4 x 30 ms at 2 ms per token.
         assert_eq!(times.mixed_tokens(STALL, 1), 60);
         assert_eq!(times.mixed_tokens(STALL, 8), 60, "more rows than seen: the nearest smaller number");
         times.record(&plan(0, 8), ms(50.0));
         assert_eq!((times.mixed_tokens(STALL, 1), times.mixed_tokens(STALL, 8)), (60, 100));
         assert_eq!(times.mixed_tokens(STALL, 3), 60);
-        // Beside answers a token turns out to cost 3 ms.
+        // In a mixed pass, a token is measured to cost 3 ms.
         for _ in 0..MIXED_NEEDED {
             times.record(&plan(60, 8), ms(50.0 + 180.0));
         }

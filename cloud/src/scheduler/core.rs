@@ -12,7 +12,7 @@ use super::{
     SchedulerStats, Share,
 };
 
-/// Queue, slots and the KV cache's room as pure state; one pass is planned at a time.
+/// Queue, slots and KV room as pure state. One pass is planned at a time.
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
@@ -23,7 +23,7 @@ pub struct SchedulerCore {
     /// Without a slot until their readers read.
     parked: Vec<Request>,
     in_flight: Option<InFlight>,
-    /// As the engine said last.
+    /// As the engine reported last.
     room: KvRoom,
     times: PassTimes,
     drain: DrainRate,
@@ -56,14 +56,15 @@ enum Phase {
     Prefill {
         /// Tokens in the KV cache.
         done: usize,
-        /// The block they end in belongs to another sequence's prefix: one more block is needed to go on.
+        /// Whether the block that they end in belongs to another sequence's prefix. Then one more block is
+        /// needed to continue.
         borrowed: bool,
     },
     Decode,
 }
 
 impl Slot {
-    /// Tokens in the KV cache. The token written last is not there before the next pass.
+    /// Returns the tokens in the KV cache. The token written last is added by the next pass.
     fn held(&self) -> usize {
         match self.phase {
             Phase::Opening => 0,
@@ -72,7 +73,7 @@ impl Slot {
         }
     }
 
-    /// Tokens to compute before it writes.
+    /// Returns the number of tokens to compute before it writes.
     fn missing_prompt(&self) -> usize {
         match self.phase {
             Phase::Opening | Phase::Prefill { .. } => self.request.feed_tokens() - self.held(),
@@ -82,10 +83,10 @@ impl Slot {
 }
 
 impl SchedulerCore {
-    /// An idle scheduler.
+    /// Makes an idle scheduler.
     ///
     /// # Panics
-    /// If a limit is zero (the queue may be): the settings are checked before.
+    /// If a limit is zero (except the queue's): the settings were checked before.
     pub fn new(limits: Limits) -> SchedulerCore {
         assert!(
             limits.slots > 0 && limits.kv_tokens > 0 && limits.kv_block > 0 && limits.budget.chunk_tokens > 0,
@@ -110,14 +111,15 @@ impl SchedulerCore {
         }
     }
 
-    /// Applies one event at time `now` (monotonic) and says what to do.
+    /// Applies one event at time `now` (monotonic) and returns what to do.
     pub fn step(&mut self, event: Event, now: Duration) -> Vec<Effect> {
         self.now = now;
         match event {
             Event::Submit(spec) => self.submit(spec, now),
             Event::Park(id) => self.park(id, now).into_iter().collect(),
             Event::Unpark(id) => {
-                // It waits and pays as a new request does: what gave way for it in the cache may have to be computed again.
+                // It waits and is charged like a new request: its blocks may be gone from the cache and
+                // computed again.
                 if let Some(at) = self.parked.iter().position(|request| request.spec.id == id) {
                     self.waiting.push_back(self.parked.swap_remove(at));
                 }
@@ -151,21 +153,23 @@ impl SchedulerCore {
         }
     }
 
-    /// The request that a slot is free for, if any waits: its prefix is what [`KvRoom::next_held_tokens`] is about.
+    /// Returns the request that would get a free slot, if one waits. [`KvRoom::next_held_tokens`] is about
+    /// its prefix.
     pub fn next_waiting(&self) -> Option<JobId> {
         let free = self.running.len() < self.limits.slots && self.in_flight.is_none();
         self.waiting.front().filter(|_| free).map(|next| next.spec.id)
     }
 
-    /// What a running sequence may write at most: what it asked for, or less where it got its slot under load.
+    /// Returns the most tokens that a running sequence may write: its cap, or less if it got its slot under
+    /// load.
     pub fn max_tokens(&self, id: JobId) -> Option<usize> {
         self.running.iter().find(|slot| slot.request.spec.id == id).map(|slot| slot.request.spec.max_tokens)
     }
 
-    /// How far a sequence is; `None` for one that has a token, has ended or was never there.
+    /// Returns the progress of a sequence; `None` if it has a token, has ended or is unknown.
     ///
-    /// The estimate counts the prompt tokens before its own last one, by the rate at which they were lately computed: an
-    /// answer that runs long, or a tenant of more weight that comes later, makes it too short.
+    /// The estimate counts all prompt tokens up to its own last one, at the rate measured recently. It is too
+    /// short if an answer runs long, or if a tenant of more weight comes later.
     pub fn progress(&self, id: JobId) -> Option<Progress> {
         let ms = self.drain.ms_per_token(self.times.alone_ms(), self.now);
         let eta_ms = |tokens: usize| ms.map(|ms| ms * tokens as f64);
@@ -188,7 +192,7 @@ impl SchedulerCore {
         (request.written == 0).then_some(Progress { running: false, computed: 0, total, eta_ms })
     }
 
-    /// What is in use now.
+    /// Returns the current use and the totals.
     pub fn stats(&self) -> SchedulerStats {
         let decoding = self.running.iter().filter(|slot| slot.phase == Phase::Decode).count();
         let ahead = self.ahead();
@@ -218,13 +222,13 @@ impl SchedulerCore {
         }
     }
 
-    /// Changes what may wait; what waits already stays.
+    /// Changes the limits of the queue. Requests that wait already stay.
     pub fn set_backlog(&mut self, queue: usize, backlog: BacklogBound) {
         self.limits.queue = queue;
         self.limits.backlog = backlog;
     }
 
-    /// Whether there is nothing to run and nobody waits for a slot.
+    /// Returns whether nothing runs and nothing waits for a slot.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
@@ -249,7 +253,8 @@ impl SchedulerCore {
         Vec::new()
     }
 
-    /// How a tenant stands: slots and queue in all, and beside others no more than its share.
+    /// Returns a tenant's standing in the queue: alone it may fill slots and queue, with others only its
+    /// share.
     fn standing(&self, share: Share) -> Standing {
         let running: Vec<Share> = self.running.iter().map(|slot| slot.request.spec.share).collect();
         let room = (self.limits.slots + self.limits.queue).saturating_sub(running.len());
@@ -270,7 +275,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Ends what has waited past its deadline. Who had a slot before goes on: most of the work is done.
+    /// Ends requests that have waited past their deadline. A request that had a slot before continues,
+    /// because most of its work is done.
     fn expire(&mut self, now: Duration) -> Vec<Effect> {
         let late = |request: &&Request| {
             request.opened_at.is_none() && request.spec.deadline.is_some_and(|deadline| deadline <= now)
@@ -280,9 +286,9 @@ impl SchedulerCore {
         ids.into_iter().filter_map(|id| self.end(id, CloseReason::Expired, now)).collect()
     }
 
-    /// Lets the request that waits first in, where there is a slot and room for its prompt and first token, for the
-    /// rest of the prompts that run, and for one more block of every sequence. What its answer needs besides comes
-    /// by and by, or by preemption.
+    /// Admits the request that waits first, if there is a slot and KV room. The room must hold its prompt and
+    /// first token, the rest of the running prompts, and one more block of every sequence. Further blocks for
+    /// its answer come later, or by preemption.
     fn admit(&mut self, now: Duration) -> Option<Effect> {
         self.next_waiting()?;
         let next = self.waiting.front()?;
@@ -297,7 +303,8 @@ impl SchedulerCore {
         let id = request.spec.id;
         if request.opened_at.is_none() {
             request.opened_at = Some(now);
-            // What stands behind it, as it has left the queue; its own tokens shorten nobody's wait but theirs.
+            // The load behind this request counts, after it has left the queue. Lowering its L helps only
+            // those requests.
             request.spec.max_tokens = lowered(&request.spec, self.stats().load);
         }
         let at = self.running.partition_point(|slot| slot.request.arrival < request.arrival);
@@ -305,7 +312,7 @@ impl SchedulerCore {
         Some(Effect::Open(id))
     }
 
-    /// The sequence has `tokens` more tokens that it need not compute.
+    /// Notes that the sequence need not compute `tokens` more tokens.
     fn reused(&mut self, id: JobId, tokens: usize) {
         let Some(slot) = self.running.iter_mut().find(|slot| slot.request.spec.id == id) else { return };
         let done = slot.held() + tokens;
@@ -317,7 +324,7 @@ impl SchedulerCore {
         slot.phase = Phase::Prefill { done, borrowed: !done.is_multiple_of(self.limits.kv_block) };
     }
 
-    /// Plans the next pass: one token of everybody who writes, then prompts, in order of arrival.
+    /// Plans the next pass: one token of every decoding sequence, then prompts, in order of arrival.
     fn run(&mut self, now: Duration) -> Vec<Effect> {
         let mut plan = StepPlan::default();
         let mut free = self.room.free_tokens / self.limits.kv_block;
@@ -336,7 +343,7 @@ impl SchedulerCore {
         vec![Effect::Run(plan)]
     }
 
-    /// Fills the pass's budget with chunks of prompts, where `free` blocks are left.
+    /// Fills the pass's budget with chunks of prompts, as far as `free` blocks allow.
     fn add_prompts(&self, plan: &mut StepPlan, mut free: usize) {
         let whole = match plan.rows.len() {
             0 => self.limits.budget.chunk_tokens,
@@ -366,12 +373,12 @@ impl SchedulerCore {
         }
     }
 
-    /// The KV cache is too full for the next pass: the latest arrival gives way until there is room again.
+    /// Makes room in the KV cache for the next pass: preempts the latest arrival.
     fn make_room(&mut self, now: Duration) -> Vec<Effect> {
         let Some(mut slot) = self.running.pop() else { return Vec::new() };
         let id = slot.request.spec.id;
         if self.running.is_empty() {
-            // Alone it fits, as was checked when it came: the engine has less room than it said.
+            // It was checked to fit alone when it came, so the engine has less room than it reported.
             self.running.push(slot);
             return self.end(id, CloseReason::Failed, now).into_iter().collect();
         }
@@ -381,7 +388,7 @@ impl SchedulerCore {
         vec![Effect::Preempt(id)]
     }
 
-    /// A sequence that has written something gives its slot up until its reader reads.
+    /// Parks a sequence that has written something: it frees its slot until its reader reads.
     fn park(&mut self, id: JobId, now: Duration) -> Option<Effect> {
         if self.in_flight.is_some() {
             return None;
@@ -392,7 +399,7 @@ impl SchedulerCore {
             self.parked.push(slot.request);
             return Some(Effect::Preempt(id));
         }
-        // It was preempted before.
+        // It may have been preempted before.
         self.parked.extend(self.waiting.take_resumed(id));
         None
     }
@@ -427,7 +434,7 @@ impl SchedulerCore {
         effects
     }
 
-    /// Takes a sequence out, wherever it is; its slot is free at once.
+    /// Removes a sequence, wherever it is; its slot is free at once.
     fn end(&mut self, id: JobId, reason: CloseReason, now: Duration) -> Option<Effect> {
         let request = if let Some(at) = self.running.iter().position(|slot| slot.request.spec.id == id) {
             let mut slot = self.running.remove(at);
@@ -452,12 +459,12 @@ impl SchedulerCore {
         tokens.div_ceil(self.limits.kv_block)
     }
 
-    /// Blocks that a sequence takes when it grows.
+    /// Returns the number of blocks that a sequence takes when it grows.
     fn growth(&self, from: usize, to: usize) -> usize {
         self.blocks(to) - self.blocks(from)
     }
 
-    /// Blocks that a prompt under way will still take, with its first answer token.
+    /// Returns the number of blocks that an unfinished prompt will still take, with its first answer token.
     fn missing(&self, slot: &Slot) -> usize {
         match slot.phase {
             Phase::Opening | Phase::Decode => 0,
@@ -467,7 +474,7 @@ impl SchedulerCore {
         }
     }
 
-    /// What a request that comes now finds before it.
+    /// Returns the work that is before a request that comes now.
     fn ahead(&self) -> Ahead {
         let alone_ms = self.times.alone_ms();
         Ahead {

@@ -1,55 +1,56 @@
-//! Who is next: weighted fair queueing between tenants, first come first served within each.
+//! Chooses the next request: weighted fair queueing between tenants, in order of arrival within each.
 //!
-//! Start-time fair queueing (Goyal, Vin, Cheng 1996). A request's work is its tokens, prompt and cap together. The head of
-//! each tenant's lane has a start tag, `max(v, finish of the tenant's last request)`; the least goes next, `v`
-//! becomes its tag, and the tenant's finish is its tag plus work over weight.
-//! Pure: whole numbers, no clock. Always: while two tenants wait, the work that they were given, each over its weight,
-//! differs by at most one request of each (theorem 1 of the paper); a tenant alone gets every slot; a request goes
-//! before any later one of its tenant; whoever was preempted goes first of all.
+//! Start-time fair queueing (Goyal, Vin, Cheng 1996). A request's work is its tokens: prompt and cap
+//! together. The head of each tenant's lane has a start tag, `max(v, finish of the tenant's last request)`.
+//! The lane with the least tag goes next: `v` becomes its tag, and the tenant's finish becomes its tag plus
+//! work over weight. Pure: whole numbers, no clock. Always: while two tenants wait, the work that each got,
+//! divided by its weight, differs by at most one request of each (theorem 1 of the paper). A tenant alone
+//! gets every slot. A request goes before any later one of its tenant. A preempted request goes before all
+//! others.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::request::Request;
 use super::{JobId, Share};
 
-/// Work of one token at weight 1: divisible by weights without losing much.
+/// Work of one token at weight 1. It is large, so that division by a weight loses little.
 const UNIT: u128 = 1 << 20;
 
 /// Requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct FairQueue {
-    /// Preempted requests: they were the latest of those that ran, and hold no place that others could take.
+    /// Preempted requests. They were the latest of the running ones, and hold no slot that others could take.
     resumed: VecDeque<Request>,
     lanes: BTreeMap<u64, Lane>,
-    /// Virtual time: the start tag of the request that went last.
+    /// Virtual time: the start tag of the request that was taken last.
     now: u128,
-    /// Where tenants ended that wait no more, where that is after `now`.
+    /// Finish tags of tenants that no longer wait, if these are after `now`.
     finished: BTreeMap<u64, u128>,
     len: usize,
 }
 
-/// How a tenant stands beside others.
+/// A tenant's standing among the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
-    /// One more of its requests may wait, by their number.
+    /// Whether one more of its requests may wait, by number.
     pub(super) has_room: bool,
-    /// It has nothing waiting and nothing running.
+    /// Whether it has nothing waiting and nothing running.
     pub(super) newcomer: bool,
-    /// Its weight over the weights of all that wait or run, itself too.
+    /// Its weight divided by the weights of all tenants that wait or run, including itself.
     pub(super) of_all: f64,
-    /// Tokens of its requests that wait.
+    /// Tokens of its waiting requests.
     pub(super) tokens: usize,
 }
 
 #[derive(Debug)]
 struct Lane {
     requests: VecDeque<Request>,
-    /// Of the first of them.
+    /// Start tag of the first request.
     start: u128,
 }
 
 impl FairQueue {
-    /// Adds a request behind the others of its tenant.
+    /// Adds a request after the others of its tenant.
     pub(super) fn push_back(&mut self, request: Request) {
         let tenant = request.spec.share.tenant;
         let (now, finished) = (self.now, &mut self.finished);
@@ -61,25 +62,25 @@ impl FairQueue {
         self.len += 1;
     }
 
-    /// Adds a preempted request, before everything.
+    /// Adds a preempted request before all others.
     pub(super) fn push_front(&mut self, request: Request) {
         self.resumed.push_front(request);
         self.len += 1;
     }
 
-    /// Takes a preempted request out.
+    /// Removes a preempted request.
     pub(super) fn take_resumed(&mut self, id: JobId) -> Option<Request> {
         let at = self.resumed.iter().position(|request| request.spec.id == id)?;
         self.len -= 1;
         self.resumed.remove(at)
     }
 
-    /// The request that goes next.
+    /// Returns the request that goes next.
     pub(super) fn front(&self) -> Option<&Request> {
         self.resumed.front().or_else(|| self.next_lane().and_then(|(_, lane)| lane.requests.front()))
     }
 
-    /// Takes the request that goes next.
+    /// Removes and returns the request that goes next.
     pub(super) fn pop_front(&mut self) -> Option<Request> {
         if let Some(request) = self.resumed.pop_front() {
             self.len -= 1;
@@ -97,7 +98,7 @@ impl FairQueue {
         Some(request)
     }
 
-    /// Takes a request out, wherever it stands.
+    /// Removes a request, wherever it is.
     pub(super) fn take(&mut self, id: JobId) -> Option<Request> {
         if let Some(request) = self.take_resumed(id) {
             return Some(request);
@@ -114,12 +115,13 @@ impl FairQueue {
         Some(request)
     }
 
-    /// How a tenant stands that wants one more request to wait, where `room` may wait in all and `running` lists the
-    /// shares of the requests that run (one entry each).
+    /// Returns the standing of a tenant that wants to add a request. `room` is the number of requests that
+    /// may wait in all, and `running` has one share for each running request.
     ///
-    /// Alone a tenant may fill the room; beside others its waiting requests are bounded by its share of the room.
-    /// A tenant that has nothing waiting and nothing running is always let in, so that the queue that others
-    /// fill does not shut it out: at most one such request each, and at most `extra` above the room in all.
+    /// Alone, a tenant may fill the room. Beside others, its waiting requests are bounded by its share of the
+    /// room. A tenant with nothing waiting and nothing running is always admitted, so that others who fill
+    /// the queue do not shut it out. There is at most one such request per tenant, and at most `extra` above
+    /// the room in all.
     pub(super) fn standing(&self, share: Share, room: usize, extra: usize, running: &[Share]) -> Standing {
         let of_tenant = |request: &&Request| request.spec.share.tenant == share.tenant;
         let waiting = self.iter().filter(of_tenant).count();
@@ -137,7 +139,7 @@ impl FairQueue {
         Standing { has_room, newcomer, of_all, tokens }
     }
 
-    /// Every request, in no order that means anything.
+    /// Iterates over all requests, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Request> {
         self.resumed.iter().chain(self.lanes.values().flat_map(|lane| &lane.requests))
     }
@@ -150,7 +152,7 @@ impl FairQueue {
         self.len == 0
     }
 
-    /// The lane with the least start tag; of equal ones, the one whose request came first.
+    /// Returns the lane with the least start tag; among equal ones, that with the earliest request.
     fn next_lane(&self) -> Option<(&u64, &Lane)> {
         let arrival = |lane: &Lane| lane.requests.front().map(|request| request.arrival);
         self.lanes.iter().min_by_key(|(_, lane)| (lane.start, arrival(lane)))
@@ -163,7 +165,7 @@ impl FairQueue {
             self.finished.insert(tenant, lane.start);
         }
         if self.lanes.is_empty() {
-            // Nobody waits: nobody is owed anything, and nothing needs to be remembered.
+            // No tenant waits, so no tenant is owed anything, and nothing needs to be remembered.
             self.now = self.finished.values().copied().fold(self.now, u128::max);
         }
         let now = self.now;

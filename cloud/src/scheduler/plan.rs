@@ -1,4 +1,4 @@
-//! What one engine pass holds.
+//! Contents of one engine pass.
 //!
 //! Pure arithmetic over token counts. Always: the scoring window of a prompt is in one pass, the last one.
 
@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::JobId;
 
-/// A prompt that needs more passes than this does not take a whole pass while others wait behind it.
+/// If a prompt needs more passes than this, it does not take whole passes while others wait behind it.
 const LONG_PASSES: usize = 4;
 
 /// One engine pass: rows of distinct sequences.
@@ -17,12 +17,12 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Prompt tokens in this pass.
+    /// Returns the number of prompt tokens in this pass.
     pub fn prefill_tokens(&self) -> usize {
         self.rows.iter().map(|row| row.prefill_tokens()).sum()
     }
 
-    /// Sequences that decode one token in this pass.
+    /// Returns the number of sequences that decode one token in this pass.
     pub fn decode_rows(&self) -> usize {
         self.rows.iter().filter(|row| matches!(row, StepRow::Decode { .. })).count()
     }
@@ -31,17 +31,17 @@ impl StepPlan {
 /// One sequence's part of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepRow {
-    /// Tokens of the prompt; after a preemption, of the prompt and what was written behind it.
+    /// Tokens of the prompt; after a preemption, of the prompt and the answer so far.
     Prefill {
         /// The sequence.
         id: JobId,
         /// Which tokens.
         tokens: Range<usize>,
-        /// Whether they end here: then the next answer token is sampled, and the window's scores are captured where
-        /// it is the first.
+        /// Whether they end here. Then the next answer token is sampled; if it is the first, the window's
+        /// scores are captured.
         last: bool,
     },
-    /// The token written last, to get the next one.
+    /// The last token written, to get the next one.
     Decode {
         /// The sequence.
         id: JobId,
@@ -49,14 +49,14 @@ pub enum StepRow {
 }
 
 impl StepRow {
-    /// The sequence of this row.
+    /// Returns the sequence of this row.
     pub fn id(&self) -> JobId {
         match self {
             StepRow::Prefill { id, .. } | StepRow::Decode { id } => *id,
         }
     }
 
-    /// Whether a token is sampled from this row.
+    /// Returns whether a token is sampled from this row.
     pub fn samples(&self) -> bool {
         !matches!(self, StepRow::Prefill { last: false, .. })
     }
@@ -69,24 +69,25 @@ impl StepRow {
     }
 }
 
-/// What a pass has left for one more chunk, in tokens.
+/// The room in a pass for one more chunk, in tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
-    /// Of the pass's budget.
+    /// What is left of the pass's budget.
     pub(super) budget: usize,
     /// The pass's whole budget.
     pub(super) whole: usize,
-    /// What the sequence can grow by in the KV cache.
+    /// How much the sequence can grow in the KV cache.
     pub(super) kv: usize,
     /// Whether other prompts wait behind this one.
     pub(super) others: bool,
 }
 
-/// Tokens of the next chunk: `left` prompt tokens remain, of which the last `tail` must stay together. 0: nothing
-/// of this prompt fits now.
+/// Returns the number of tokens of the next chunk. `left` prompt tokens remain, and the last `tail` of them
+/// must stay together. Returns 0 if nothing of this prompt fits now.
 ///
-/// A tail longer than the budget runs in a pass without other chunks, so that it always runs. A prompt of many
-/// passes leaves a quarter of each to those behind it, so that short ones do not wait for all of it.
+/// A tail that is longer than the budget runs in a pass without other chunks, so that it always runs. A
+/// prompt of many passes leaves a quarter of each pass to those behind it, so that short ones need not wait
+/// for all of it.
 pub(super) fn chunk_len(left: usize, tail: usize, room: Room) -> usize {
     let Room { budget, whole, kv, others } = room;
     let share = if others && left > LONG_PASSES * whole { (whole - whole / 4).max(1) } else { whole };

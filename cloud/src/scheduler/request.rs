@@ -1,6 +1,6 @@
-//! One request's own state, wherever it is: waiting, in a slot, or preempted and waiting again.
+//! The state of one request, wherever it is: waiting, in a slot, or preempted and waiting again.
 //!
-//! Pure. Always: what it wrote is kept while it waits, so that its reader sees nothing but a pause.
+//! Pure. Always: what it wrote is kept while it waits, so that its reader only sees a pause.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) struct Request {
     pub(super) opened_at: Option<Duration>,
     pub(super) first_at: Option<Duration>,
     pub(super) written: usize,
-    /// Time in slots that it has left.
+    /// Time in slots that it has left already.
     pub(super) slot_time: Duration,
 }
 
@@ -33,17 +33,19 @@ impl Request {
         }
     }
 
-    /// Tokens that must go through the model before the next one can be sampled: the prompt and what is written.
+    /// Returns the number of tokens to compute before the next one can be sampled: the prompt and what is
+    /// written.
     pub(super) fn feed_tokens(&self) -> usize {
         self.spec.prompt_tokens + self.written
     }
 
-    /// Of these, how many one pass must hold together. Scores were captured when the first token was sampled.
+    /// Returns how many of the last tokens one pass must contain together. Scores are captured only when the
+    /// first token is sampled.
     pub(super) fn tail_tokens(&self) -> usize {
         if self.written == 0 { self.spec.tail_tokens } else { 1 }
     }
 
-    /// Takes what was sampled in; a reason where that ends the answer.
+    /// Records a sampled token; returns a reason if it ends the answer.
     pub(super) fn wrote(&mut self, outcome: Outcome, now: Duration) -> Option<CloseReason> {
         self.first_at.get_or_insert(now);
         match outcome {
@@ -60,7 +62,7 @@ impl Request {
         }
     }
 
-    /// Its end; `slot_time` holds its last slot already.
+    /// Ends the request. `slot_time` includes its last slot already.
     pub(super) fn closed(self, reason: CloseReason, now: Duration) -> Closed {
         let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
         let opened = self.opened_at.unwrap_or(now);

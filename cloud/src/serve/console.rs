@@ -1,4 +1,4 @@
-//! The console of a running service: beside `/v1`, or on a listener of its own.
+//! The console of a running service: on the same listener as `/v1`, or on its own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::admin::Admin;
-use crate::admin::office::Office;
+use crate::admin::operations::AdminService;
 use crate::config::Config;
 use crate::service::CloudService;
 use crate::store::Store;
@@ -34,7 +34,7 @@ pub(super) struct Running {
 }
 
 impl Console {
-    /// Reads the quality curves and takes the console's own address, where there are such.
+    /// Reads the quality curves and binds the console's own address, if these are configured.
     pub(super) async fn open(
         config: &Config,
         service: &CloudService,
@@ -43,24 +43,25 @@ impl Console {
         let Config { admin: config, edge, .. } = config;
         let model = service.model();
         let curves = config.quality_curves.as_deref().map(|path| read_curves(path, model)).transpose()?;
-        let office = Office::new(store.clone(), curves.flatten().map(Arc::new));
+        let operations = AdminService::new(store.clone(), curves.flatten().map(Arc::new));
         let own = match config.listen {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.with_context(|| format!("listen on {at}"))?),
         };
         let secure = edge.tls.is_some() || config.behind_tls;
-        let admin = Admin::new(service.clone(), office, secure).behind(edge.proxies.clone());
+        let admin = Admin::new(service.clone(), operations, secure).behind(edge.proxies.clone());
         Ok(Console { admin, own })
     }
 
-    /// Where its own listener is; none where it is beside `/v1`.
+    /// Returns the URL of its own listener; `None` if it shares that of `/v1`.
     pub(super) fn url(&self, scheme: &str) -> anyhow::Result<Option<String>> {
         let address = self.own.as_ref().map(TcpListener::local_addr).transpose();
         let address = address.context("read the console's address")?;
         Ok(address.map(|address| format!("{scheme}://{address}")))
     }
 
-    /// Begins to serve; the routes of the service's own listener come back, with those of the console where it is there.
+    /// Begins to serve. Returns the routes of the service's own listener; they include the console's if it
+    /// has no listener.
     pub(super) fn serve(
         self,
         app: Router,
@@ -82,7 +83,7 @@ impl Console {
 }
 
 impl Running {
-    /// Waits until its own listener has ended, and ends the rest.
+    /// Waits until its own listener has ended, and stops the rest.
     pub(super) async fn end(self) {
         if let Some(serving) = self.serving {
             let _ = serving.await;
@@ -92,7 +93,7 @@ impl Running {
     }
 }
 
-/// The curves of an evaluation; none, with a warning, where another cloud model was evaluated.
+/// Reads the curves of an evaluation; returns `None`, with a warning, if another cloud model was evaluated.
 fn read_curves(path: &Path, model: &Model) -> anyhow::Result<Option<QualityCurves>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("read quality curves `{}`", path.display()))?;

@@ -1,4 +1,4 @@
-//! Why a request was not accepted, and what its client is told.
+//! Why a request was not accepted, and the error that its client gets.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ pub enum ServiceError {
     /// A field is missing or out of its range.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A field asks for something that this service does not do.
+    /// A field asks for something that this service does not support.
     #[error("field `{field}`: {message}")]
     Unsupported {
         /// Its path.
         field: &'static str,
-        /// What is not done.
+        /// What is not supported.
         message: String,
     },
-    /// What the answer must be cannot be followed.
+    /// The required form of the answer cannot be followed.
     #[error("field `{field}`: {err}")]
     Constraint {
-        /// Path of the field that says so.
+        /// Path of the field that requires it.
         field: String,
         /// Why not.
         #[source]
@@ -43,7 +43,7 @@ pub enum ServiceError {
     /// There is no such model.
     #[error("model `{asked}` is not served here; these are: {served}")]
     UnknownModel {
-        /// The name asked for.
+        /// The requested name.
         asked: String,
         /// The names of the models.
         served: String,
@@ -55,7 +55,7 @@ pub enum ServiceError {
         scene: String,
         /// The scene's model.
         model: String,
-        /// The model asked for.
+        /// The requested model.
         asked: String,
     },
     /// A scene names a model that this replica does not have.
@@ -79,13 +79,13 @@ pub enum ServiceError {
         adapter: String,
         /// Its model.
         model: String,
-        /// Which adapters are.
+        /// The adapters that are served, as text.
         served: String,
     },
-    /// A segment that shall be refined says nothing.
+    /// A segment to refine has no text.
     #[error("field `segments[{0}].text` has no content to refine")]
     EmptyContent(usize),
-    /// r or the device's figures cannot be followed.
+    /// r or the device's figures are not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The prompt does not fit.
@@ -104,7 +104,7 @@ pub enum ServiceError {
         /// A whole context of the model's longest tokens.
         limit: usize,
     },
-    /// The prompt has so many tokens that they were not all made.
+    /// The prompt has too many tokens, so that tokenization stopped early.
     #[error("the prompt has more than {limit} tokens, the limit")]
     MoreTokens {
         /// The most that leave room for an answer.
@@ -113,7 +113,7 @@ pub enum ServiceError {
     /// Prompt and answer do not fit into the KV budget.
     #[error("prompt and answer need {need} tokens of KV cache, the limit is {limit}")]
     KvTooSmall {
-        /// What they need.
+        /// KV tokens that they need.
         need: usize,
         /// The whole budget.
         limit: usize,
@@ -130,7 +130,7 @@ pub enum ServiceError {
     /// The refiner cannot make a mask.
     #[error("refine the prompt")]
     Refine(#[from] RefineError),
-    /// The caller's tenant may not use what the request needs.
+    /// The caller's tenant has no quota for the request.
     #[error(transparent)]
     Quota(#[from] QuotaError),
     /// The queue is full.
@@ -138,30 +138,30 @@ pub enum ServiceError {
     Overloaded {
         /// Requests that wait.
         waiting: usize,
-        /// How long their prompts take.
+        /// Time that their prompts will take.
         backlog: Duration,
-        /// The bound that is reached.
+        /// The limit that is reached.
         limit: QueueLimit,
-        /// When a place is likely to be free.
+        /// Time after which there is likely to be room, in milliseconds.
         retry_after_ms: u64,
     },
     /// The deadline cannot be met.
     #[error("the first token would take {first_ms} ms, the deadline leaves {left_ms} ms")]
     Late {
-        /// How long the first token would take at least.
+        /// The least time to the first token, in milliseconds.
         first_ms: u64,
-        /// What the deadline leaves.
+        /// Time left until the deadline, in milliseconds.
         left_ms: u64,
-        /// When the queue is likely to be short enough.
+        /// Time after which the queue is likely to be short enough, in milliseconds.
         retry_after_ms: u64,
     },
-    /// The service is going down.
+    /// The service is stopping.
     #[error("the service is stopping")]
     Stopping,
 }
 
 impl ServiceError {
-    /// The body that tells a client.
+    /// Makes the body of the error for a client.
     pub fn to_body(&self) -> ErrorBody {
         let (code, param) = match self {
             ServiceError::Request(err) => return err.to_body(),

@@ -1,9 +1,9 @@
-//! What every prompt of a scene begins with, whoever sends it: the text of its system message and what the chat template
-//! puts before it.
+//! Finds the beginning that all prompts of a scene share: the text of the scene's system message, and what
+//! the chat template puts before it.
 //!
-//! Always: decided by tokens, from the scene alone. A prompt shares as many of its first tokens as it has in common with
-//! what the scene fixes, so that nothing that a tenant has written is ever among them, however its segments are cut or
-//! wherever the template puts a system message.
+//! Always: decided by tokens, from the scene alone. A prompt shares its first tokens as far as they are the
+//! same as those that the scene fixes. So nothing that a tenant has written is ever among them, however the
+//! segments are cut and wherever the template puts a system message.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,18 +14,19 @@ use baton_engine::tokenizer::TokenId;
 use super::Served;
 use crate::scene::SceneSettings;
 
-/// Texts of scenes that are remembered; then all are forgotten, and each is tokenized once more.
+/// The most scenes' texts to remember. Beyond that all are forgotten, and each is tokenized once more.
 const REMEMBERED_MAX: usize = 64;
 
 /// The beginnings of scenes' prompts in the tokens of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ScenePrefixes {
-    /// By the scene's system text: versions that differ in other settings share it.
+    /// By the scene's system text; versions that differ only in other settings share it.
     known: Mutex<HashMap<String, Arc<[TokenId]>>>,
 }
 
 impl ScenePrefixes {
-    /// Tokens at the beginning of `prompt` that the scene fixes. Cost: a lookup; the first time, tokenizing its system text.
+    /// Returns how many tokens at the beginning of `prompt` the scene fixes. Cost: a lookup; the first time,
+    /// tokenizing its system text.
     pub(crate) fn shared_tokens(&self, served: &Served, scene: &SceneSettings, prompt: &[TokenId]) -> usize {
         if scene.system.is_empty() {
             return 0;
@@ -52,7 +53,8 @@ impl ScenePrefixes {
     }
 }
 
-/// The prompt of this system text and an empty question, up to the end of that text; none where the template refuses it.
+/// Returns the prompt of this system text and an empty question, up to the end of that text; empty if the
+/// template refuses it.
 fn fixed_tokens(served: &Served, system: &str) -> Vec<TokenId> {
     let segments = [PromptSegment { role: "system", text: system }, PromptSegment { role: "user", text: "" }];
     let (tokenizer, template) = (served.model.tokenizer(), served.model.template());

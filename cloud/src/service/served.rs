@@ -1,4 +1,4 @@
-//! One model as it is served: its adapters, its queue, its figures.
+//! One model with its adapters, its queue and its figures.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -35,7 +35,7 @@ pub struct ModelSetup {
 }
 
 impl ModelSetup {
-    /// A model without calibrated heads and adapters.
+    /// Makes a setup without calibrated heads and adapters.
     pub fn named(name: impl Into<String>, model: Arc<Model>) -> ModelSetup {
         ModelSetup { name: name.into(), model, calibration: None, adapters: BTreeMap::new() }
     }
@@ -55,62 +55,64 @@ pub enum SetupError {
     Engine {
         /// The model.
         model: String,
-        /// Why not.
+        /// The cause.
         #[source]
         err: Box<EngineError>,
     },
-    /// An adapter is not one of its model.
+    /// An adapter does not fit its model.
     #[error("take in adapter `{name}` of model `{model}`")]
     Adapter {
         /// The model.
         model: String,
         /// The adapter.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         err: Box<AdapterError>,
     },
 }
 
-/// What is told of a model.
+/// Public facts about a model.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelView<'a> {
     /// Its name in the API.
     pub name: &'a str,
     /// The model.
     pub model: &'a Arc<Model>,
-    /// The most tokens of prompt and answer together: the model's context, or the KV cache where that is smaller.
+    /// The most tokens of prompt and answer together: the model's context, or the KV cache if that is
+    /// smaller.
     pub context_tokens: usize,
     adapters: &'a BTreeMap<String, AdapterId>,
 }
 
 impl<'a> ModelView<'a> {
-    /// Names of its adapters, sorted.
+    /// Returns the names of its adapters, sorted.
     pub fn adapters(self) -> impl Iterator<Item = &'a str> {
         self.adapters.keys().map(String::as_str)
     }
 }
 
-/// One model as it is served.
+/// One model that is served.
 #[derive(Debug)]
 pub(crate) struct Served {
     pub(crate) model: Arc<Model>,
     pub(crate) name: String,
     pub(crate) calibration: Option<Arc<Calibration>>,
-    /// The most bytes of text that a prompt can have: a context of the longest tokens. More is refused unread.
+    /// The most bytes of text in a prompt: a context of the longest tokens. More is refused before it is
+    /// tokenized.
     pub(crate) text_bytes_max: usize,
     adapters: BTreeMap<String, AdapterId>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Option<Traces>,
-    /// What all tenants' prompts of a scene begin with.
+    /// Beginnings that all tenants' prompts of a scene share.
     pub(crate) scene_prefixes: ScenePrefixes,
-    /// The vocabulary as constrained answers need it; made when the first one is asked for.
+    /// The vocabulary in the form for constrained answers; made when the first one is requested.
     grammars: OnceLock<Result<Grammars, ConstraintError>>,
 }
 
 impl Served {
-    /// The model's side of requests, and the worker over its engine.
+    /// Sets up a model, and the worker over its engine.
     pub(super) fn open(
         setup: ModelSetup,
         options: &ServiceOptions,
@@ -164,12 +166,12 @@ impl Served {
         Ok((served, Worker::new(engine, desk, options.emulation, turns)))
     }
 
-    /// The adapter of this name, where there is one.
+    /// Returns the adapter of this name, if there is one.
     pub(super) fn adapter(&self, name: &str) -> Option<AdapterId> {
         self.adapters.get(name).copied()
     }
 
-    /// Which adapters there are, for people.
+    /// Returns the names of its adapters as text for people.
     pub(super) fn adapters_text(&self) -> String {
         if self.adapters.is_empty() {
             return "it has none".to_owned();
@@ -182,12 +184,12 @@ impl Served {
         ModelView { name, model, context_tokens: self.context_tokens(), adapters }
     }
 
-    /// The most tokens of prompt and answer together.
+    /// Returns the most tokens of prompt and answer together.
     pub(crate) fn context_tokens(&self) -> usize {
         self.model.config().context_len.min(self.desk.stats().kv_tokens)
     }
 
-    /// What compiles constraints for this model.
+    /// Returns the compiler of constraints for this model.
     pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
         self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
     }

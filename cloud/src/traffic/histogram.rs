@@ -1,8 +1,8 @@
-//! Counts by bucket: quantiles that can be summed over minutes and replicas.
+//! Counts by bucket, so that quantiles can be computed over sums of minutes and replicas.
 
 use std::fmt::Write;
 
-/// Counts of values up to each bound, and of those above the last.
+/// Counts of values up to each bound, and of values above the last.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     bounds: &'static [f64],
@@ -10,14 +10,15 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty one over these upper ends, which grow.
+    /// Makes an empty histogram with these upper bounds, in ascending order.
     #[must_use]
     pub fn new(bounds: &'static [f64]) -> Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1] }
     }
 
-    /// Reads what [`Histogram::to_text`] wrote; none if it is of other bounds. Of fewer bounds, as of before further ones
-    /// were added at the end, what was above the last counts in the bucket that follows it.
+    /// Reads what [`Histogram::to_text`] wrote; returns `None` if it does not fit the bounds. The text may
+    /// have fewer bounds, from before more were added at the end. Then its last count goes into the bucket
+    /// after its last bound.
     #[must_use]
     pub fn parse(bounds: &'static [f64], text: &str) -> Option<Histogram> {
         let mut counts: Vec<u64> = text.split(' ').map(|count| count.parse().ok()).collect::<Option<_>>()?;
@@ -28,7 +29,7 @@ impl Histogram {
         Some(Histogram { bounds, counts })
     }
 
-    /// Counts between spaces, the last for what is above every bound.
+    /// Writes the counts, separated by spaces; the last one is of values above every bound.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -39,7 +40,7 @@ impl Histogram {
         text
     }
 
-    /// Counts one value; what is no number is not counted.
+    /// Counts one value; ignores one that is not a number.
     pub fn record(&mut self, value: f64) {
         if value.is_nan() {
             return;
@@ -48,10 +49,10 @@ impl Histogram {
         self.counts[at] += 1;
     }
 
-    /// Adds what another one of the same bounds counted.
+    /// Adds the counts of another histogram with the same bounds.
     ///
     /// # Panics
-    /// Where the bounds are others: that would be our bug.
+    /// If the bounds differ, which would be our bug.
     pub fn merge(&mut self, other: &Histogram) {
         assert_eq!(self.bounds, other.bounds, "only histograms of the same figure are merged");
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
@@ -59,26 +60,26 @@ impl Histogram {
         }
     }
 
-    /// Upper ends of the buckets.
+    /// Returns the upper bounds of the buckets.
     #[must_use]
     pub fn bounds(&self) -> &'static [f64] {
         self.bounds
     }
 
-    /// Counts, one more than there are bounds.
+    /// Returns the counts, one more than there are bounds.
     #[must_use]
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// Values counted.
+    /// Returns the number of values counted.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The value that a share `q` of all are not above, evenly spread within its bucket; the last bound where it is
-    /// above; none where nothing was counted.
+    /// Returns the `q` quantile, with values spread evenly within a bucket. Returns the last bound if the
+    /// quantile is above it, and `None` if nothing was counted.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let total = self.total();
@@ -129,7 +130,7 @@ mod tests {
         let mut read = Histogram::parse(BOUNDS, &histogram.to_text()).unwrap();
         assert_eq!(read, histogram);
         read.merge(&histogram);
-        // Written when there was one bound less.
+        // Written when there was one bound fewer.
         assert_eq!(Histogram::parse(BOUNDS, "1 2 3").unwrap().to_text(), "1 2 3 0");
         assert_eq!(read.to_text(), "0 2 0 0");
         for bad in ["", "1", "1 2 3 4 5", "1 2 3 x", "1 2 3 -1"] {

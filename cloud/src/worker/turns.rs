@@ -1,11 +1,11 @@
-//! Whose pass it is, where several models share one machine.
+//! Decides which model computes its pass, if several models share one machine.
 //!
-//! Always: one pass computes at a time, so that each has all cores; workers are let in in the order in which they came,
-//! so that a busy model never keeps another one waiting for more than one of its passes.
+//! Always: one pass computes at a time, so that each has all cores. Workers get their turns in the order in
+//! which they came. So a busy model never makes another one wait for more than one of its passes.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The line that workers stand in.
+/// The queue of workers.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     tickets: Mutex<Tickets>,
@@ -14,13 +14,13 @@ pub(crate) struct Turns {
 
 #[derive(Debug, Default)]
 struct Tickets {
-    /// Handed out so far.
+    /// Tickets given out so far.
     given: u64,
-    /// Whose turn is over.
+    /// Tickets whose turn is over.
     done: u64,
 }
 
-/// The machine is one worker's until this is dropped.
+/// One worker's turn on the machine, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a>(&'a Turns);
 
@@ -35,7 +35,7 @@ impl Turns {
         Turn(self)
     }
 
-    /// Two counters are right whoever panicked between them.
+    /// The lock is used even after a panic, because both counters are still correct.
     fn lock(&self) -> MutexGuard<'_, Tickets> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,7 +70,7 @@ mod tests {
                     inside.fetch_sub(1, Ordering::SeqCst);
                     drop(turn);
                 });
-                // It stands in line before the next one comes.
+                // It must be in the queue before the next one comes.
                 while turns.lock().given < worker + 2 {
                     std::thread::yield_now();
                 }

@@ -1,4 +1,4 @@
-//! Keys, scopes and quotas as a caller sees them.
+//! Tests keys, scopes and quotas as a caller sees them.
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::client::{Reply, Server};
 use crate::world::{document, options, request};
 
-/// A server where every request needs a key of the tenant `acme`, and the keys of these scopes.
+/// Starts a server on which every request needs a key of the tenant `acme`; returns keys with these scopes.
 async fn server<const N: usize>(
     settings: TenantSettings,
     scopes: [Scopes; N],
@@ -67,7 +67,7 @@ fn chat() -> Value {
     json!({ "model": "default", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 2 })
 }
 
-/// The codes of refusals for a wrong key and for one that may not, as the clients of a route know them.
+/// Returns the error codes for a wrong key and for an insufficient one, as the clients of a route know them.
 fn denials(path: &str) -> [&'static str; 2] {
     if path.starts_with("/v1/chat") || path.starts_with("/v1/models") {
         ["invalid_api_key", "insufficient_permissions"]
@@ -174,12 +174,12 @@ async fn running_requests_and_tokens_are_counted() {
     let mut running = server.open("POST", "/v1/assist", &headers, long.as_bytes()).await;
     running.until("event: first").await;
     let reply = send(&server, key.reveal(), "POST", "/v1/chat/completions", &chat()).await;
-    // The chat API has the codes of OpenAI's.
+    // The chat API uses OpenAI's codes.
     let message = "the tenant may have 1 requests running at the same time";
     refused(&reply, 429, "rate_limit_exceeded", message);
     let whole = running.read_all().await;
     assert!(whole.body().contains("event: end"), "{whole:?}");
-    // About 300 tokens of prompt and answer each: the day's tokens are soon used up.
+    // About 300 tokens of prompt and answer each: the daily tokens are soon used up.
     let mut replies = 0;
     let over = loop {
         let reply = send(&server, key.reveal(), "POST", "/v1/assist", &assist(100)).await;
@@ -190,7 +190,7 @@ async fn running_requests_and_tokens_are_counted() {
         assert!(replies < 20, "tokens are counted");
     };
     refused(&over, 429, "overloaded", "the tenant may use 1000 tokens in a day (UTC)");
-    // OpenAI's clients take a Retry-After of more than a minute for none, and would ask again at once.
+    // OpenAI's clients ignore a Retry-After of more than a minute, and would retry at once.
     let mut longer = chat();
     longer["messages"][0]["content"] = "Hello ".repeat(200).into();
     let over = send(&server, key.reveal(), "POST", "/v1/chat/completions", &longer).await;

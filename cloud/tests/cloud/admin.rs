@@ -1,4 +1,5 @@
-//! The console and its API, without sockets: requests go straight to the router, over a database in memory.
+//! Tests the console and its API without sockets: requests go straight to the router, over a database in
+//! memory.
 
 mod api;
 mod door;
@@ -9,7 +10,7 @@ use axum::body::Body;
 use axum::http::{Request, header};
 use baton_cloud::access::{Actor, Role};
 use baton_cloud::admin::Admin;
-use baton_cloud::admin::office::Office;
+use baton_cloud::admin::operations::AdminService;
 use baton_cloud::service::CloudService;
 use baton_cloud::store::{Database, Store};
 use baton_cloud::worker::Worker;
@@ -19,27 +20,27 @@ use tower::ServiceExt;
 
 use crate::world::{by_hand, options};
 
-pub const PASSWORD: &str = "correct horse battery";
-pub const HOST: &str = "console.example";
+pub(crate) const PASSWORD: &str = "correct horse battery";
+pub(crate) const HOST: &str = "console.example";
 const API: &str = "/admin/api/v1";
 
 /// A console over a database in memory.
-pub struct World {
+pub(crate) struct World {
     pub store: Store,
     app: Router,
     _service: (CloudService, Worker),
 }
 
-/// Somebody who has logged in.
+/// The cookie and CSRF token of a person who has logged in.
 #[derive(Debug, Clone)]
-pub struct Caller {
+pub(crate) struct Caller {
     pub cookie: String,
     pub csrf: String,
 }
 
 /// A reply.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     pub headers: axum::http::HeaderMap,
     pub body: String,
@@ -47,31 +48,31 @@ pub struct Answer {
 
 impl Answer {
     #[track_caller]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|err| panic!("{err}: {self:?}"))
     }
 
-    pub fn header(&self, name: impl header::AsHeaderName) -> &str {
+    pub(crate) fn header(&self, name: impl header::AsHeaderName) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The cookie that was set, `name=value`.
-    pub fn cookie(&self) -> String {
+    /// Returns the cookie that was set, as `name=value`.
+    pub(crate) fn cookie(&self) -> String {
         self.header(header::SET_COOKIE).split(';').next().unwrap_or_default().to_owned()
     }
 }
 
 impl World {
-    /// Without any user.
-    pub async fn empty(secure: bool) -> World {
+    /// Makes a console without any user.
+    pub(crate) async fn empty(secure: bool) -> World {
         let store = Store::open(&Database::Memory).await.unwrap();
         let (service, worker) = by_hand(options());
-        let admin = Admin::new(service.clone(), Office::new(store.clone(), None), secure);
+        let admin = Admin::new(service.clone(), AdminService::new(store.clone(), None), secure);
         World { store, app: admin.router(), _service: (service, worker) }
     }
 
-    /// With an administrator `ada`, an editor `edna` and a viewer `vera`.
-    pub async fn new() -> World {
+    /// Makes a console with an administrator `ada`, an editor `edna` and a viewer `vera`.
+    pub(crate) async fn new() -> World {
         let world = World::empty(false).await;
         world.store.bootstrap("ada", PASSWORD, &Actor::cli()).await.unwrap();
         for (name, role) in [("edna", Role::Editor), ("vera", Role::Viewer)] {
@@ -80,7 +81,13 @@ impl World {
         world
     }
 
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, HOST);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -93,12 +100,12 @@ impl World {
         Answer { status: parts.status.as_u16(), headers: parts.headers, body }
     }
 
-    pub async fn get(&self, caller: &Caller, path: &str) -> Answer {
+    pub(crate) async fn get(&self, caller: &Caller, path: &str) -> Answer {
         self.send("GET", path, &[("cookie", &caller.cookie)], "").await
     }
 
-    /// A form of a page, with the token that the page would carry.
-    pub async fn form(&self, caller: &Caller, path: &str, fields: &[(&str, &str)]) -> Answer {
+    /// Sends a form of a page, with the token that the page contains.
+    pub(crate) async fn form(&self, caller: &Caller, path: &str, fields: &[(&str, &str)]) -> Answer {
         let csrf = [("csrf", caller.csrf.as_str())];
         let pairs = fields.iter().chain(&csrf).map(|(name, value)| format!("{name}={}", encoded(value)));
         let headers = [
@@ -109,8 +116,8 @@ impl World {
         self.send("POST", path, &headers, &pairs.collect::<Vec<String>>().join("&")).await
     }
 
-    /// A request to the API; `tag`: the revision that it is based on, or `*` for something new.
-    pub async fn call(
+    /// Sends a request to the API. `tag` is the revision that it is based on, or `*` for something new.
+    pub(crate) async fn call(
         &self,
         caller: &Caller,
         method: &str,
@@ -131,7 +138,7 @@ impl World {
         self.send(method, &format!("{API}{path}"), &headers, &body.to_string()).await
     }
 
-    pub async fn log_in(&self, name: &str) -> Caller {
+    pub(crate) async fn log_in(&self, name: &str) -> Caller {
         let body = serde_json::json!({ "name": name, "password": PASSWORD }).to_string();
         let headers = [("content-type", "application/json")];
         let answer = self.send("POST", &format!("{API}/session"), &headers, &body).await;
@@ -140,7 +147,7 @@ impl World {
     }
 }
 
-pub fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric();
     let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()

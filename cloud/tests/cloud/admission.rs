@@ -1,4 +1,4 @@
-//! Admission in virtual time: the queue's bound in seconds, deadlines, and L under load.
+//! Tests admission in virtual time: the queue's bound in seconds, deadlines, and L under load.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,14 +7,15 @@ use baton_cloud::scheduler::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, QueueLimit, Refusal,
     SchedulerCore, Share, StepBudget, StepPlan, StepRow,
 };
+use baton_random::SplitMix64;
 
-/// A cloud whose passes take what `machine_ms` says.
+/// A cloud whose passes take the time that `machine_ms` returns.
 struct Cloud {
     core: SchedulerCore,
     kv_tokens: usize,
     now: Duration,
     next_id: u64,
-    /// How every request that was asked for ended; none: it runs or waits.
+    /// How every request ended; `None` if it runs or waits.
     ends: HashMap<JobId, Option<End>>,
     deadlines: HashMap<JobId, Duration>,
     /// L of every sequence that got a slot.
@@ -27,7 +28,8 @@ enum End {
     Closed(CloseReason),
 }
 
-/// A pass of a cloud that reads its weights in 20 ms and computes a row in 0.1 ms, an answer's row in 1 ms.
+/// Returns the time of a pass in milliseconds: 20 to read the weights, 0.1 for each prompt token, 1 for each
+/// decoding row.
 fn machine_ms(plan: &StepPlan) -> f64 {
     20.0 + 0.1 * plan.prefill_tokens() as f64 + plan.decode_rows() as f64
 }
@@ -45,7 +47,7 @@ impl Cloud {
             deadlines: HashMap::new(),
             lengths: Vec::new(),
         };
-        // A short answer before, as a server gives itself when it starts.
+        // A short answer first, like a server's warm-up.
         cloud.ask(64, 4, None, 0);
         while cloud.turn() {}
         cloud.ends.clear();
@@ -101,7 +103,7 @@ impl Cloud {
         assert!(matches!(before, None | Some(None)), "{id:?} ended as {before:?}, then as {end:?}");
     }
 
-    /// Runs one pass; false where there is nothing to run.
+    /// Runs one pass; returns false if there is nothing to run.
     fn turn(&mut self) -> bool {
         let plan = loop {
             let mut effects = self.core.step(Event::Turn(self.room()), self.now);
@@ -143,33 +145,21 @@ impl Cloud {
     }
 }
 
-/// SplitMix64: reproducible from its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-}
-
 #[test]
 fn the_queue_never_exceeds_its_bound_and_everyone_ends_once() {
     let (mut by_time, mut by_bytes, mut late, mut expired, mut served) = (0, 0, 0, 0, 0);
     for seed in 0..150 {
-        let mut rng = Rng(seed);
-        let bytes = 1000 + rng.below(20_000);
-        let wait = Duration::from_millis(50 + rng.below(4000) as u64);
-        let mut cloud = Cloud::new(1 + rng.below(6), rng.below(40), BacklogBound { wait, bytes });
+        let mut rng = SplitMix64::new(seed);
+        let bytes = 1000 + rng.remainder(20_000);
+        let wait = Duration::from_millis(50 + rng.remainder(4000) as u64);
+        let mut cloud = Cloud::new(1 + rng.remainder(6), rng.remainder(40), BacklogBound { wait, bytes });
         for _ in 0..300 {
-            for _ in 0..rng.below(3) {
+            for _ in 0..rng.remainder(3) {
                 let before = cloud.core.stats();
-                let within = (rng.below(2) == 0).then(|| Duration::from_millis(1 + rng.below(3000) as u64));
-                let (prompt, answer) = (1 + rng.below(2000), 1 + rng.below(60));
-                let own_bytes = rng.below(3000);
+                let within =
+                    (rng.remainder(2) == 0).then(|| Duration::from_millis(1 + rng.remainder(3000) as u64));
+                let (prompt, answer) = (1 + rng.remainder(2000), 1 + rng.remainder(60));
+                let own_bytes = rng.remainder(3000);
                 let id = cloud.ask(prompt, answer, within, own_bytes);
                 let after = cloud.core.stats();
                 match cloud.ends[&id] {
@@ -197,7 +187,7 @@ fn the_queue_never_exceeds_its_bound_and_everyone_ends_once() {
                 }
             }
             if !cloud.turn() {
-                cloud.now += Duration::from_millis(1 + rng.below(300) as u64);
+                cloud.now += Duration::from_millis(1 + rng.remainder(300) as u64);
             }
         }
         while cloud.turn() {}
@@ -226,7 +216,8 @@ fn a_deadline_that_cannot_be_met_is_refused_at_once() {
     assert!(first > Duration::from_millis(90) && left == Duration::from_millis(20), "{first:?} {left:?}");
     let fits = cloud.ask(1000, 50, Some(Duration::from_secs(2)), 0);
     assert_eq!(cloud.ends[&fits], None);
-    // Behind it, by the time that is known: the prompts'. The slot is held longer, so that it ends where it waits.
+    // The known wait behind it is only that of the prompts. The slot is held longer, so the deadline passes
+    // while it waits.
     let waits = cloud.ask(100, 1, Some(Duration::from_millis(700)), 0);
     assert_eq!(cloud.ends[&waits], None);
     while cloud.turn() {}
@@ -247,7 +238,7 @@ struct Offered {
     lengths: Vec<usize>,
 }
 
-/// Offers so many requests a second for four minutes; `rule` lowers L under load.
+/// Offers `per_s` requests per second for four minutes; `rule` lowers L under load.
 fn offer(per_s: f64, rule: bool) -> Offered {
     let wait = Duration::from_secs(10);
     let mut cloud = Cloud::new(SLOTS, 10_000, BacklogBound { wait, bytes: usize::MAX });
@@ -279,7 +270,7 @@ fn offer(per_s: f64, rule: bool) -> Offered {
     Offered { served_per_s, refused, lengths: cloud.lengths }
 }
 
-/// What N slots can serve at most: `1 / (P + L s_N / N)`.
+/// Returns the most requests per second that N slots can serve: `1 / (P + L s_N / N)`.
 fn bound_per_s(length: f64) -> f64 {
     let prefill_s = 0.1e-3 * PROMPT as f64;
     let step_s = (20.0 + SLOTS as f64) / 1e3;

@@ -1,4 +1,4 @@
-//! The assist protocol over real sockets.
+//! Tests the assist protocol over real sockets.
 
 use std::io::Write;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn body(request: &AssistRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
 }
 
-/// Every decode pass takes at least so long: answers that a test can interrupt.
+/// Returns options with slow decode passes, so that a test can interrupt answers.
 fn slow() -> ServiceOptions {
     let emulation = Some(PassCost { base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 25.0 });
     ServiceOptions { emulation, ..options() }
@@ -124,8 +124,12 @@ async fn scenes_are_cached_by_their_tag() {
     let reply = server.get("/v1/scenes/doc-qa").await;
     assert_eq!(reply.status, 200);
     let info: SceneInfo = serde_json::from_value(reply.json()).unwrap();
-    assert_eq!((info.id.as_str(), info.version, info.ratio), ("doc-qa", 1, Some(0.25)));
-    assert_eq!((info.model.as_str(), info.question_prefix.as_str()), ("tiny", "\n\nQuestion: "));
+    let settings = &info.settings;
+    assert_eq!((info.id.as_str(), info.version, settings.ratio), ("doc-qa", 1, Some(0.25)));
+    assert_eq!(
+        (settings.model.as_deref(), settings.question_prefix.as_str()),
+        (Some("tiny"), "\n\nQuestion: ")
+    );
     assert_eq!(info.tokenizer_sha256.as_deref(), Some(model().tokenizer().digest_hex()));
     let tag = reply.header("etag").unwrap().to_owned();
     let again = server.send("GET", "/v1/scenes/doc-qa", &[("if-none-match", &tag)], b"").await;

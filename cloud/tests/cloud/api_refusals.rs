@@ -1,4 +1,4 @@
-//! Every bad input gives a typed 4xx with an OpenAI-shaped body, never a panic or a hang.
+//! Tests that every bad input gives a typed 4xx with an OpenAI-shaped body, never a panic or a hang.
 
 use baton_cloud::api::ApiLimits;
 use baton_edge::HttpLimits;
@@ -69,7 +69,7 @@ async fn contents_that_cannot_be_answered() {
     check(server, |b| b["segments"][1]["text"] = json!(document(300)), 400, "prompt_too_long", None).await;
 }
 
-/// A body, its headers, the status it gets.
+/// A body, its headers, and the expected status.
 type Case<'a> = (&'a [u8], &'a [(&'a str, &'a str)], u16);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Calibration: the probes over the demo model, over random weights, and the command's file.
+//! Tests calibration: the probes on the demo model and on random weights, and the command's file.
 
 use std::io::{BufRead, BufReader};
 use std::num::NonZeroUsize;
@@ -8,15 +8,15 @@ use std::process::{Command, Stdio};
 use baton_cloud::calibrate::{CalibrateControl, CalibrateError, ProbeOptions, Progress, calibrate};
 use baton_engine::Model;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
 use baton_refine::Calibration;
+use baton_synthetic::SyntheticModel;
 use serde_json::Value;
 
 use crate::program::{program, refused};
 use crate::world::model;
 
-/// Counts probes and stops after some.
+/// Counts probes, and stops after some if told to.
 #[derive(Default)]
 struct Counted {
     seen: Vec<Progress>,

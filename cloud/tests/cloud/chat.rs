@@ -1,4 +1,4 @@
-//! The OpenAI chat API over real sockets, in the shape that its clients rely on.
+//! Tests the OpenAI chat API over real sockets, in the form that its clients rely on.
 
 use std::num::NonZeroUsize;
 
@@ -77,7 +77,7 @@ async fn a_stop_string_ends_the_answer_unseen() {
     let sampled = json!({ "max_tokens": 60, "temperature": 1.5, "seed": 11 });
     let whole = server.post("/v1/chat/completions", &chat(sampled.clone())).await.json();
     let text = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
-    // A piece from the middle of the answer that appears there for the first time.
+    // A piece from the middle of the answer that does not occur before.
     let chars: Vec<char> = text.chars().collect();
     let (at, stop) = (1..chars.len() - 1)
         .map(|at| (at, chars[at..at + 2].iter().collect::<String>()))
@@ -127,7 +127,7 @@ async fn what_is_not_done_is_refused_by_name() {
     let long = server.post("/v1/chat/completions", &chat(long)).await.json();
     assert_eq!(
         (&long["error"]["code"], &long["error"]["param"]),
-        (&json!("context_length_exceeded"), &Value::Null)
+        (&json!("context_length_exceeded"), &json!("messages"))
     );
     for (extra, status, param) in [
         (json!({ "n": 2 }), 400, Some("n")),
@@ -143,7 +143,7 @@ async fn what_is_not_done_is_refused_by_name() {
         (json!({ "max_tokens": 0 }), 400, Some("max_tokens")),
         (json!({ "messages": [] }), 400, Some("messages")),
         (json!({ "model": "gpt-9" }), 404, Some("model")),
-        (json!({ "messages": [{ "role": "user", "content": "x ".repeat(3000) }] }), 400, None),
+        (json!({ "messages": [{ "role": "user", "content": "x ".repeat(3000) }] }), 400, Some("messages")),
     ] {
         let reply = server.post("/v1/chat/completions", &chat(extra.clone())).await;
         let error = &reply.json()["error"];

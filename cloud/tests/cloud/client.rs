@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 
 use crate::world::{options, scenes, setup};
 
-/// A guard against hangs; no test depends on it otherwise.
-pub const HANG: Duration = Duration::from_secs(60);
+/// Guards against hangs; no test depends on it otherwise.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 /// A running server; its thread and tasks end with it.
-pub struct Server {
+pub(crate) struct Server {
     pub address: SocketAddr,
     pub service: CloudService,
     pub phase: watch::Sender<Phase>,
@@ -28,11 +28,11 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start() -> Server {
+    pub(crate) async fn start() -> Server {
         Server::with(options(), None, HttpLimits::default(), ApiLimits::default()).await
     }
 
-    pub async fn with(
+    pub(crate) async fn with(
         options: ServiceOptions,
         key: Option<&str>,
         http_limits: HttpLimits,
@@ -41,7 +41,7 @@ impl Server {
         Server::with_access(options, Access::with_static_key(key), http_limits, api_limits).await
     }
 
-    pub async fn with_access(
+    pub(crate) async fn with_access(
         options: ServiceOptions,
         access: Access,
         http_limits: HttpLimits,
@@ -51,7 +51,7 @@ impl Server {
         serve::start(worker).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        // So that a slow machine adds nothing to a reply that a test does not ask for.
+        // No progress frames unless a test asks for them, so that a slow machine does not change replies.
         let told = api_limits.progress_every != ApiLimits::default().progress_every;
         let progress_every = if told { api_limits.progress_every } else { HANG };
         let api_limits = ApiLimits { progress_every, ..api_limits };
@@ -63,8 +63,8 @@ impl Server {
         Server { address, service, phase, task }
     }
 
-    /// What the first signal does.
-    pub fn drain(&self) {
+    /// Does what the first signal does.
+    pub(crate) fn drain(&self) {
         self.service.drain();
         self.phase.send_if_modified(|phase| {
             let before = std::mem::replace(phase, (*phase).max(Phase::Draining));
@@ -73,25 +73,31 @@ impl Server {
     }
 
     /// Asks the server to stop and waits until it has.
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.drain();
         tokio::time::timeout(HANG, &mut self.task).await.expect("the server stops").unwrap();
     }
 
-    pub async fn get(&self, path: &str) -> Reply {
+    pub(crate) async fn get(&self, path: &str) -> Reply {
         self.send("GET", path, &[], b"").await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Reply {
         self.send("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes()).await
     }
 
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Reply {
         self.open(method, path, headers, body).await.read_all().await
     }
 
-    /// Sends a request and leaves the reply to be read.
-    pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Open {
+    /// Sends a request, and returns the reply unread.
+    pub(crate) async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Open {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: cloud\r\nconnection: close\r\n");
         for (name, value) in headers {
@@ -99,13 +105,14 @@ impl Server {
         }
         head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
         stream.write_all(head.as_bytes()).await.unwrap();
-        // A server may refuse before it has read everything: what it says counts, not that we could not go on.
+        // A server may refuse before it has read everything. Its reply counts, not the failure to send the
+        // rest.
         let _ = stream.write_all(body).await;
         Open { stream, bytes: Vec::new() }
     }
 
-    /// Waits until no slot is in use and nobody waits.
-    pub async fn idle(&self) {
+    /// Waits until no slot is in use and no request waits.
+    pub(crate) async fn idle(&self) {
         let idle = async {
             while self.service.stats().running + self.service.stats().waiting > 0 {
                 tokio::task::yield_now().await;
@@ -121,15 +128,15 @@ impl Drop for Server {
     }
 }
 
-/// A reply on its way.
-pub struct Open {
+/// A reply that is still arriving.
+pub(crate) struct Open {
     stream: TcpStream,
     bytes: Vec<u8>,
 }
 
 impl Open {
-    /// Reads until `text` has come.
-    pub async fn until(&mut self, text: &str) {
+    /// Reads until `text` has arrived.
+    pub(crate) async fn until(&mut self, text: &str) {
         let read = async {
             while !self.text().contains(text) {
                 let count = self.stream.read_buf(&mut self.bytes).await.unwrap();
@@ -139,14 +146,14 @@ impl Open {
         tokio::time::timeout(HANG, read).await.expect("a reply");
     }
 
-    /// What has come so far, as it is on the wire.
-    pub fn text(&self) -> String {
+    /// Returns what has arrived so far, as it is on the wire.
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    pub async fn read_all(mut self) -> Reply {
+    pub(crate) async fn read_all(mut self) -> Reply {
         let read = self.stream.read_to_end(&mut self.bytes);
-        // A reset after the reply is how a refused upload ends.
+        // A refused upload ends with a reset after the reply.
         let _ = tokio::time::timeout(HANG, read).await.expect("a reply");
         Reply::parse(&self.bytes)
     }
@@ -154,7 +161,7 @@ impl Open {
 
 /// A whole reply.
 #[derive(Debug)]
-pub struct Reply {
+pub(crate) struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     /// Parts of the body as they were sent: each chunk, or the whole.
@@ -176,22 +183,22 @@ impl Reply {
         Reply { status, headers, chunks }
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn body(&self) -> String {
+    pub(crate) fn body(&self) -> String {
         self.chunks.concat()
     }
 
     #[track_caller]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body()).unwrap_or_else(|err| panic!("{err}: {self:?}"))
     }
 
-    /// The assist events of the body.
+    /// Returns the assist events of the body.
     #[track_caller]
-    pub fn events(&self) -> Vec<AssistEvent> {
+    pub(crate) fn events(&self) -> Vec<AssistEvent> {
         frames(&self.body())
             .iter()
             .map(|frame| {
@@ -205,9 +212,9 @@ impl Reply {
             .collect()
     }
 
-    /// The JSON of every `data:` line; `[DONE]` must be the last.
+    /// Returns the JSON of every `data:` line; `[DONE]` must be the last and is left out.
     #[track_caller]
-    pub fn chat_chunks(&self) -> Vec<Value> {
+    pub(crate) fn chat_chunks(&self) -> Vec<Value> {
         let body = self.body();
         let mut data: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.pop(), Some("[DONE]"), "{body}");
@@ -215,8 +222,8 @@ impl Reply {
     }
 }
 
-/// Frames of an event stream, comments left out.
-pub fn frames(body: &str) -> Vec<String> {
+/// Returns the frames of an event stream, without comments.
+pub(crate) fn frames(body: &str) -> Vec<String> {
     body.split("\n\n")
         .filter(|frame| !frame.is_empty() && !frame.starts_with(':'))
         .map(str::to_owned)

@@ -1,4 +1,5 @@
-//! Schemas, tools, log probabilities and Baton's own field on the chat API, and the document of all routes.
+//! Tests schemas, tools, log probabilities and the field `baton` on the chat API, and the document of all
+//! routes.
 
 use serde_json::{Value, json};
 
@@ -231,7 +232,7 @@ async fn the_document_holds_every_route() {
             "/v1/stats",
         ]
     );
-    // Every reference leads somewhere.
+    // Every reference has a target.
     let text = document.to_string();
     for (at, _) in text.match_indices("\"$ref\":\"#") {
         let pointer = text[at + 9..].split('"').next().unwrap();

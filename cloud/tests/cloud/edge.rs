@@ -1,4 +1,4 @@
-//! The HTTP edge over real sockets: how a server drains, and what a connection may do.
+//! Tests the HTTP edge over real sockets: how a server drains, and the limits of connections.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn body(request: &AssistRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
 }
 
-/// Every decode pass takes at least so long: answers that a test can interrupt.
+/// Returns options with slow decode passes, so that a test can interrupt answers.
 fn slow() -> ServiceOptions {
     let emulation = Some(PassCost { base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 25.0 });
     ServiceOptions { emulation, ..options() }
@@ -28,7 +28,7 @@ async fn slow_server(http: HttpLimits) -> Server {
     Server::with(slow(), None, http, ApiLimits::default()).await
 }
 
-/// Everything until the other side closes.
+/// Reads until the other side closes.
 async fn to_end(stream: &mut TcpStream) -> String {
     let mut read = Vec::new();
     // A reset is an end as well.
@@ -65,7 +65,7 @@ async fn what_does_not_end_in_time_ends_with_an_error_event() {
     let server = slow_server(limits).await;
     let mut assist =
         server.open("POST", "/v1/assist", &[], &body(&request("doc-qa", &document(3), 1500))).await;
-    // As the assisted one, and greedy: sampled from chance, it could end before.
+    // Like the assisted request, and greedy: with random sampling it could end earlier.
     let question = format!("{}{QUESTION}", document(3));
     let messages = json!([
         { "role": "system", "content": "You answer from the document." },
@@ -118,7 +118,7 @@ async fn two_lengths_of_one_body_are_refused() {
     assert!(reply.starts_with("HTTP/1.1 400"), "{reply}");
     let reply = ask("Transfer-Encoding: gzip\r\n", "").await;
     assert!(reply.starts_with("HTTP/1.1 400"), "{reply}");
-    // A body in chunks is read, and the connection closes behind it.
+    // A body in chunks is read, and the connection closes after it.
     let reply = ask("Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n").await;
     assert!(reply.starts_with("HTTP/1.1 400") && reply.contains("connection: close"), "{reply}");
     assert_eq!(reply.matches("HTTP/1.1").count(), 1, "{reply}");
@@ -130,7 +130,7 @@ async fn a_connection_makes_so_many_requests_and_then_closes() {
     let server = slow_server(limits).await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let one = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
-    // All at once: they are answered one after another.
+    // Sent all at once, they are answered one after another.
     stream.write_all(one.repeat(5).as_bytes()).await.unwrap();
     let replies = to_end(&mut stream).await;
     assert_eq!(replies.matches("HTTP/1.1 200").count(), 3, "{replies}");
@@ -146,19 +146,19 @@ async fn a_head_has_at_most_64_kib() {
             "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-filler: {}\r\n\r\n",
             "a".repeat(bytes)
         );
-        // All at once, so that the server may read as much of it as it likes before it looks.
+        // Sent all at once, so that the server may read as much of it as it wants before it checks.
         let _ = stream.write_all(head.as_bytes()).await;
         to_end(&mut stream).await
     };
     for (bytes, want) in [(60_000, "200"), (66_000, "431"), (100_000, "431"), (130_000, "431")] {
         let reply = ask(bytes).await;
-        // A reset may be faster than the reply to a head that was not read to its end.
+        // A reset may arrive before the reply to a head that was not read to its end.
         assert!(
             reply.starts_with(&format!("HTTP/1.1 {want}")) || (want == "431" && reply.is_empty()),
             "{reply}"
         );
     }
-    // Nor behind another request on the same connection.
+    // The limit also holds after another request on the same connection.
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let second = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(100_000));
     let both = format!("GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n{second}");
@@ -206,7 +206,7 @@ async fn silence_and_trickles_are_cut() {
     let api =
         ApiLimits { body_grace: Duration::from_millis(50), body_rate_min: 1 << 20, ..ApiLimits::default() };
     let server = Server::with(options(), None, http, api).await;
-    // Nothing at all, and a head in single bytes.
+    // A client that sends nothing, and one that sends a head in single bytes.
     let mut silent = TcpStream::connect(server.address).await.unwrap();
     assert_eq!(to_end(&mut silent).await, "");
     let (mut reader, mut writer) = TcpStream::connect(server.address).await.unwrap().into_split();
@@ -226,13 +226,13 @@ async fn silence_and_trickles_are_cut() {
     let mut idle = TcpStream::connect(server.address).await.unwrap();
     idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     assert!(to_end(&mut idle).await.starts_with("HTTP/1.1 200"));
-    // A body that is announced, begun, and comes at less than its rate.
+    // A body that is announced, begun, and sent too slowly.
     let mut slow = TcpStream::connect(server.address).await.unwrap();
     let head = b"POST /v1/assist HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
     slow.write_all(head).await.unwrap();
     let reply = to_end(&mut slow).await;
     assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("less than 1048576 bytes/s"), "{reply}");
-    // One that is announced as too long is not read at all.
+    // A body that is announced as too long is not read at all.
     let mut long = TcpStream::connect(server.address).await.unwrap();
     long.write_all(b"POST /v1/assist HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await.unwrap();
     let reply = to_end(&mut long).await;
@@ -258,7 +258,7 @@ async fn a_deadline_is_kept_or_refused() {
     assert_eq!((never.status, never.header("retry-after").is_some()), (429, true));
     assert!(never.json()["error"]["message"].as_str().unwrap().contains("the deadline leaves"), "{never:?}");
     assert_eq!(ask(2, "soon").await.status, 400);
-    // The slot is taken by a long answer: the prompt alone would be in time.
+    // A long answer takes the slot; the prompt alone would be in time.
     let mut long =
         server.open("POST", "/v1/assist", &[], &body(&request("doc-qa", &document(5), 1500))).await;
     long.until("event: first").await;
@@ -302,7 +302,7 @@ async fn a_cut_stream_is_taken_up_again() {
     let mut open = server.open("POST", "/v1/assist", &[], &body(&resumable)).await;
     open.until("event: token").await;
     drop(open);
-    // The rest, behind the token seen last; then the whole, by the request itself sent again.
+    // First the rest, after the token seen last; then the whole stream, by sending the request again.
     let rest = server.send("GET", &path, &[("last-event-id", "1")], b"").await;
     let events = rest.events();
     assert_eq!(events[0].index(), Some(2), "{events:?}");
@@ -315,7 +315,7 @@ async fn a_cut_stream_is_taken_up_again() {
     assert_eq!((other.status, &other.json()["error"]["code"]), (410, &json!("gone")));
     assert_eq!(server.send("GET", &path, &[("last-event-id", "x")], b"").await.status, 400);
     assert_eq!(server.get("/v1/assist/not-a-uuid").await.status, 400);
-    // Without `resume`, a reader that goes frees the slot, and nothing is kept.
+    // Without `resume`, a reader that disconnects frees the slot, and nothing is kept.
     let mut plain = request("doc-qa", &document(5), 1500);
     plain.request_id = uuid::Uuid::from_u128(8);
     let mut open = server.open("POST", "/v1/assist", &[], &body(&plain)).await;

@@ -1,4 +1,4 @@
-//! Tenants beside each other in the scheduler: shares by weight, a queue that a flood cannot close.
+//! Tests several tenants in the scheduler: shares by weight, and a queue that a flood cannot close.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ fn core(queue: usize) -> SchedulerCore {
     })
 }
 
-/// Whether one request of a tenant is taken: a prompt of 63 tokens, one token of answer.
+/// Submits one request of a tenant, with a prompt of 63 tokens and one token of answer; returns whether it is
+/// accepted.
 fn submit(core: &mut SchedulerCore, id: u64, tenant: u64, weight: u32) -> bool {
     let spec = JobSpec {
         id: JobId(id),
@@ -39,7 +40,7 @@ fn submit(core: &mut SchedulerCore, id: u64, tenant: u64, weight: u32) -> bool {
     }
 }
 
-/// Runs until nothing is left; the order in which requests got the slot.
+/// Runs until nothing is left; returns the order in which requests got the slot.
 fn order(core: &mut SchedulerCore) -> Vec<u64> {
     let room = KvRoom { free_tokens: KV_TOKENS, next_held_tokens: 0 };
     let (mut opened, mut closed) = (Vec::new(), 0);
@@ -61,7 +62,7 @@ fn order(core: &mut SchedulerCore) -> Vec<u64> {
 #[test]
 fn slots_are_shared_by_weight() {
     let mut core = core(63);
-    // The first tenant's twelve are there before the second one's.
+    // The first tenant's twelve requests come before the second one's.
     assert!((0..12).all(|id| submit(&mut core, id, 1, 10)));
     assert!((100..112).all(|id| submit(&mut core, id, 2, 30)));
     let order = order(&mut core);

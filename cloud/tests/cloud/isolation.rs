@@ -1,4 +1,4 @@
-//! What tenants can learn of each other's prompts: nothing, by figures or by work saved.
+//! Tests that tenants learn nothing about each other's prompts, neither from figures nor from saved work.
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
@@ -10,17 +10,17 @@ use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ServiceOptions, Terms};
 use baton_cloud::store::now_ms;
 use baton_cloud::stream::AssistStream;
-use baton_cloud::tools::ChatMessage;
 use baton_cloud::worker::Worker;
 use baton_edge::HttpLimits;
 use baton_engine::BLOCK_TOKENS;
+use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, Role, Segment};
 use serde_json::{Value, json};
 
 use crate::client::{Reply, Server};
 use crate::world::{document, drain, end, model, options, request, setup};
 
-/// The scene's own text: some blocks of it, and a part of one.
+/// The scene's own text: some whole blocks, and part of one.
 const SYSTEM: &str =
     "You answer from the document, in one sentence, and say so if the document does not have it.";
 
@@ -36,7 +36,7 @@ fn of(owner: u128) -> Terms {
     Terms { owner, ..Terms::default() }
 }
 
-/// What a caller is told of the cache, and the prompt tokens that were computed for it.
+/// Returns the cached tokens reported to a caller, and the prompt tokens that were computed for it.
 fn ask(
     worker: &mut Worker,
     stream: Result<AssistStream, baton_cloud::service::ServiceError>,
@@ -65,10 +65,10 @@ fn form(code: u32) -> AssistRequest {
     letter(&format!("The code of the safe is {code:05}. It was changed last week. {}", document(6)))
 }
 
-/// 200 guesses of one tenant at the code that another's document holds, the right one among them.
+/// Makes 200 guesses at the code in another tenant's document, one of them right.
 fn guesses(victim: Option<u32>, attacker: u128) -> Vec<(u64, usize)> {
     let (service, mut worker) = service();
-    // Somebody has used the scene before: what it fixes is known whether the victim was there or not.
+    // The scene was used before, so its own text is cached whether the victim was there or not.
     ask(&mut worker, service.assist_on(&letter("Hello."), of(7)));
     if let Some(code) = victim {
         ask(&mut worker, service.assist_on(&form(code), of(1)));
@@ -79,7 +79,7 @@ fn guesses(victim: Option<u32>, attacker: u128) -> Vec<(u64, usize)> {
 #[test]
 fn two_hundred_guesses_at_another_tenant_s_prompt_gain_nothing() {
     let without = guesses(None, 2);
-    // What is told and what is computed does not depend on what the other tenant has asked, nor on whether it has.
+    // Reported and computed tokens do not depend on what the other tenant has asked, or whether it has.
     for code in [47_003, 47_110, 99_999] {
         assert_eq!(guesses(Some(code), 2), without, "the other tenant's code is {code}");
     }
@@ -87,7 +87,7 @@ fn two_hundred_guesses_at_another_tenant_s_prompt_gain_nothing() {
         without.iter().all(|(told, _)| told % BLOCK_TOKENS as u64 == 0),
         "told in whole blocks: {without:?}"
     );
-    // The same guesses by the tenant itself show that there is something to be seen.
+    // The same guesses by the tenant itself show that there is a difference to see.
     let own = guesses(Some(47_003), 1);
     let right = |guesses: &[(u64, usize)]| {
         let least = guesses.iter().map(|&(_, computed)| computed).min();
@@ -109,12 +109,12 @@ fn only_what_a_scene_fixes_is_shared_among_tenants() {
     assert_eq!(cached(&letter(&document), 2), shared, "another tenant, the same words");
     let again = cached(&letter(&document), 1);
     assert!(again > 300 && again.is_multiple_of(BLOCK_TOKENS as u64), "the same tenant: {again}");
-    // What a tenant adds to the scene's text is its own.
+    // Text that a tenant adds to the scene's is its own.
     let mut longer = letter(&document);
     longer.segments[0].text = format!("{SYSTEM} The customer is called {}.", "Quill ".repeat(20));
     assert_eq!((cached(&longer, 1), cached(&longer, 2)), (shared, shared));
     assert!(cached(&longer, 2) > shared);
-    // A text of another version, or of no scene, is nobody's but its tenant's.
+    // A text of another version, or of no scene, is shared with no other tenant.
     let other = AssistRequest { scene_version: Some(1), ..letter(&document) };
     assert_eq!((cached(&other, 3), cached(&other, 4)), (0, 0));
     let mut moved = letter(&document);
@@ -158,8 +158,8 @@ fn tenants_that_ask_the_same_at_the_same_time_get_the_same_answer_by_their_own_w
     assert!(one.len() == 6 && one == two);
 }
 
-/// A server with a key for each of `tenants`, and more than one for a tenant that is named more than once.
-pub async fn server<const N: usize>(
+/// Starts a server with one key for each entry of `tenants`; a tenant may be named more than once.
+pub(crate) async fn server<const N: usize>(
     tenants: [&str; N],
     settings: TenantSettings,
 ) -> (Server, [KeySecret; N]) {
@@ -235,7 +235,7 @@ async fn a_kept_stream_is_its_key_s_alone() {
         assert_eq!(reply.status, 410, "{reply:?}");
     }
     assert_eq!(server.get(&path).await.status, 401);
-    // Under the same name another tenant gets an answer of its own, to its own question.
+    // With the same id, another tenant gets its own answer to its own question.
     let mut own = request("doc-qa", &document(3), 2);
     own.resume = true;
     let reply = send(&server, &other, "POST", "/v1/assist", &serde_json::to_value(&own).unwrap()).await;
@@ -246,7 +246,7 @@ async fn a_kept_stream_is_its_key_s_alone() {
     assert_eq!((written(&whole), written(&reply)), (4, 2));
     let again = send(&server, &one, "GET", &path, &Value::Null).await;
     assert_eq!(again.events(), whole.events(), "and the first one still has its own");
-    // Another question under the same name is not answered with what is kept.
+    // Another question with the same id is not answered with the kept stream.
     let reply = send(&server, &one, "POST", "/v1/assist", &serde_json::to_value(&own).unwrap()).await;
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("request_id")), "{reply:?}");
 }

@@ -1,4 +1,5 @@
-//! L under load, as readers see it: lowered towards the scene's floor while others wait, never for a chat.
+//! Tests L under load, as readers see it: lowered towards the scene's floor while others wait, never for a
+//! chat.
 
 use std::time::Duration;
 
@@ -6,23 +7,23 @@ use baton_cloud::completion::CompletionRequest;
 use baton_cloud::scheduler::BacklogBound;
 use baton_cloud::service::ServiceOptions;
 use baton_cloud::stream::AssistStream;
-use baton_cloud::tools::ChatMessage;
 use baton_cloud::worker::Worker;
 use baton_engine::pace_emulation::PassCost;
+use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, FirstEvent, Role};
 
 use crate::world::{HandClock, by_hand, document, drain, end, options, request, tokens};
 
 const COST: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 1.0, decode_ms: 5.0 };
 
-/// A question whose L the cloud chooses, for a slow device.
+/// Returns a question from a slow device, whose L the cloud chooses.
 fn question() -> AssistRequest {
     let mut request = request("doc-qa", &document(60), 1);
     request.assist_tokens = None;
     request.device = Some(baton_protocol::DeviceInfo {
         class: "phone".into(),
         model: "m".into(),
-        // So slow that L is well over the scene's floor.
+        // Slow enough that L is well above the scene's floor.
         prefill_ms_per_token: Some(8.0),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(45.0),
@@ -91,7 +92,7 @@ fn l_falls_while_others_wait_and_says_so() {
     assert!(!free.is_empty(), "the last one waits before nobody");
     for first in &free {
         assert_eq!(first.assist_bound_by, "tau");
-        // How long it waited itself changes nothing: the device waits for its mask, and begins then.
+        // Its own wait changes nothing: the device waits for its mask, and begins then.
         assert_eq!(first.assist_tokens, alone.assist_tokens, "{first:?} beside {alone:?}");
         assert!(first.assist_tokens > lengths[lengths.len() - 1], "{first:?} after {lengths:?}");
     }

@@ -1,5 +1,5 @@
-//! The cloud service, tested from outside: its scheduler simulated, its answers in virtual
-//! time, its API over real sockets on loopback.
+//! Tests the cloud service from outside: its scheduler simulated, its answers in virtual time, its API over
+//! real sockets on loopback.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
 

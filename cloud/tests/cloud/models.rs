@@ -1,4 +1,5 @@
-//! Several models in one service, and adapters of scenes: each answer is the one that its own model and adapter give.
+//! Tests several models in one service, and adapters of scenes: each answer is the one of its own model and
+//! adapter.
 
 use std::sync::Arc;
 
@@ -6,17 +7,17 @@ use baton_cloud::book::SceneBook;
 use baton_cloud::completion::CompletionRequest;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ModelSetup, ServiceError, SetupError};
-use baton_cloud::tools::ChatMessage;
 use baton_cloud::worker::Worker;
 use baton_engine::gguf::Gguf;
-use baton_engine::synthetic::{SyntheticAdapter, SyntheticModel};
 use baton_engine::{Adapter, Model};
 use baton_kernels_cpu::Format;
+use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, Role};
+use baton_synthetic::{SyntheticAdapter, SyntheticModel};
 
 use crate::world::{document, drain, greedy, model, options, prompt_ids, request, run_all, tokens};
 
-/// Another model than that of all tests: other weights, other widths, the same bytes as tokens.
+/// Returns a model other than that of all tests: other weights and widths, the same bytes as tokens.
 fn other_model() -> Arc<Model> {
     let other = SyntheticModel { d_ff: 64, ..SyntheticModel::small("qwen2", Format::F32, 8) };
     Model::from_gguf(Gguf::from_bytes(other.to_gguf().unwrap()).unwrap()).unwrap()
@@ -27,7 +28,7 @@ fn adapter(model: &Arc<Model>, seed: u64) -> Arc<Adapter> {
     Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), model).unwrap()
 }
 
-/// Scenes by model and adapter, `ID-MODEL-ADAPTER`, with `-` where there is none.
+/// Returns scenes by model and adapter, named `ID-MODEL-ADAPTER`, with `-` if there is none.
 fn scenes() -> SceneBook {
     let scene = |id: &str, model: Option<&str>, adapter: Option<&str>| Scene {
         id: id.into(),
@@ -81,7 +82,7 @@ impl World {
         }
     }
 
-    /// Answers of requests that run beside each other.
+    /// Returns the answers of requests that run at the same time.
     fn answers(&mut self, requests: &[AssistRequest]) -> Vec<Vec<AssistEvent>> {
         let mut streams: Vec<_> =
             requests.iter().map(|request| self.service.assist(request).unwrap()).collect();
@@ -115,7 +116,8 @@ fn scenes_run_on_their_model_with_their_adapter_beside_each_other() {
         let first = first.unwrap();
         assert_eq!((first.model.as_deref(), first.adapter.as_deref()), (Some(name), adapter_name), "{scene}");
         let info = world.service.scene(scene).unwrap();
-        assert_eq!((info.model.as_str(), info.adapter.as_deref()), (name, adapter_name));
+        let told = (info.settings.model.as_deref(), info.settings.adapter.as_deref());
+        assert_eq!(told, (Some(name), adapter_name));
         assert_eq!(info.tokenizer_sha256.as_deref(), Some(model.tokenizer().digest_hex()));
         texts.push(have);
     }
@@ -123,7 +125,7 @@ fn scenes_run_on_their_model_with_their_adapter_beside_each_other() {
     texts.sort_unstable();
     texts.dedup();
     assert_eq!(texts.len(), 5, "five different models, as far as their answers say");
-    // Each queue is its own, the figures are of both.
+    // Each model has its own queue; the figures are of both.
     let stats = world.service.stats();
     assert_eq!((stats.closed_total, stats.slots), (6, 2 * options().slots));
 }
@@ -172,9 +174,9 @@ fn what_this_replica_lacks_is_named() {
     assert!(matches!(service.unserved("x", &settings("gone")), Some(ServiceError::SceneModel { .. })));
     assert!(matches!(service.unserved("x", &settings("unadapted")), Some(ServiceError::SceneAdapter { .. })));
     assert!(service.unserved("x", &settings("other-law")).is_none());
-    // What the scene says is told even so.
+    // The scene's settings are shown anyway.
     let info = service.scene("gone").unwrap();
-    assert_eq!((info.model.as_str(), info.tokenizer_sha256), ("gone", None));
+    assert_eq!((info.settings.model.as_deref(), info.tokenizer_sha256), (Some("gone"), None));
 }
 
 #[test]

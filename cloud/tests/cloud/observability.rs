@@ -1,4 +1,5 @@
-//! What the service says of itself: figures over HTTP, spans to a collector, logs without a word of a prompt.
+//! Tests what the service reports: metrics over HTTP, spans to a collector, and logs without any text of a
+//! prompt.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ use baton_cloud::metrics::METRICS;
 use baton_cloud::service::ServiceOptions;
 use baton_cloud::trace::Traces;
 use baton_edge::HttpLimits;
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AttributeValue;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -42,7 +43,7 @@ async fn figures_follow_the_requests() {
     let messages = json!([{ "role": "user", "content": "x" }]);
     let chat = json!({ "model": "tiny", "messages": messages, "max_tokens": 3, "seed": 7 });
     assert_eq!(server.post("/v1/chat/completions", &chat).await.status, 200);
-    // The reader has the answer's end a moment before the figures do.
+    // The reader gets the answer's end a moment before the metrics do.
     let text = async {
         loop {
             let text = scrape(address).await;
@@ -77,7 +78,7 @@ async fn scrape(address: std::net::SocketAddr) -> String {
     text
 }
 
-/// Names of metrics in a text, without the endings that histograms give them.
+/// Returns the names of metrics in a text, without the endings of histograms.
 fn named(text: &str) -> Vec<String> {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let mut names = Vec::new();
@@ -124,7 +125,7 @@ fn alerts_fire_when_they_should() {
     }
 }
 
-/// A collector that takes one message after the other and keeps their spans.
+/// Starts a collector that accepts one message after the other and keeps their spans.
 async fn collector() -> (String, Arc<Mutex<Vec<(String, Span)>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -186,11 +187,10 @@ async fn spans_of_a_request_reach_the_collector_under_the_devices_trace() {
     names.sort_unstable();
     assert_eq!(names, ["chat", "decode", "prefill", "queue", "refine"], "and none of what is not sampled");
     let whole = &spans.iter().find(|(_, span)| span.name == "chat").unwrap().1;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    assert_eq!(hex(&whole.parent_span_id), "00f067aa0ba902b7");
+    assert_eq!(hex::encode(&whole.parent_span_id), "00f067aa0ba902b7");
     for (service, span) in &spans {
         assert!(service.contains("baton-cloud"), "{service}");
-        assert_eq!(hex(&span.trace_id), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(hex::encode(&span.trace_id), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert!(span.start_time_unix_nano >= whole.start_time_unix_nano, "{}", span.name);
         assert!(span.end_time_unix_nano <= whole.end_time_unix_nano, "{}", span.name);
         assert!(span.name == "chat" || span.parent_span_id == whole.span_id, "{}", span.name);

@@ -1,4 +1,4 @@
-//! A full KV cache, with the real engine: answers pause, none is lost, and no token differs.
+//! Tests a full KV cache with the real engine: answers pause, none is lost, and no token differs.
 
 use std::num::NonZeroUsize;
 
@@ -9,7 +9,7 @@ use baton_protocol::{AssistEvent, AssistRequest, EndReason, Sampling};
 
 use crate::world::{answer, by_hand, chunks, document, drain, end, options, request, tokens};
 
-/// Requests about different documents, sampled with different seeds.
+/// Returns requests about different documents, sampled with different seeds.
 fn requests(n: usize, cap: u32) -> Vec<AssistRequest> {
     let one = |at: usize| {
         let text = format!("Chapter {at}. {}", document(4 + at % 3)).replace("Item", &format!("Thing {at}"));
@@ -29,7 +29,7 @@ fn mask(events: &[AssistEvent]) -> Vec<&AssistEvent> {
     events.iter().filter(|event| matches!(event, AssistEvent::Mask(_))).collect()
 }
 
-/// Runs to the end; prompt tokens computed.
+/// Runs to the end; returns the number of prompt tokens computed.
 fn run(worker: &mut Worker) -> usize {
     let mut computed = 0;
     for _ in 0..10_000 {
@@ -110,7 +110,8 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
     let ends: Vec<_> = streams.iter_mut().map(drain).collect();
     assert!(ends.iter().all(|events| tokens(events) == tokens(&ends[0])));
     let prompt = end(&ends[0]).usage.prompt_tokens as usize;
-    // Each computes its scoring window, and chunks run beside each other while the first one is under way.
+    // Each request computes its scoring window, and chunks run at the same time while the first prompt is
+    // unfinished.
     assert!(computed < prompt * 2, "{computed} tokens computed for four prompts of {prompt}");
     let prefix = service.kv().prefix;
     assert_eq!(prefix.queries, 4);
@@ -124,7 +125,7 @@ fn what_never_fits_is_refused_with_limit_and_value() {
     let err = service.assist(&request("doc-qa", &document(14), 5)).unwrap_err();
     let ServiceError::PromptTooLong { tokens, limit: 255 } = err else { panic!("{err}") };
     assert!(tokens > 256 && err.to_string().contains(&format!("{tokens} tokens, the limit is 255")));
-    // Text beyond a context of the longest tokens, of two bytes, is not even tokenized.
+    // Text that is longer than a context of the longest tokens (two bytes each) is not even tokenized.
     let err = service.assist(&request("doc-qa", &document(30), 5)).unwrap_err();
     assert!(matches!(err, ServiceError::TextTooLong { bytes: 513.., limit: 512 }), "{err}");
     assert_eq!(err.to_body().error.code, baton_protocol::ErrorCode::PromptTooLong);

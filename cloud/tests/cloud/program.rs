@@ -1,14 +1,14 @@
-//! The program itself: its commands, its first line, its end.
+//! Tests the program itself: its commands, its first line, its end.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 use serde_json::{Value, json};
 
-pub fn program() -> Command {
+pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton-cloud"));
     command.env_remove("BATON_API_KEY").env_remove("BATON_DATABASE").env("RUST_LOG", "warn");
     command
@@ -25,7 +25,7 @@ fn json_of(output: &Output) -> Value {
 }
 
 #[track_caller]
-pub fn refused(output: &Output, want: &str) {
+pub(crate) fn refused(output: &Output, want: &str) {
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && err.contains(want), "want `{want}`: {err}");
     assert!(!err.contains("panicked"), "{err}");
@@ -42,11 +42,11 @@ fn scenes_are_listed_shown_and_set() {
         ["set", "doc-qa", "--ratio", "0.4", "--xi", "0.2", "--assist-tokens", "24", "--tau-ms", "80"];
     let set = json_of(&scenes(
         &database,
-        &[&changes[..], &["--corrector", "device", "--mode", "gemfilter", "--json"]].concat(),
+        &[&changes[..], &["--corrector", "device", "--mode", "bm25", "--json"]].concat(),
     ));
     assert_eq!(
         (&set["version"], &set["assist_tokens"], &set["corrector"], &set["mode"]),
-        (&json!(2), &json!(24), &json!("device"), &json!("gemfilter"))
+        (&json!(2), &json!(24), &json!("device"), &json!("bm25"))
     );
     assert_eq!(json_of(&scenes(&database, &["show", "doc-qa", "--json"])), set);
     let auto = ["set", "doc-qa", "--ratio", "auto", "--assist-tokens", "auto", "--if-version", "2", "--json"];
@@ -80,10 +80,7 @@ fn settings_out_of_bounds_change_nothing() {
     refused(&set(&["--tau-ms", "0"]), "field `tau_ms` is 0, must be 1 to 60000");
     refused(&set(&["--corrector", "both"]), "must be `cloud` or `device`");
     refused(&set(&["--mode", "best"]), "unknown refiner mode `best`");
-    refused(
-        &set(&["--mode", "perplexity"]),
-        "mode `perplexity` needs the log-probability of every prompt token",
-    );
+    refused(&set(&["--mode", "paper"]), "unknown refiner mode `paper`, must be attention, bm25 or none");
     refused(&set(&["--if-version", "7", "--tau-ms", "50"]), "scene `doc-qa` is at version 1, expected 7");
     refused(&scenes(&database, &["show", "nothing"]), "scene `nothing` does not exist");
     assert_eq!(json_of(&scenes(&database, &["show", "doc-qa", "--json"]))["version"], 1);
@@ -139,7 +136,7 @@ fn the_limit_of_open_files_is_raised_and_bounds_connections() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("tiny.gguf");
     std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
-    // A soft limit that is raised, and a hard one that is not.
+    // A soft limit, which is raised, and a hard one, which is not.
     for (limit, open_files, said) in
         [("-S -n 96", None, "open files"), ("-n 96", Some("96"), "fewer connections")]
     {
@@ -168,7 +165,7 @@ fn the_limit_of_open_files_is_raised_and_bounds_connections() {
 /// Subset, mode and (r, loss) points of a curve.
 type Curve<'a> = (&'a str, &'a str, &'a [(f64, f64)]);
 
-/// A scene's evaluation: losses by r, with the upper end of their interval 0.01 higher.
+/// Writes a scene's evaluation: losses by r, with the upper end of their interval 0.01 higher.
 fn evaluation(folder: &Path, curves: &[Curve<'_>]) -> std::path::PathBuf {
     let curve = |&(subset, mode, losses): &(&str, &str, &[(f64, f64)])| {
         let points: Vec<Value> = losses
@@ -207,7 +204,7 @@ fn xi_is_fitted_to_an_evaluation() {
         let all = [&["fit-xi", "doc-qa", file.to_str().unwrap()][..], words].concat();
         scenes(&database, &all)
     };
-    // Both kinds of question must keep within 0.02: 0.2, not the 0.1 that one of them allows.
+    // Both kinds of question must stay within 0.02: so 0.2, not the 0.1 that one kind allows.
     let fitted = json_of(&fit(&["--json"]));
     let xi = |value: &Value| {
         (value["scene"]["version"].as_u64(), value["scene"]["xi"].as_f64().map(|xi| xi as f32))
@@ -220,7 +217,7 @@ fn xi_is_fitted_to_an_evaluation() {
     assert!(text.contains("nothing changes: version 2 of `doc-qa` already has xi 0.2"), "{text}");
     assert!(text.contains("r stays fixed at 0.25"), "{text}");
     assert_eq!(xi(&json_of(&fit(&["--subset", "single", "--json"]))), (Some(3), Some(0.1)));
-    // The loss alone, not its upper end; a larger xi takes a fixed r with it.
+    // With the mean loss, not its upper end. A larger xi raises a fixed r too.
     assert_eq!(xi(&json_of(&fit(&["--tolerance", "0.009", "--mean", "--json"]))), (Some(4), Some(0.2)));
     let strict = json_of(&fit(&["--tolerance", "0.01", "--json"]));
     assert_eq!((xi(&strict), &strict["scene"]["ratio"]), ((Some(5), Some(0.5)), &json!(0.5)));

@@ -1,4 +1,5 @@
-//! Who waits for a first token is told how far it is, and every stream carries a running checksum.
+//! Tests that clients get progress while they wait for the first token, and that every stream has a running
+//! checksum.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::client::{Reply, Server, frames};
 use crate::world::{document, options, request, tokens};
 
-/// A service with one slot that computes prompts in small chunks, slowly, and says often how far they are.
+/// Starts a service with one slot that computes prompts slowly, in small chunks, and reports progress often.
 async fn server() -> Server {
     let emulation = Some(PassCost { base_ms: 0.0, prefill_ms_per_token: 2.0, decode_ms: 20.0 });
     let budget = StepBudget { chunk_tokens: 64, mixed: MixedTokens::Fixed(16) };
@@ -34,7 +35,7 @@ fn body(request: &AssistRequest) -> Vec<u8> {
 #[tokio::test]
 async fn a_long_prompt_says_how_far_it_is() {
     for resume in [false, true] {
-        // Each its own: what one has computed, the other would find.
+        // A new server for each, because a second request would find the first one's cached prefix.
         let server = server().await;
         let mut request = request("doc-qa", &document(40), 2);
         request.resume = resume;
@@ -73,8 +74,10 @@ async fn the_queue_says_that_one_waits() {
 
 #[tokio::test]
 async fn chat_clients_get_a_comment_and_who_asks_a_chunk() {
-    let server = server().await;
     let ask = async |options: Value| {
+        // A new service for each: a second request would find the first one's cached prefix, and be too
+        // quick.
+        let server = server().await;
         let text = "The harbour keeps a list of all ships. ".repeat(40);
         let body = json!({
             "model": "default", "messages": [{ "role": "user", "content": text }], "max_tokens": 2,
@@ -110,7 +113,7 @@ async fn every_event_carries_the_checksum_of_the_stream_so_far() {
     };
     let reply = server.send("POST", "/v1/assist", &[], &sent).await;
     assert!(check(&reply, StreamChecksum::new(&sent)) > 5);
-    // Taken up again: a checksum of its own.
+    // A resumed stream has its own checksum.
     let path = format!("/v1/assist/{}", request.request_id);
     let rest = server.send("GET", &path, &[("last-event-id", "1")], b"").await;
     assert_eq!(check(&rest, StreamChecksum::of_resumed(request.request_id, Some(1))), 3);

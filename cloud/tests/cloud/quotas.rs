@@ -1,4 +1,5 @@
-//! A day's tokens: set aside before anything is computed, settled when the work ends, charged once for one request.
+//! Tests daily tokens: reserved before anything is computed, settled when the work ends, charged once for one
+//! request.
 
 use std::sync::Arc;
 
@@ -16,18 +17,18 @@ use uuid::Uuid;
 use crate::client::{Reply, Server};
 use crate::world::{by_hand, document, drain, end, options, request, run_all, tokens};
 
-pub fn gate() -> Gate {
+pub(crate) fn gate() -> Gate {
     Gate::new(Clock::monotonic(), now_ms)
 }
 
-pub fn tenant(tokens_per_day: Option<u64>) -> Arc<Tenant> {
+pub(crate) fn tenant(tokens_per_day: Option<u64>) -> Arc<Tenant> {
     let settings = TenantSettings { tokens_per_day, ..TenantSettings::default() };
     let updated_by = String::new();
     let id = baton_cloud::access::DEFAULT_TENANT.to_owned();
     Arc::new(Tenant { id, revision: 1, settings, created_ms: 0, updated_ms: 0, updated_by })
 }
 
-/// A server without keys, whose callers are the default tenant.
+/// Starts a server without keys; its callers are the default tenant.
 async fn server(tokens_per_day: Option<u64>) -> (Server, Gate) {
     let book = AccessBook::new(KeyPolicy::OnceThereIsOne, None);
     book.replace(vec![Tenant::clone(&tenant(tokens_per_day))], Vec::new());
@@ -44,7 +45,7 @@ async fn ask(server: &Server, request: &AssistRequest) -> Reply {
     server.post("/v1/assist", &serde_json::to_value(request).unwrap()).await
 }
 
-/// Tokens that were charged.
+/// Returns the number of tokens that were charged.
 fn charged(gate: &Gate) -> u64 {
     gate.deltas().iter().map(|delta| delta.tokens).sum()
 }
@@ -75,7 +76,7 @@ async fn the_last_tokens_of_a_day_bound_the_answer() {
     assert!(reply.body().contains(&promised), "{reply:?}");
     assert_eq!(charged(&gate), prompt + written - 1);
     assert_eq!(ask(&bounded, &numbered(3, 8)).await.status, 429);
-    // Where not even the prompt fits, it is refused at once.
+    // If not even the prompt fits, the request is refused at once.
     let (less, gate) = server(Some(prompt)).await;
     let reply = ask(&less, &numbered(4, 8)).await;
     assert_eq!(reply.status, 429, "{reply:?}");
@@ -93,11 +94,11 @@ fn a_prompt_whose_answer_nobody_waits_for_is_charged_as_far_as_it_was_computed()
         let answer = service.assist_for(&asked, Terms::default(), Some(permit.payer())).unwrap();
         (permit, answer)
     };
-    // Cancelled in the queue: nothing was done.
+    // Cancelled in the queue: nothing was computed.
     drop(ask());
     run_all(&mut worker);
     assert_eq!(charged(&gate), 0);
-    // Cancelled after the first pass, of 64 tokens: those are charged, also if the pass was still under way.
+    // Cancelled after the first pass, of 64 tokens: these are charged, even if the pass was not finished yet.
     let answer = ask();
     let pass = worker.turn().expect("a pass");
     drop(answer);
@@ -108,7 +109,7 @@ fn a_prompt_whose_answer_nobody_waits_for_is_charged_as_far_as_it_was_computed()
     run_all(&mut worker);
     let events = drain(&mut answer);
     let usage = end(&events).usage;
-    // The same request again: it pays for what is new.
+    // The same request again: it pays for the new tokens.
     assert_eq!(charged(&gate), usage.prompt_tokens + usage.completion_tokens);
     assert_eq!(usage.completion_tokens, tokens(&events).len() as u64);
 }

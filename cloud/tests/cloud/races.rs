@@ -1,4 +1,5 @@
-//! What happens between two looks of the engine's thread: requests that come and readers that go at a bad moment.
+//! Tests what happens between two checks of the engine's thread: requests that come and readers that
+//! disconnect at a bad moment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use crate::world::{by_hand, document, drain, options, request, run_all};
 
 type Deed = Box<dyn FnOnce() + Send>;
 
-/// A clock that is moved by hand, and that does something when it is asked for the time next.
+/// A clock that tests move by hand, and that runs a function when it is read the next time.
 #[derive(Clone, Default)]
 struct Trap(Arc<Inner>);
 
@@ -99,7 +100,7 @@ fn a_reader_that_goes_while_its_answer_is_parked_leaves_nothing_behind() {
         let pass = worker.turn().unwrap();
         worker.commit(pass);
     }
-    // The next turn parks it. Another one is cancelled, so that there is something to do in any order.
+    // The next turn parks it. Another answer is cancelled, so that the turn has something to do in any order.
     drop(service.assist(&long).unwrap());
     trap.set(move || drop(stream));
     assert!(worker.turn().is_none());

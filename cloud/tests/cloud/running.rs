@@ -1,33 +1,35 @@
-//! The running program: signals, and settings that are taken over while it runs.
+//! Tests the running program: signals, and settings that are applied while it runs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use baton_engine::synthetic::SyntheticModel;
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 
 use crate::client::HANG;
 use crate::program::{program, refused};
 
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     pub address: String,
-    /// Where Prometheus asks, if it may.
+    /// Address for Prometheus, if there is one.
     pub metrics: Option<String>,
-    log: BufReader<std::process::ChildStderr>,
+    /// Lines of standard error, from a thread that reads them: a line that does not come is no hang.
+    log: Receiver<String>,
 }
 
-pub fn model(folder: &Path) -> PathBuf {
+pub(crate) fn model(folder: &Path) -> PathBuf {
     let model = folder.join("tiny.gguf");
     std::fs::write(&model, SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap()).unwrap();
     model
 }
 
 impl Running {
-    pub fn start(words: &[&str]) -> Running {
+    pub(crate) fn start(words: &[&str]) -> Running {
         let mut child = program()
             .args(["serve", "--database", ":memory:", "--listen", "127.0.0.1:0", "--threads", "1"])
             .args(words)
@@ -45,7 +47,9 @@ impl Running {
         let address = line("listening on http://");
         let metrics = words.contains(&"--metrics-listen").then(|| line("metrics on http://"));
         let metrics = metrics.map(|url| url.trim_end_matches("/metrics").to_owned());
-        let log = BufReader::new(child.stderr.take().unwrap());
+        let err = BufReader::new(child.stderr.take().unwrap());
+        let (lines, log) = channel();
+        std::thread::spawn(move || err.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
         Running { child, address, metrics, log }
     }
 
@@ -54,16 +58,15 @@ impl Running {
         assert!(told.success());
     }
 
-    /// Reads the log until a line holds `text`; that line.
-    pub fn logs(&mut self, text: &str) -> String {
+    /// Reads the log until a line contains `text`; returns that line.
+    pub(crate) fn logs(&mut self, text: &str) -> String {
         let (begun, mut seen) = (Instant::now(), String::new());
-        while begun.elapsed() < HANG {
-            let mut line = String::new();
-            assert!(self.log.read_line(&mut line).unwrap() > 0, "the log ends without `{text}`: {seen}");
+        while let Ok(line) = self.log.recv_timeout(HANG.saturating_sub(begun.elapsed())) {
             if line.contains(text) {
                 return line;
             }
             seen.push_str(&line);
+            seen.push('\n');
         }
         panic!("no `{text}` in {seen}");
     }
@@ -73,8 +76,8 @@ impl Running {
         Running::send(&self.address, &request)
     }
 
-    /// The reply to a request as it is on the wire.
-    pub fn send(address: &str, request: &str) -> String {
+    /// Returns the reply to a request, as it is on the wire.
+    pub(crate) fn send(address: &str, request: &str) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(HANG)).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
@@ -120,7 +123,7 @@ fn settings_come_from_a_file_and_are_taken_over_while_it_runs() {
     write(&format!("model: {}\nslots: 4\nqueue: 9\nchunk-tokens: 64\n", model.display()));
     running.signal("-HUP");
     running.logs("taken over");
-    running.logs("read only at the start");
+    running.logs("read only at start-up");
     assert!(running.get("/v1/stats").contains("\"queue_len_max\":9"));
 
     write("slots: [1]\nqueue: 1");
@@ -162,7 +165,7 @@ fn a_settings_file_that_is_wrong_is_refused_at_the_start() {
     refused(&missing, "read the settings file");
 }
 
-/// Asks for a chat stream and reads until its first chunk is there.
+/// Requests a chat stream, and reads until its first chunk is there.
 fn chat(address: &str) -> TcpStream {
     let body = r#"{"model":"default","stream":true,"messages":[{"role":"user","content":"Hi"}]}"#;
     let mut stream = TcpStream::connect(address).unwrap();

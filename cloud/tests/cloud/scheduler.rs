@@ -1,4 +1,5 @@
-//! Seeded simulation of the scheduler core: slots, KV room, preemption, fairness, cancellation, one end per sequence.
+//! Seeded simulation of the scheduler core: slots, KV room, preemption, fairness, cancellation, one end per
+//! sequence.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,29 +8,9 @@ use baton_cloud::scheduler::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, MixedTokens, Outcome,
     QueueLimit, Refusal, SchedulerCore, Share, StepBudget, StepPlan, StepRow,
 };
+use baton_random::SplitMix64;
 
-/// SplitMix64: enough randomness for a simulation, reproducible from its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
-/// A request without bytes, deadline or tenant, whose cap is not lowered.
+/// Returns a request without bytes, deadline or tenant, whose cap is not lowered.
 fn plain(id: u64, prompt_tokens: usize, max_tokens: usize, tail_tokens: usize) -> JobSpec {
     JobSpec {
         id: JobId(id),
@@ -43,7 +24,7 @@ fn plain(id: u64, prompt_tokens: usize, max_tokens: usize, tail_tokens: usize) -
     }
 }
 
-/// What the simulation knows about one sequence, kept apart from the scheduler's own books.
+/// What the simulation knows about one sequence, separately from the scheduler's own state.
 #[derive(Debug, Default)]
 struct Known {
     spec: Option<JobSpec>,
@@ -71,7 +52,7 @@ struct World {
     seed: u64,
     limits: Limits,
     core: SchedulerCore,
-    rng: Rng,
+    rng: SplitMix64,
     known: HashMap<JobId, Known>,
     order: Vec<JobId>,
     opened: Vec<JobId>,
@@ -82,18 +63,18 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let mut rng = Rng(seed);
+        let mut rng = SplitMix64::new(seed);
         let limits = Limits {
-            slots: 1 + rng.below(4),
-            queue: rng.below(6),
+            slots: 1 + rng.remainder(4),
+            queue: rng.remainder(6),
             backlog: BacklogBound::NONE,
-            kv_tokens: 256 + rng.below(1024),
-            kv_block: [1, 16, 32][rng.below(3)],
+            kv_tokens: 256 + rng.remainder(1024),
+            kv_block: [1, 16, 32][rng.remainder(3)],
             budget: StepBudget {
-                chunk_tokens: 16 + rng.below(128),
-                mixed: match rng.below(2) {
-                    0 => MixedTokens::Fixed(1 + rng.below(64)),
-                    _ => MixedTokens::MaxStall(1.5 + rng.below(6) as f64),
+                chunk_tokens: 16 + rng.remainder(128),
+                mixed: match rng.remainder(2) {
+                    0 => MixedTokens::Fixed(1 + rng.remainder(64)),
+                    _ => MixedTokens::MaxStall(1.5 + rng.remainder(6) as f64),
                 },
             },
         };
@@ -114,7 +95,7 @@ impl World {
         world
     }
 
-    /// Blocks that open sequences hold.
+    /// Returns the number of blocks that open sequences hold.
     fn held_blocks(&self) -> usize {
         let open = self.known.values().filter(|known| known.open);
         open.map(|known| known.done.div_ceil(self.limits.kv_block)).sum()
@@ -131,9 +112,9 @@ impl World {
     fn submit(&mut self) {
         let id = JobId(self.next_id);
         self.next_id += 1;
-        let prompt_tokens = 1 + self.rng.below(600);
-        let max_tokens = 1 + self.rng.below(40);
-        let tail_tokens = 1 + self.rng.below(prompt_tokens.min(40));
+        let prompt_tokens = 1 + self.rng.remainder(600);
+        let max_tokens = 1 + self.rng.remainder(40);
+        let tail_tokens = 1 + self.rng.remainder(prompt_tokens.min(40));
         let spec = plain(id.0, prompt_tokens, max_tokens, tail_tokens);
         let before = self.core.stats();
         let effects = self.core.step(Event::Submit(spec), self.now);
@@ -168,7 +149,7 @@ impl World {
         if live.is_empty() {
             return;
         }
-        let id = live[self.rng.below(live.len())];
+        let id = live[self.rng.remainder(live.len())];
         let before = self.core.stats();
         let was_open = self.known[&id].open;
         let effects = self.core.step(Event::Cancel(id), self.now);
@@ -182,7 +163,7 @@ impl World {
         assert!(self.core.step(Event::Cancel(id), self.now).is_empty(), "a second cancel does nothing");
     }
 
-    /// Performs effects until nothing is left but a pass to run.
+    /// Performs effects until only a pass is left to run.
     fn perform(&mut self, effects: Vec<Effect>) -> Option<StepPlan> {
         let mut plan = None;
         for effect in effects {
@@ -190,7 +171,7 @@ impl World {
                 Effect::Open(id) => {
                     let (free, block) = (self.free_blocks(), self.limits.kv_block);
                     let known = &self.known[&id];
-                    let cached = self.rng.below(known.total() - known.tail() + 1).min(free * block);
+                    let cached = self.rng.remainder(known.total() - known.tail() + 1).min(free * block);
                     let known = self.known.get_mut(&id).unwrap();
                     assert!(!known.open && known.closed.is_none(), "seed {}", self.seed);
                     (known.open, known.done) = (true, cached);
@@ -265,25 +246,25 @@ impl World {
     }
 
     fn run(&mut self, plan: &StepPlan) {
-        self.now += Duration::from_millis(1 + self.rng.below(20) as u64);
-        if self.rng.one_in(20) {
+        self.now += Duration::from_millis(1 + self.rng.remainder(20) as u64);
+        if self.rng.remainder(20) == 0 {
             let effects = self.core.step(Event::StepUndone, self.now);
             assert!(effects.is_empty());
             return;
         }
-        if self.rng.one_in(40) {
+        if self.rng.remainder(40) == 0 {
             let effects = self.core.step(Event::StepTooLarge, self.now);
             assert_eq!(effects.len(), 1, "seed {}: somebody gives way", self.seed);
             self.perform(effects);
             return;
         }
-        if self.rng.one_in(6) {
+        if self.rng.remainder(6) == 0 {
             self.cancel_one();
         }
         let mut outcomes = Vec::new();
         for row in &plan.rows {
             let seed = self.seed;
-            let roll = self.rng.below(40);
+            let roll = self.rng.remainder(40);
             let known = self.known.get_mut(&row.id()).unwrap();
             match row {
                 StepRow::Prefill { tokens, last, .. } => {
@@ -322,7 +303,7 @@ impl World {
         );
     }
 
-    /// Turns until a pass runs; false where nothing is left to run.
+    /// Turns until a pass runs; returns false if nothing is left to run.
     fn turn(&mut self) -> bool {
         let plan = loop {
             let effects = self.core.step(Event::Turn(self.room()), self.now);
@@ -349,10 +330,10 @@ fn slots_and_kv_never_leak_and_everyone_ends_once() {
     for seed in 0..400 {
         let mut world = World::new(seed);
         for _ in 0..200 {
-            if world.rng.one_in(3) {
+            if world.rng.remainder(3) == 0 {
                 world.submit();
             }
-            if world.rng.one_in(25) {
+            if world.rng.remainder(25) == 0 {
                 world.cancel_one();
             }
             world.turn();
@@ -465,7 +446,7 @@ fn a_request_is_let_in_by_what_it_needs_now() {
     };
     let mut core = SchedulerCore::new(limits);
     let at = Duration::ZERO;
-    // At their longest they need 7 blocks each; now 3 and a bit.
+    // At their longest they need 7 blocks each; now they need 3 and a bit.
     let spec = |id| plain(id, 100, 120, 1);
     for id in 1..=3 {
         assert!(core.step(Event::Submit(spec(id)), at).is_empty());
@@ -539,7 +520,7 @@ fn the_latest_arrival_gives_way_and_goes_on_where_it_was() {
     assert_eq!((closed.times.prefill_ms, closed.times.decode_ms), (10.0, 60.0));
 }
 
-/// What a machine needs for a pass: reading weights, and computing rows; in milliseconds.
+/// Returns the time that a machine needs for a pass, in milliseconds: to read weights and to compute rows.
 fn machine_ms(plan: &StepPlan) -> f64 {
     let rows = (plan.prefill_tokens() + plan.decode_rows()) as f64;
     (30.0 + 0.5 * rows).max(2.0 * rows)
@@ -560,7 +541,7 @@ fn no_running_answer_waits_for_more_than_the_stall() {
     let spec = |id| plain(id, 512, 64, 32);
     let mut now = Duration::ZERO;
     let (mut last_at, mut longest, mut alone, mut ttft) = (HashMap::new(), 0.0_f64, Vec::new(), Vec::new());
-    // A short answer before, as a server gives itself when it starts; then eight streams at once.
+    // A short answer first, like a server's warm-up; then eight streams at once.
     for first in [8, 0] {
         let ids = if first == 8 { 8..9 } else { 0..8 };
         let begun = now;
@@ -594,6 +575,6 @@ fn no_running_answer_waits_for_more_than_the_stall() {
     assert!(longest <= 5.5 * median, "{longest} ms without a token, {median} ms a pass without prompts");
     assert!(longest >= 3.0 * median, "the budget is used: {longest} ms of {median} ms");
     ttft.sort_by(f64::total_cmp);
-    // Computed without any answers beside them, the prompts alone take 8.2 s.
+    // Without any answers in the same passes, the prompts take 8.2 s.
     assert!(ttft[7] < 11.0, "the last first token after {} s", ttft[7]);
 }

@@ -1,24 +1,14 @@
-//! Seeded simulation of the whole service in virtual time: readers come, cancel, go away; nothing leaks.
+//! Seeded simulation of the whole service in virtual time: readers come, cancel and disconnect; nothing
+//! leaks.
 
 use std::time::Duration;
 
 use baton_cloud::service::ServiceOptions;
 use baton_cloud::stream::AssistStream;
 use baton_protocol::AssistEvent;
+use baton_random::SplitMix64;
 
 use crate::world::{HandClock, by_hand, chunks, document, drain, options, request, tokens};
-
-/// Xorshift64*: reproducible from its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
-    }
-}
 
 struct Reader {
     stream: AssistStream,
@@ -37,14 +27,14 @@ impl Reader {
 }
 
 fn simulate(seed: u64) {
-    let mut rng = Rng(seed * 2 + 1);
+    let mut rng = SplitMix64::new(seed);
     let hand = HandClock::default();
-    let (slots, queue) = (1 + rng.below(3) as usize, rng.below(4) as usize);
+    let (slots, queue) = (1 + rng.below(3), rng.below(4));
     let (service, mut worker) = by_hand(ServiceOptions {
         slots,
         queue,
-        budget: chunks(16 + rng.below(200) as usize),
-        kv_tokens: std::num::NonZeroUsize::new(1024 + rng.below(2048) as usize),
+        budget: chunks(16 + rng.below(200)),
+        kv_tokens: std::num::NonZeroUsize::new(1024 + rng.below(2048)),
         clock: hand.clock(),
         ..options()
     });
@@ -53,20 +43,20 @@ fn simulate(seed: u64) {
     let (mut accepted, mut dropped) = (0_u64, 0_u64);
     for _ in 0..60 {
         if rng.below(3) == 0 {
-            let cap = 1 + rng.below(12) as usize;
-            let scene = ["doc-qa", "doc-qa-full"][rng.below(2) as usize];
-            let sentences = 1 + rng.below(12) as usize;
+            let cap = 1 + rng.below(12);
+            let scene = ["doc-qa", "doc-qa-full"][rng.below(2)];
+            let sentences = 1 + rng.below(12);
             if let Ok(stream) = service.assist(&request(scene, &document(sentences), cap as u32)) {
                 accepted += 1;
                 readers.push(Reader { stream, cap, events: Vec::new() });
             }
         }
         if let Some(pass) = worker.turn() {
-            hand.advance(Duration::from_millis(1 + rng.below(50)));
+            hand.advance(Duration::from_millis(1 + rng.below(50) as u64));
             worker.commit(pass);
         }
         if !readers.is_empty() && rng.below(6) == 0 {
-            let at = rng.below(readers.len() as u64) as usize;
+            let at = rng.below(readers.len());
             if rng.below(2) == 0 {
                 dropped += u64::from(!readers[at].ended());
                 drop(readers.swap_remove(at));

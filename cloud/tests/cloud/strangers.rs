@@ -1,4 +1,5 @@
-//! The program as strangers reach it: pages of other sites, people who guess passwords, readers that go away.
+//! Tests the program as strangers reach it: pages of other sites, people who guess passwords, readers that
+//! disconnect.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use crate::program::{program, refused};
 use crate::running::{Running, model};
 
-/// Status of a request with these headers, and what was said.
+/// Returns the status of a request with these headers, and the reply.
 fn send(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
     let mut head =
         format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
@@ -110,7 +111,7 @@ fn failed_log_ins_are_logged_counted_and_named_by_their_true_address() {
     let cookies =
         ["set-cookie: baton_session=", "set-cookie: baton_device="].map(|cookie| reply.find(cookie));
     assert!(cookies.is_sorted() && cookies[0].is_some(), "both, the session's first: {reply}");
-    // Who is not behind a proxy of ours counts by what the proxy says.
+    // What the client itself wrote does not count, only the address that our proxy has appended.
     for _ in 0..4 {
         assert_eq!(log_in("ann", "my-wrong-password", "6.6.6.6, 203.0.113.7").0, 401);
     }
@@ -179,7 +180,7 @@ fn errors_name_each_thing_once() {
     assert_eq!(missing.status.code(), Some(1));
 }
 
-/// A password typed at a terminal, by util-linux's `script`, which makes one.
+/// A password typed at a terminal, which util-linux's `script` provides.
 #[test]
 fn a_password_is_not_shown_while_it_is_typed() {
     let folder = tempfile::tempdir().unwrap();
@@ -205,7 +206,7 @@ fn a_password_is_not_shown_while_it_is_typed() {
         let (mut keyboard, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut shown = Vec::new();
         for (asked, line) in lines.into_iter().enumerate() {
-            // As a person: not before the question is there.
+            // Like a person, it types only after the question is shown.
             while String::from_utf8_lossy(&shown).matches("(it is not shown):").count() <= asked {
                 let mut some = [0; 256];
                 let count = screen.read(&mut some).unwrap();

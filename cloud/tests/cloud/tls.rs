@@ -1,4 +1,4 @@
-//! TLS over real sockets: what is spoken, what is refused, what is taken over while it runs.
+//! Tests TLS over real sockets: what is accepted, what is refused, what is replaced while it runs.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use crate::client::HANG;
 use crate::world::{by_hand, options};
 
-/// Writes a new pair; returns its certificate.
+/// Writes a new certificate and key; returns the certificate.
 fn pair(files: &TlsFiles) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     std::fs::write(&files.cert, made.cert.pem()).unwrap();
@@ -31,7 +31,7 @@ fn files(folder: &Path) -> TlsFiles {
     TlsFiles { cert: folder.join("tls.crt"), key: folder.join("tls.key") }
 }
 
-/// The reply to a request over TLS, and what was agreed on; trusts `root` alone.
+/// Returns the reply to a request over TLS, and the agreed protocol; trusts only `root`.
 async fn get(
     address: SocketAddr,
     root: &CertificateDer<'static>,
@@ -77,7 +77,7 @@ async fn certificates_are_served_and_replaced_while_it_runs() {
     let (reply, agreed) = get(address, &old).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     assert_eq!(agreed.as_deref(), Some(&b"http/1.1"[..]));
-    // A handshake that never ends, and one that is none.
+    // A handshake that never ends, and bytes that are not a handshake.
     for bytes in [&b""[..], b"GET / HTTP/1.1\r\n\r\n"] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();
@@ -85,7 +85,7 @@ async fn certificates_are_served_and_replaced_while_it_runs() {
         let _ = tokio::time::timeout(HANG, stream.read_to_end(&mut read)).await.expect("it is cut");
         assert!(!read.starts_with(b"HTTP"), "nothing is served without TLS");
     }
-    // A key that does not fit leaves the old pair in force; a whole new pair replaces it.
+    // A key that does not fit leaves the old pair in use; a complete new pair replaces it.
     let whole = std::fs::read(&files.key).unwrap();
     std::fs::write(&files.key, rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
     assert!(matches!(tls.reload(), Err(TlsError::Pair { .. })));

@@ -1,4 +1,5 @@
-//! Answers that nobody reads: they hold a slot for so many tokens, then none, and nothing of them is lost.
+//! Tests answers that nobody reads: they hold a slot for a limited number of tokens, then none, and none of
+//! their text is lost.
 
 use baton_cloud::access::TenantSettings;
 use baton_cloud::book::SceneBook;
@@ -11,7 +12,7 @@ use crate::client::{HANG, Server};
 use crate::isolation;
 use crate::world::{answer, by_hand, document, drain, end, options, request, run_all, setup, tokens};
 
-/// An answer of some thousand tokens.
+/// Returns a request for an answer of about a thousand tokens.
 fn long() -> AssistRequest {
     request("doc-qa", &document(6), 1200)
 }
@@ -22,7 +23,7 @@ fn one_slot() -> ServiceOptions {
 
 #[test]
 fn an_answer_that_nobody_reads_waits_without_a_slot_and_goes_on_when_it_is_read() {
-    // Read as it is written.
+    // The answer is read while it is written.
     let (service, mut worker) = by_hand(one_slot());
     let mut stream = service.assist(&long()).unwrap();
     let mut want = Vec::new();
@@ -45,13 +46,14 @@ fn an_answer_that_nobody_reads_waits_without_a_slot_and_goes_on_when_it_is_read(
         if ended {
             break;
         }
-        // It has written what may be unread; now that all is read, it goes on at the next turn.
+        // It has written as many tokens as may be unread. Now that all are read, it continues at the next
+        // turn.
         waits += 1;
         assert_eq!(tokens(&have).len(), waits * UNREAD_TOKENS_MAX);
         let stats = service.stats();
         assert_eq!((stats.running, stats.waiting, stats.parked, stats.kv_held_tokens), (0, 0, 1, 0));
         assert_eq!(worker.free_kv_tokens(), free, "its blocks are free for others");
-        // The one slot serves somebody else meanwhile.
+        // The one slot serves another request meanwhile.
         let other = answer(&service, &mut worker, &request("doc-qa", &document(3), 5));
         assert_eq!(end(&other).usage.completion_tokens, 5);
     }
@@ -66,7 +68,7 @@ fn it_goes_on_once_half_of_it_is_read() {
     let (service, mut worker) = by_hand(one_slot());
     let mut stream = service.assist(&long()).unwrap();
     run_all(&mut worker);
-    // The mask, then tokens.
+    // First the mask, then tokens.
     for _ in 0..UNREAD_TOKENS_MAX / 2 {
         assert!(worker.turn().is_none());
         stream.try_next().unwrap();
@@ -126,7 +128,7 @@ fn a_scene_bounds_what_a_request_may_have_written() {
         );
         assert_eq!(end(&events).usage.completion_tokens, u64::from(want), "{scene} {asked:?}");
     }
-    assert_eq!(service.scene("short").unwrap().assist_max, 40, "a device can know it before");
+    assert_eq!(service.scene("short").unwrap().settings.assist_max, 40, "a device can know it before");
 }
 
 #[tokio::test]
@@ -163,7 +165,7 @@ async fn a_tenant_s_place_is_free_as_soon_as_its_reader_hears_of_the_end() {
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
     for at in 0..6 {
         let mut asked = request("doc-qa", &document(2), 3);
-        // Kept for a reader that comes back, or not.
+        // With and without being kept for a reader that comes back.
         (asked.resume, asked.request_id) = (at % 2 == 0, uuid::Uuid::from_u128(at));
         let body = serde_json::to_string(&asked).unwrap();
         let mut open = server.open("POST", "/v1/assist", &headers, body.as_bytes()).await;

@@ -13,14 +13,14 @@ use baton_cloud::stream::AssistStream;
 use baton_cloud::worker::Worker;
 use baton_engine::gguf::Gguf;
 use baton_engine::prompt::{PromptSegment, assemble};
-use baton_engine::synthetic::SyntheticModel;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_protocol::{AssistEvent, AssistRequest, EndEvent, PROTOCOL_VERSION, Role, Segment};
+use baton_synthetic::SyntheticModel;
 
-/// The model of all tests: bytes as tokens, a context of 2,048.
-pub fn model() -> Arc<Model> {
+/// Returns the model of all tests: bytes as tokens, a context of 2,048.
+pub(crate) fn model() -> Arc<Model> {
     static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
         let tiny = SyntheticModel {
             n_layers: 3,
@@ -35,13 +35,13 @@ pub fn model() -> Arc<Model> {
     MODEL.clone()
 }
 
-/// That model under the name of all tests.
-pub fn setup() -> ModelSetup {
+/// Returns that model, with the name that all tests use.
+pub(crate) fn setup() -> ModelSetup {
     ModelSetup::named("tiny", model())
 }
 
-/// The seeded scenes, without a database.
-pub fn scenes() -> SceneBook {
+/// Returns the seeded scenes, without a database.
+pub(crate) fn scenes() -> SceneBook {
     let doc_qa = SceneSettings {
         ratio: Some(0.25),
         question_prefix: "\n\nQuestion: ".into(),
@@ -53,27 +53,27 @@ pub fn scenes() -> SceneBook {
     SceneBook::new([scene("doc-qa", doc_qa), scene("doc-qa-full", full), scene("chat", chat)])
 }
 
-/// A clock that stands still until it is moved.
+/// A clock that shows the same time until a test moves it.
 #[derive(Debug, Clone, Default)]
-pub struct HandClock(Arc<AtomicU64>);
+pub(crate) struct HandClock(Arc<AtomicU64>);
 
 impl HandClock {
-    pub fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> Clock {
         let nanos = self.0.clone();
         Clock::from_fn(move || Duration::from_nanos(nanos.load(Ordering::Relaxed)))
     }
 
-    pub fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
-/// At most so many prompt tokens in a pass, whatever else is in it.
-pub fn chunks(tokens: usize) -> StepBudget {
+/// Returns a budget of at most this many prompt tokens in a pass, whatever else is in it.
+pub(crate) fn chunks(tokens: usize) -> StepBudget {
     StepBudget { chunk_tokens: tokens, mixed: MixedTokens::Fixed(tokens) }
 }
 
-pub fn options() -> ServiceOptions {
+pub(crate) fn options() -> ServiceOptions {
     ServiceOptions {
         threads: std::num::NonZeroUsize::new(1),
         budget: chunks(64),
@@ -81,13 +81,13 @@ pub fn options() -> ServiceOptions {
     }
 }
 
-/// A service whose worker is driven by hand.
-pub fn by_hand(options: ServiceOptions) -> (CloudService, Worker) {
+/// Makes a service whose worker is driven by hand.
+pub(crate) fn by_hand(options: ServiceOptions) -> (CloudService, Worker) {
     CloudService::new(setup(), scenes(), options).unwrap()
 }
 
-/// Runs passes until nothing is left to run.
-pub fn run_all(worker: &mut Worker) -> usize {
+/// Runs passes until nothing is left to run; returns their number.
+pub(crate) fn run_all(worker: &mut Worker) -> usize {
     let mut passes = 0;
     while let Some(pass) = worker.turn() {
         worker.commit(pass);
@@ -96,8 +96,8 @@ pub fn run_all(worker: &mut Worker) -> usize {
     passes
 }
 
-/// A document of `sentences` different sentences under two headings.
-pub fn document(sentences: usize) -> String {
+/// Returns a document of `sentences` different sentences under two headings.
+pub(crate) fn document(sentences: usize) -> String {
     let mut text = "The report\n\n# First part\n\n".to_owned();
     for at in 0..sentences {
         if at == sentences / 2 {
@@ -108,10 +108,10 @@ pub fn document(sentences: usize) -> String {
     text
 }
 
-pub const QUESTION: &str = "\n\nQuestion: What does item 7 cost, and why?";
+pub(crate) const QUESTION: &str = "\n\nQuestion: What does item 7 cost, and why?";
 
-/// A question about a document in a scene.
-pub fn request(scene: &str, document: &str, assist_tokens: u32) -> AssistRequest {
+/// Returns a question about a document in a scene.
+pub(crate) fn request(scene: &str, document: &str, assist_tokens: u32) -> AssistRequest {
     AssistRequest {
         protocol: PROTOCOL_VERSION,
         request_id: uuid::Uuid::from_u128(7),
@@ -133,21 +133,25 @@ pub fn request(scene: &str, document: &str, assist_tokens: u32) -> AssistRequest
     }
 }
 
-/// Everything that a stream holds now.
-pub fn drain(stream: &mut AssistStream) -> Vec<AssistEvent> {
+/// Returns all events that a stream has now.
+pub(crate) fn drain(stream: &mut AssistStream) -> Vec<AssistEvent> {
     std::iter::from_fn(|| stream.try_next()).collect()
 }
 
-/// One whole answer, run alone.
-pub fn answer(service: &CloudService, worker: &mut Worker, request: &AssistRequest) -> Vec<AssistEvent> {
+/// Returns one whole answer, run alone.
+pub(crate) fn answer(
+    service: &CloudService,
+    worker: &mut Worker,
+    request: &AssistRequest,
+) -> Vec<AssistEvent> {
     let mut stream = service.assist(request).unwrap_or_else(|err| panic!("{err}"));
     run_all(worker);
     drain(&mut stream)
 }
 
-/// Ids and texts of the tokens, in order of their indices, which must follow each other.
+/// Returns ids and texts of the tokens, in order of their indices, which must be consecutive.
 #[track_caller]
-pub fn tokens(events: &[AssistEvent]) -> Vec<(u32, String)> {
+pub(crate) fn tokens(events: &[AssistEvent]) -> Vec<(u32, String)> {
     let mut next = None;
     let mut tokens = Vec::new();
     for event in events {
@@ -163,9 +167,9 @@ pub fn tokens(events: &[AssistEvent]) -> Vec<(u32, String)> {
     tokens
 }
 
-/// The one terminal event, which must be the last.
+/// Returns the one terminal event, which must be the last.
 #[track_caller]
-pub fn end(events: &[AssistEvent]) -> EndEvent {
+pub(crate) fn end(events: &[AssistEvent]) -> EndEvent {
     let terminal = |event: &AssistEvent| matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
     assert_eq!(events.iter().filter(|event| terminal(event)).count(), 1, "{events:?}");
     match events.last() {
@@ -174,8 +178,8 @@ pub fn end(events: &[AssistEvent]) -> EndEvent {
     }
 }
 
-/// The ids that the request's prompt becomes, unrefined.
-pub fn prompt_ids(model: &Model, request: &AssistRequest) -> Vec<TokenId> {
+/// Returns the token ids of the request's prompt, unrefined.
+pub(crate) fn prompt_ids(model: &Model, request: &AssistRequest) -> Vec<TokenId> {
     let parts: Vec<_> = request
         .segments
         .iter()
@@ -184,8 +188,8 @@ pub fn prompt_ids(model: &Model, request: &AssistRequest) -> Vec<TokenId> {
     assemble(model.tokenizer(), model.template(), &parts).unwrap().ids
 }
 
-/// The `n` tokens that the engine alone writes after these, as far as it does not end before.
-pub fn greedy(
+/// Returns the `n` tokens that the engine alone writes after these ids, or fewer if it ends earlier.
+pub(crate) fn greedy(
     model: &Arc<Model>,
     adapter: Option<&Arc<Adapter>>,
     mut ids: Vec<TokenId>,

@@ -1,8 +1,8 @@
-//! A prompt that the cloud would refuse, shortened before the cloud is asked.
+//! Shortens a prompt that the cloud would refuse as too long, before the cloud is asked.
 //!
-//! The scene says how many tokens the cloud takes. This device counts by its own tokenizer: exactly if the cloud has the
-//! same one, else with a margin. The whole text is redacted first: a sentence that is left out may be the one that tells
-//! what is private in the others. Cloud and device work on the same shortened prompt.
+//! The scene says how many tokens the cloud takes. This device counts with its own tokenizer: exactly if the
+//! cloud has the same one, otherwise with a margin. The whole text is redacted first, because a sentence that
+//! is left out may show what is private in the others. Cloud and device work on the same shortened prompt.
 
 use super::Question;
 use crate::local::{assembled, shortened};
@@ -10,13 +10,13 @@ use crate::privacy::RedactedRequest;
 use crate::relay::{Note, Source};
 use baton_engine::Model;
 
-/// Of what the cloud takes, the share that is kept free for an answer, at least.
+/// At least one in this many of the cloud's tokens is kept free for an answer.
 const ANSWER_SHARE: usize = 4;
-/// Of what the cloud takes, the share that is filled if its tokenizer is another one.
+/// Share of the cloud's limit that a prompt may fill if the cloud has another tokenizer.
 const OTHER_TOKENIZER_SHARE: f64 = 0.8;
 
-/// Shortens the prompt to what the cloud takes, if the question allows it; a note if it did. What cannot be
-/// counted or shortened stays: then the cloud refuses it, and the device answers alone.
+/// Shortens the prompt to the cloud's limit if the question allows it; returns a note if it did. A prompt
+/// that cannot be counted or shortened stays as it is: the cloud refuses it, and the device answers alone.
 pub(super) fn fit(model: &Model, question: &Question, request: &mut RedactedRequest) -> Option<Note> {
     let Question { scene, tokens_max, .. } = question;
     let limit = scene.prompt_tokens_max.filter(|_| question.shorten)? as usize;

@@ -1,21 +1,22 @@
-//! What the cloud's last answers took, as this device saw it: when to give up waiting, and what the network adds.
+//! Times of the cloud's recent answers, as this device measured them. They show when to stop waiting for the
+//! cloud, and how much time the network adds.
 //!
-//! Pure: the newest [`KEPT`] answers, nothing of what was asked or answered.
+//! Pure. Holds only the times of the newest [`KEPT`] answers, no text of questions or answers.
 
 use crate::relay::Timeline;
 use baton_pacing::refit::median;
 use std::collections::VecDeque;
 
-/// Answers that are remembered.
+/// Number of answers that are remembered.
 const KEPT: usize = 64;
-/// How many make a percentile.
+/// Number of answers needed for a percentile.
 const PERCENTILE_NEEDED: usize = 8;
-/// Until the cloud's usual time to first token is known.
+/// Hedging delay until the cloud's usual time to first token is known.
 const HEDGE_AFTER_MS: f64 = 4_000.0;
-/// What a network can add, by the protocol.
+/// Longest time that a network can add, according to the protocol.
 const NETWORK_MS_MAX: f64 = 60_000.0;
 
-/// The newest answers of the cloud.
+/// Times of the newest answers of the cloud.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     ttft_ms: VecDeque<f64>,
@@ -23,19 +24,20 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Takes an answer in, where the cloud wrote its first token.
+    /// Adds an answer, if the cloud wrote its first token.
     pub(super) fn add(&mut self, timeline: &Timeline) {
         let Some(ttft_ms) = timeline.ttft_cloud_ms else { return };
         push(&mut self.ttft_ms, ttft_ms);
         let Some(cloud) = &timeline.cloud_timing else { return };
         let own_ms = cloud.first.queue_ms + cloud.first.prefill_ms;
-        // A cloud that does not say what it took says nothing of the network.
+        // If the cloud reports no times of its own, the network's part is not known.
         if own_ms > 0.0 {
             push(&mut self.network_ms, (ttft_ms - own_ms).clamp(0.0, NETWORK_MS_MAX));
         }
     }
 
-    /// The 95th percentile of the times to first token (nearest rank), once there are enough to speak of one.
+    /// Returns how long to wait for the cloud before the device also starts. This is the 95th percentile of
+    /// the times to first token (nearest rank), or a default while there are too few answers.
     pub(super) fn hedge_after_ms(&self) -> f64 {
         if self.ttft_ms.len() < PERCENTILE_NEEDED {
             return HEDGE_AFTER_MS;
@@ -46,8 +48,8 @@ impl Recent {
         sorted[rank.clamp(1, sorted.len()) - 1]
     }
 
-    /// What the network adds to the time to first token: seen here, less queue and prefill (with refining) as the cloud
-    /// says; the median.
+    /// Returns the median time that the network adds to the time to first token. It is the time measured
+    /// here, less queue and prefill (with refining) as the cloud reports them.
     pub(super) fn network_ms(&self) -> Option<f64> {
         median(self.network_ms.iter().copied())
     }
@@ -83,7 +85,7 @@ mod tests {
             recent.add(&answer(ttft, queue, prefill));
         }
         assert_eq!(recent.network_ms(), Some(30.0));
-        // No timing, no word; a cloud whose clock runs fast adds nothing less than nothing.
+        // Without timing, nothing is added; a cloud whose clock runs fast adds 0, never less.
         recent.add(&answer(800.0, 0.0, 0.0));
         recent.add(&Timeline::default());
         recent.add(&answer(100.0, 0.0, 400.0));

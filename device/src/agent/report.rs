@@ -1,4 +1,4 @@
-//! One answer as a JSON object, for `--json`, the demo and tests.
+//! Reports one answer as a JSON object, for `--json`, the demo and tests.
 
 use crate::relay::{Ending, Note, Outcome, Source, Timeline};
 use baton_engine::speculation::SpeculationStats;
@@ -8,28 +8,28 @@ use serde::Serialize;
 /// Everything about one answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AnswerReport {
-    /// The text as the person saw it.
+    /// The text as it was shown.
     pub answer: String,
     /// `stop`, `length`, `cancelled` or `error`.
     pub ending: &'static str,
-    /// What failed.
+    /// What failed, if the ending is `error`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorText>,
-    /// What the person was told.
+    /// The notes that were shown.
     pub notes: Vec<Note>,
-    /// Tokens by the cloud.
+    /// Tokens written by the cloud.
     pub tokens_from_cloud: usize,
-    /// Tokens by this device.
+    /// Tokens written by this device.
     pub tokens_from_device: usize,
-    /// Largest time between two shown tokens.
+    /// Largest time between two shown tokens, in milliseconds.
     pub gap_max_ms: f64,
-    /// 99th percentile of the times between shown tokens.
+    /// 99th percentile of the times between shown tokens, in milliseconds.
     pub gap_p99_ms: f64,
-    /// Standard deviation of the times between shown tokens.
+    /// Standard deviation of the times between shown tokens, in milliseconds.
     pub gap_sd_ms: f64,
     /// Bytes of the request body as sent.
     pub request_bytes: Option<usize>,
-    /// What came of proposed tokens; absent where none are proposed.
+    /// Results of speculative decoding; absent if no tokens are proposed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationReport>,
     /// Times and counts.
@@ -37,18 +37,18 @@ pub struct AnswerReport {
     pub timeline: Timeline,
 }
 
-/// Proposed tokens of one answer.
+/// Results of speculative decoding for one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SpeculationReport {
     /// Decoding passes of this device.
     pub passes: u64,
-    /// Tokens that they wrote.
+    /// Tokens written by these passes.
     pub tokens: u64,
     /// Tokens proposed.
     pub proposed: u64,
-    /// Of these, tokens that the model wrote.
+    /// Proposed tokens that the model accepted.
     pub accepted: u64,
-    /// What plain decoding would have taken, by what was taken.
+    /// Estimated time of plain decoding, divided by the time taken.
     pub speed_up: Option<f64>,
 }
 
@@ -67,14 +67,14 @@ impl From<SpeculationStats> for SpeculationReport {
 /// An error for programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ErrorText {
-    /// Stable name.
+    /// Stable name of the error.
     pub code: &'static str,
-    /// One sentence.
+    /// One sentence for a person.
     pub message: String,
 }
 
 impl AnswerReport {
-    /// The report of an answer that ended.
+    /// Makes the report of an answer that has ended.
     pub fn new(outcome: Outcome, notes: Vec<Note>, request_bytes: Option<usize>) -> Self {
         let Outcome { ending, answer, timeline } = outcome;
         let shown_at: Vec<Millis> = timeline.shown.iter().map(|s| Millis::new(s.at_ms)).collect();

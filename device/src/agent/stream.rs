@@ -1,6 +1,7 @@
-//! The cloud's stream as the driver hears it: a line that is cut goes on where it was, or is given up within two seconds.
+//! The cloud's stream for the driver: resumes a stream that was cut, or gives up within two seconds.
 //!
-//! Always: what is heard is what one unbroken stream would have said; exactly one fault ends it.
+//! What always holds: the driver receives the events that one unbroken stream would have had. Exactly one
+//! fault ends them.
 
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ use crate::relay::CloudFault;
 
 /// Cloud events that may wait for the core.
 const CLOUD_EVENTS_MAX: usize = 256;
-/// How long a cut stream may take to go on: then the device goes on alone.
+/// Longest time to resume a cut stream; after that the device goes on alone.
 const RESUME_LIMIT: Duration = Duration::from_secs(2);
-/// Cuts of one answer that are mended; a line that breaks more often is not worth waiting for.
+/// Most times that one answer's stream is resumed; a worse connection is not worth waiting for.
 const RESUMES_MAX: usize = 3;
 
 pub(super) enum CloudMessage {
@@ -36,8 +37,8 @@ impl CloudStream {
     pub(super) fn open(client: CloudClient, request: OutgoingRequest) -> Self {
         let (sender, messages) = mpsc::channel(CLOUD_EVENTS_MAX);
         let task = tokio::spawn(async move {
-            if let Err(fault) = hear(&client, &request, &sender).await {
-                // Nobody listens any more: the answer is over.
+            if let Err(fault) = forward_events(&client, &request, &sender).await {
+                // If nobody listens any more, the answer is over.
                 let _unheard = sender.send(CloudMessage::Lost(fault)).await;
             }
         });
@@ -47,13 +48,13 @@ impl CloudStream {
     /// Closes the connection and joins the task.
     pub(super) async fn close(self) {
         self.task.abort();
-        // A cancelled task ends with a cancellation error; that is what was asked for.
+        // A cancelled task always ends with a cancellation error.
         let _cancelled = self.task.await;
     }
 }
 
-/// Passes events on until nobody listens; the fault that ends them otherwise.
-async fn hear(
+/// Forwards events until nobody listens any more; returns the fault if the stream ends first.
+async fn forward_events(
     client: &CloudClient,
     request: &OutgoingRequest,
     sender: &mpsc::Sender<CloudMessage>,
@@ -76,7 +77,8 @@ async fn hear(
         };
         let mendable = fault == CloudFault::Disconnected && request.resumes() && !ended && cuts < RESUMES_MAX;
         let Some(seen) = seen.filter(|_| mendable) else { return Err(fault) };
-        // A cloud that has forgotten, or is gone, answers at once; silence is what the limit is for.
+        // A cloud that no longer keeps the stream refuses at once; the limit is for a cloud that does not
+        // answer.
         match tokio::time::timeout(RESUME_LIMIT, client.resume(request.request_id(), seen)).await {
             Ok(Ok(rest)) => events = rest.boxed(),
             Ok(Err(_)) | Err(_) => return Err(fault),

@@ -1,4 +1,4 @@
-//! The agent against a scripted cloud on loopback, with a model of random weights.
+//! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
 use super::*;
 use crate::local::LocalEngine;
@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// A cloud that answers requests with these bytes and keeps what it was sent.
+/// A cloud that answers requests with fixed bytes and keeps the requests.
 pub(crate) struct FakeCloud {
     pub(crate) url: String,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -22,7 +22,7 @@ impl FakeCloud {
         Self::answering(vec![response]).await
     }
 
-    /// One answer for each request; the last one for all that follow.
+    /// Answers each request with the next response; the last response is repeated.
     pub(crate) async fn answering(responses: Vec<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -38,7 +38,7 @@ impl FakeCloud {
                     log.len()
                 };
                 let response = &responses[seen.min(responses.len()) - 1];
-                // The client may have gone; that is its right.
+                // The client may have closed the connection; both errors are fine.
                 let _sent = socket.write_all(response.as_bytes()).await;
                 let _closed = socket.shutdown().await;
             }
@@ -51,7 +51,7 @@ impl FakeCloud {
     }
 }
 
-/// Server-sent events: these texts as tokens, and an end.
+/// Makes a response of server-sent events: these texts as tokens, and an end.
 pub(crate) fn stream(texts: &[&str]) -> String {
     let mut body =
         String::from("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n");
@@ -80,7 +80,8 @@ pub(crate) fn agent(cloud: Option<&str>) -> Agent {
         ..EngineOptions::default()
     };
     let engine = LocalEngine::new(model(), options).unwrap();
-    // A device that takes its time: on a busy machine a model this small is ready before the cloud's reply is read.
+    // The device is slowed down: on a busy machine a model this small would be ready before the cloud's reply
+    // is read.
     let slow = PassCost { base_ms: 400.0, ..PassCost::default() };
     let worker = EngineWorker::start(engine, slow).unwrap();
     let cloud = cloud.map(|url| CloudClient::new(url, None).unwrap());
@@ -102,7 +103,7 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
     }
 }
 
-/// Asks, and gives the report and the text as it was shown.
+/// Asks the question; returns the report, and the text as it was shown.
 pub(crate) async fn ask(agent: &Agent, question: Question) -> (AnswerReport, String) {
     let (sender, mut events) = mpsc::channel(64);
     let show = async {
@@ -211,13 +212,13 @@ async fn an_engine_that_is_lost_leaves_the_answers_to_the_cloud() {
     let engine = watched(model(), move |_, _| assert!(!breaks.load(Ordering::Relaxed), "the engine breaks"));
     let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
     broken.store(true, Ordering::Relaxed);
-    // More tokens are promised than come, so that nobody goes on before the end is heard.
+    // More tokens are announced than come, so that the device does not go on before the end event.
     let whole = stream(&["It", " is", " so."]).replace("\"assist_tokens\":3", "\"assist_tokens\":9");
     let cloud = FakeCloud::start(whole).await;
     let client = CloudClient::new(&cloud.url, None).unwrap();
     let device = DeviceModel::new(worker, model());
     let agent = Agent::new(Some(device), model().tokenizer().clone(), Some(client), "test");
-    // The first question breaks the engine; the last one finds it gone.
+    // The first question makes the engine fail; the last one finds it gone.
     for _ in 0..2 {
         let (alone, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
         assert_eq!((alone.ending, alone.answer.as_str()), ("error", ""), "{alone:?}");
@@ -251,7 +252,7 @@ async fn a_scene_with_an_adapter_is_answered_with_it_or_says_that_it_is_missing(
     let agent = Agent::new(Some(device), model().tokenizer().clone(), None, "test");
     let asked = |adapter: Option<&str>| {
         let mut question = question("Say it.", RelayMode::DeviceOnly);
-        question.scene.adapter = adapter.map(str::to_owned);
+        question.scene.settings.adapter = adapter.map(str::to_owned);
         question
     };
     let (plain, _) = ask(&agent, asked(None)).await;
@@ -263,7 +264,7 @@ async fn a_scene_with_an_adapter_is_answered_with_it_or_says_that_it_is_missing(
     assert!(missing.notes[0].to_string().contains("no adapter `med`"), "{:?}", missing.notes);
 }
 
-/// What the cloud was sent by all requests; the first is the oldest.
+/// Returns the request number `at`, from 0, that the cloud received.
 fn sent(cloud: &FakeCloud, at: usize) -> String {
     cloud.requests().into_iter().nth(at).expect("the cloud was asked that often")
 }
@@ -274,7 +275,7 @@ async fn a_restored_value_does_not_leave_with_the_next_turn() {
     let agent = agent(Some(&cloud.url));
     let (first, _) = ask(&agent, question("Phone: 5550143. What is my number?", RelayMode::CloudOnly)).await;
     assert_eq!(first.answer, "Your number is 5550143.");
-    // An application may drop the turn in which a word gave the number away.
+    // An application may leave out the earlier turn, whose words marked the number as private.
     let mut next = question("Thanks. Is 555-0143 right?", RelayMode::CloudOnly);
     next.segments.insert(0, Segment::fixed(Role::Assistant, &*first.answer));
     let (second, _) = ask(&agent, next).await;
@@ -361,10 +362,10 @@ async fn a_prompt_over_the_clouds_limit_is_shortened_before_it_is_asked() {
     assert!(notes[0].to_string().contains("the cloud takes 400"), "{}", notes[0]);
     assert!(request.contains("The needle lies in the harbour."), "what matters is kept: {request}");
     assert!(request.len() < document.len(), "{request}");
-    // Another tokenizer: fewer, by this device's count.
+    // With another tokenizer the device keeps fewer tokens, by its own count.
     let (notes, _) = told(true, false).await;
     assert!(matches!(notes[0], Note::PromptShortened { kept, .. } if kept < 320), "{notes:?}");
-    // Not without leave.
+    // Without permission the prompt is not shortened.
     let (notes, _) = told(false, true).await;
     assert!(notes.iter().all(|note| note.code() != "prompt_shortened"), "{notes:?}");
 }

@@ -1,4 +1,4 @@
-//! `baton ask DOC QUESTION`.
+//! `baton ask DOC QUESTION`: answers one question about a document.
 
 use super::interrupts::{Interrupts, Stopped};
 use super::open::{note_unused, open, question, scene_of};
@@ -22,7 +22,7 @@ pub(super) struct AskArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// Write the same JSON object to this file, while the text is shown as ever
+    /// Also write this JSON object to a file; the text is shown as usual
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     #[command(flatten)]
@@ -31,25 +31,26 @@ pub(super) struct AskArgs {
     common: CommonArgs,
 }
 
-/// The prompt of a document question: system text, document, prefix, question.
+/// Makes the prompt of a document question: system text, document, prefix, question.
 pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &str) -> Vec<Segment> {
     let mut segments = Vec::with_capacity(4);
-    if !scene.system.is_empty() {
-        segments.push(Segment::fixed(Role::System, &*scene.system));
+    if !scene.settings.system.is_empty() {
+        segments.push(Segment::fixed(Role::System, &*scene.settings.system));
     }
-    segments.push(Segment { role: Role::User, text: document, refine: scene.refine });
-    let prefix = &scene.question_prefix;
+    segments.push(Segment { role: Role::User, text: document, refine: scene.settings.refine });
+    let prefix = &scene.settings.question_prefix;
     if prefix.is_empty() || prefix.ends_with(char::is_whitespace) {
         segments.push(Segment::fixed(Role::User, format!("{prefix}{question}")));
     } else {
-        // Apart, so that each is looked through by itself: "x" would hide a telephone number at the question's beginning.
+        // Prefix and question are separate segments, so that each is searched for private values separately.
+        // A prefix that ends in "x" would otherwise hide a telephone number at the start of the question.
         segments.push(Segment::fixed(Role::User, &**prefix));
         segments.push(Segment::fixed(Role::User, question));
     }
     segments
 }
 
-/// The file of a report, as it is until there is one.
+/// Opens the file of a report without changing it yet.
 fn open_report(path: &Path) -> anyhow::Result<File> {
     let opened = File::options().write(true).create(true).truncate(false).open(path);
     opened.with_context(|| format!("write `{}`", path.display()))
@@ -57,7 +58,7 @@ fn open_report(path: &Path) -> anyhow::Result<File> {
 
 fn write_report(report: &AnswerReport, mut file: File) -> std::io::Result<()> {
     let json = serde_json::to_vec(report)?;
-    // What is no file, such as a pipe, has no length.
+    // Only a regular file has a length; a pipe has none.
     if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
@@ -68,7 +69,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     if args.question.trim().is_empty() {
         bail!("the question is empty");
     }
-    // Found out before minutes are spent on an answer.
+    // An unwritable file is found here, before minutes are spent on an answer.
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let path = args.doc.clone();
     let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
@@ -110,7 +111,7 @@ mod tests {
         for (prefix, parts) in [("\n\nQuestion: ", 1), ("", 1), ("\n\nQ x", 2), ("\n\nQ:", 2), ("12", 2)] {
             let cloud = FakeCloud::start(stream(&["Yes."])).await;
             let mut question = question("", RelayMode::Relay);
-            question.scene.question_prefix = prefix.into();
+            question.scene.settings.question_prefix = prefix.into();
             question.segments = document_segments(&question.scene, "A document.".into(), asked);
             let last = &question.segments[question.segments.len() - parts..];
             let last: String = last.iter().map(|segment| segment.text.as_str()).collect();

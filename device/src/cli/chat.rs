@@ -6,23 +6,24 @@ use super::interrupts::{Interrupts, Signal, Stopped};
 use super::open::{note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, terminal};
-use crate::segments::{ChatMessage, mark};
+use crate::segments::mark;
 use anyhow::{Context, bail};
+use baton_openai::ChatMessage;
 use baton_protocol::Role;
 use baton_terminal::{chain, err, errln};
 use clap::Args;
 use lines::Lines;
 use std::io::IsTerminal;
 
-/// What stands below the options.
+/// Text below the options.
 pub(super) const HELP: &str = "\
-Ctrl-C ends an answer; at the prompt it drops the line, and a second one leaves. Ctrl-D leaves.
+Ctrl-C ends an answer. At the prompt, Ctrl-C drops the line, and a second Ctrl-C leaves. Ctrl-D leaves.
 Exit status: 0; 130 after Ctrl-C at the prompt; 143 after a request to terminate; 1 if something failed; 2 for a wrong
-command line; 141 if the reader of the output has gone.";
+command line; 141 if the reader of the output is gone.";
 
 #[derive(Debug, Args)]
 pub(super) struct ChatArgs {
-    /// System text [default: the scene's]
+    /// Instructions for the model (the system text) [default: the scene's]
     #[arg(long)]
     system: Option<String>,
     #[command(flatten)]
@@ -38,20 +39,20 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
     if let Some(note) = note {
         errln!("note: {note}");
     }
-    let system = args.system.clone().unwrap_or_else(|| scene.system.clone());
-    let mut messages = vec![ChatMessage { role: Role::System, text: system }];
+    let system = args.system.clone().unwrap_or_else(|| scene.settings.system.clone());
+    let mut messages = vec![ChatMessage::new(Role::System, system)];
     let mut prompt = Prompt::start().context("read standard input")?;
     while let Some(line) = prompt.line(interrupts).await? {
         if line.trim().is_empty() {
             continue;
         }
-        messages.push(ChatMessage { role: Role::User, text: line });
+        messages.push(ChatMessage::new(Role::User, line));
         let tokenizer = opened.agent.tokenizer();
         let segments = mark(&messages, |text| tokenizer.encode(text).len());
         let asked = question(&args.answer, opened.mode, scene.clone(), segments);
         let Shown { report, stopped } = match terminal::show(&opened, asked, false, interrupts).await {
             Ok(shown) => shown,
-            // A question that cannot be asked is no reason to lose the conversation; what cannot be shown is.
+            // If a question cannot be asked, the conversation goes on; if an answer cannot be shown, it ends.
             Err(err) if err.is::<crate::agent::AgentError>() && prompt.is_terminal => {
                 errln!("error: {}", chain(err.as_ref()));
                 messages.pop();
@@ -63,12 +64,12 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             terminal::print_trace(&report);
         }
         match &report.error {
-            // A person goes on; a program that reads the answers must know.
+            // A person can go on after an error; a program that reads the answers must be told.
             Some(error) if !prompt.is_terminal => bail!("{}", error.message),
             Some(error) => errln!("error: {}", error.message),
             None => {}
         }
-        messages.push(ChatMessage { role: Role::Assistant, text: report.answer });
+        messages.push(ChatMessage::new(Role::Assistant, report.answer));
         match stopped {
             Some(signal) if signal == Signal::Terminate || !prompt.is_terminal => bail!(Stopped(signal)),
             _ => {}
@@ -77,10 +78,10 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
     Ok(())
 }
 
-/// Where questions come from.
+/// The source of questions.
 struct Prompt {
     lines: Lines,
-    /// A person types: there is a prompt, and a line that cannot be used is no end.
+    /// A person types on a terminal: there is a prompt, and a bad line does not end the conversation.
     is_terminal: bool,
 }
 
@@ -89,7 +90,8 @@ impl Prompt {
         Ok(Self { lines: Lines::start()?, is_terminal: std::io::stdin().is_terminal() })
     }
 
-    /// The next line; `None` at the end of input. Ctrl-C drops the line of a terminal, a second one leaves.
+    /// Returns the next line; `None` at the end of input. On a terminal, Ctrl-C drops the line, and a second
+    /// one leaves.
     async fn line(&mut self, interrupts: &Interrupts) -> anyhow::Result<Option<String>> {
         let mut interrupted = false;
         loop {
@@ -114,7 +116,7 @@ impl Prompt {
                         bail!(Stopped(signal));
                     }
                     interrupted = true;
-                    // The terminal has dropped what was typed.
+                    // The terminal has dropped the typed text, so drop what was read of it.
                     self.lines.drop_line();
                     errln!("\n(Ctrl-C again, or Ctrl-D, leaves)");
                 }

@@ -1,6 +1,6 @@
 //! Reads the document of a question: a text file or standard input.
 //!
-//! Line ends become `\n`, so that the same text gets the same answer from whatever system it comes.
+//! Line ends become `\n`, so that the same text gets the same answer on every system.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -28,7 +28,7 @@ pub(super) enum DocumentError {
     Empty { path: PathBuf },
 }
 
-/// A source as a person knows it.
+/// The name of a source in messages.
 struct Named<'a>(&'a Path);
 
 impl fmt::Display for Named<'_> {
@@ -41,7 +41,7 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// The text of a file; `-` is standard input.
+/// Reads the text of a file; `-` is standard input.
 pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
     let fail = |err| DocumentError::Read { path: path.to_owned(), err };
     let mut bytes = Vec::new();
@@ -65,7 +65,7 @@ fn check(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
     Ok(text)
 }
 
-/// Bytes as text with `\n` at the end of each line, without a byte order mark.
+/// Decodes bytes as text with `\n` at the end of each line, without a byte order mark.
 pub(super) fn check_text(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
     if let Some(at) = bytes.iter().position(|&b| b == 0) {
         return Err(DocumentError::Binary { path: path.to_owned(), at });

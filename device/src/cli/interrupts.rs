@@ -1,13 +1,14 @@
-//! Ctrl-C and requests to terminate.
+//! Handles Ctrl-C and requests to terminate.
 //!
-//! While a [`Watch`] lives, the first signal is its owner's, who cleans up. Nobody's signal, and every later one before
-//! the owner has finished, ends the program at once: no step of a command is deaf to Ctrl-C.
+//! While a [`Watch`] lives, its owner gets the first signal and cleans up. A signal without an owner, and any
+//! later signal before the owner has finished, ends the program at once. So Ctrl-C works in every step of a
+//! command.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// What the person, or the system, asked for.
+/// What the user or the system asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// Ctrl-C.
@@ -17,7 +18,7 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Exit status of a program that it ended: 128 and the signal's number.
+    /// Returns the exit status of a program that the signal ended: 128 plus the signal's number.
     pub fn status(self) -> u8 {
         match self {
             Self::Interrupt => 130,
@@ -26,24 +27,24 @@ impl Signal {
     }
 }
 
-/// The command was cut short by a signal, and has cleaned up: no words, only an exit status.
+/// A signal stopped the command, and it has cleaned up. There is no message, only an exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("stopped")]
 pub struct Stopped(pub Signal);
 
-/// Who hears signals. Pure.
+/// Decides who gets a signal. Pure.
 #[derive(Debug, Default)]
 struct Listeners {
     watches: usize,
-    /// The owner of a watch was told, and has not finished.
+    /// The owners of watches were told, and have not finished.
     told: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// The watches' owners are told.
+    /// Tell the owners of the watches.
     Tell,
-    /// The program ends at once.
+    /// End the program at once.
     End,
 }
 
@@ -78,7 +79,7 @@ impl Shared {
     }
 
     fn hear(&self, signal: Signal) {
-        // Told under the lock: a watch that ends meanwhile forgets it again.
+        // Told under the lock, so that a watch that ends at the same time does not leave the signal behind.
         let mut listeners = self.listeners();
         match listeners.hear() {
             Verdict::Tell => drop(self.told.send_replace(Some(signal))),
@@ -90,13 +91,13 @@ impl Shared {
     }
 }
 
-/// The signals of this process, from the program's start on.
+/// The signals of this process, from its start on.
 #[derive(Debug, Clone)]
-pub struct Interrupts(Arc<Shared>);
+pub(super) struct Interrupts(Arc<Shared>);
 
 impl Interrupts {
-    /// Listens from now on.
-    pub fn listen() -> Self {
+    /// Starts to listen for signals.
+    pub(super) fn listen() -> Self {
         let shared = Arc::new(Shared { listeners: Mutex::default(), told: watch::Sender::new(None) });
         let heard = Arc::clone(&shared);
         let mut signals = Signals::open();
@@ -108,8 +109,8 @@ impl Interrupts {
         Self(shared)
     }
 
-    /// From now on, as long as the result lives, its owner hears of signals.
-    pub fn watch(&self) -> Watch {
+    /// Makes the caller the owner of signals while the result lives.
+    pub(super) fn watch(&self) -> Watch {
         let mut listeners = self.0.listeners();
         listeners.begin();
         if listeners.watches == 1 {
@@ -121,16 +122,16 @@ impl Interrupts {
 
 /// The right to clean up after a signal.
 #[derive(Debug)]
-pub struct Watch {
+pub(super) struct Watch {
     told: watch::Receiver<Option<Signal>>,
     shared: Arc<Shared>,
 }
 
 impl Watch {
-    /// The signal, once there is one.
-    pub async fn signal(&mut self) -> Signal {
+    /// Waits for a signal.
+    pub(super) async fn signal(&mut self) -> Signal {
         let told = self.told.wait_for(Option::is_some).await.map(|signal| *signal);
-        // The sender lives in `shared`, so that waiting fails never.
+        // The sender lives in `shared`, so waiting never fails.
         told.ok().flatten().unwrap_or(Signal::Interrupt)
     }
 }
@@ -141,7 +142,7 @@ impl Drop for Watch {
     }
 }
 
-/// What the system tells this process; a system that lends no handler keeps its own way of ending programs.
+/// The system's signal handlers. If a handler cannot be installed, the system's default action stays.
 #[cfg(unix)]
 struct Signals {
     interrupt: Option<tokio::signal::unix::Signal>,
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!((listeners.hear(), listeners.hear()), (Verdict::Tell, Verdict::End));
         listeners.finish();
         assert_eq!(listeners.hear(), Verdict::End);
-        // A watch that begins later hears signals again.
+        // A watch that begins later gets signals again.
         listeners.begin();
         assert_eq!(listeners.hear(), Verdict::Tell);
         listeners.begin();

@@ -1,4 +1,4 @@
-//! `baton model`: a Hugging Face folder, or a LoRA adapter's, to a GGUF file.
+//! `baton model`: converts a Hugging Face folder or a LoRA adapter to a GGUF file.
 
 use super::interrupts::{Interrupts, Stopped};
 use anyhow::{Context, anyhow, bail};
@@ -24,26 +24,26 @@ pub(super) struct ModelArgs {
 
 #[derive(Debug, Subcommand)]
 enum ModelCommand {
-    /// Make one quantized GGUF file of a Hugging Face folder, with LoRA adapters merged in
+    /// Convert a Hugging Face folder to one quantized GGUF file, with LoRA adapters merged in
     #[command(after_help = supported())]
     Import(ImportArgs),
-    /// Make a GGUF adapter of a LoRA folder, to be used beside its model: `--adapter` of `baton` and `baton-cloud`, and
-    /// llama.cpp's `--lora`
+    /// Convert a LoRA folder to a GGUF adapter, to use beside its model: with `--adapter` of `baton` and
+    /// `baton-cloud`, or llama.cpp's `--lora`
     Adapter(AdapterArgs),
 }
 
 #[derive(Debug, Args)]
 struct AdapterArgs {
-    /// LoRA adapter folder (PEFT: adapter_config.json and adapter_model.safetensors), and how much of it
+    /// LoRA adapter folder (PEFT: adapter_config.json and adapter_model.safetensors), with an optional weight
     #[arg(value_name = "DIR[=WEIGHT]", value_parser = adapter)]
     dir: AdapterDir,
-    /// GGUF file of the model that it was trained on, in any quantization
+    /// GGUF file of the model that the adapter was trained on, in any quantization
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// File to write; nothing is left of it if something is wrong
+    /// File to write; it is written only if everything succeeds
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     force: bool,
     /// Print one JSON object at the end
@@ -58,13 +58,13 @@ struct ImportArgs {
     /// File to write; nothing is left of it if the import fails or is stopped
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Formats of the weights
+    /// Quantization of the weights
     #[arg(long, default_value_t = Quantization::Q4_K_M, value_name = "NAME")]
     quant: Quantization,
-    /// LoRA adapter folder to merge, and how much of it, as in `DIR=0.5` (may be given several times)
+    /// LoRA adapter folder to merge, with an optional weight as in `DIR=0.5` (may be given several times)
     #[arg(long, value_name = "DIR[=WEIGHT]", value_parser = adapter)]
     lora: Vec<AdapterDir>,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     force: bool,
     /// Print one JSON object at the end
@@ -72,7 +72,7 @@ struct ImportArgs {
     json: bool,
 }
 
-/// What can be imported, for `--help`.
+/// Lists what can be imported, for `--help`.
 fn supported() -> String {
     let quantizations: Vec<String> = Quantization::all().map(|quant| quant.to_string()).collect();
     format!(
@@ -82,19 +82,19 @@ fn supported() -> String {
     )
 }
 
-/// `DIR` or `DIR=WEIGHT`; a folder whose name ends in `=NUMBER` can be given with `=1` behind it.
+/// Reads `DIR` or `DIR=WEIGHT`. For a folder whose name ends in `=NUMBER`, add `=1`.
 fn adapter(text: &str) -> Result<AdapterDir, String> {
     let (dir, weight) = match text.rsplit_once('=').map(|(dir, weight)| (dir, weight.parse::<f32>())) {
         Some((dir, Ok(weight))) => (dir, weight),
         _ => (text, 1.0),
     };
     if dir.is_empty() || !weight.is_finite() {
-        return Err(format!("`{text}` is no folder with a finite weight"));
+        return Err(format!("`{text}` is not a folder with a finite weight"));
     }
     Ok(AdapterDir { dir: PathBuf::from(dir), weight })
 }
 
-/// The last line of `--json`.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct ImportReport {
     file: String,
@@ -179,7 +179,7 @@ async fn import_model(args: ImportArgs, interrupts: &Interrupts) -> anyhow::Resu
     Ok(())
 }
 
-/// Runs an import, which ends at its next band or matrix and removes what it wrote if a signal comes.
+/// Runs an import. If a signal comes, it ends at its next band or matrix and removes what it wrote.
 async fn stoppable<T: Send + 'static>(
     interrupts: &Interrupts,
     work: impl FnOnce(&AtomicBool) -> Result<T, ImportError> + Send + 'static,
@@ -193,14 +193,14 @@ async fn stoppable<T: Send + 'static>(
             stop.store(true, Ordering::Relaxed);
             match work.await? {
                 Err(ImportError::Cancelled) => bail!(Stopped(signal)),
-                // It was done, or had failed, before it heard.
+                // It was done, or had failed, before it saw the request to stop.
                 done => Ok(done),
             }
         }
     }
 }
 
-/// Names the option that helps, if one does.
+/// Adds the option that helps to the error, if there is one.
 fn advised<T>(imported: Result<T, ImportError>) -> anyhow::Result<T> {
     imported.map_err(|err| match err {
         ImportError::OutExists { .. } => anyhow!("{err}: --force replaces it"),
@@ -244,7 +244,8 @@ fn print(report: &ImportReport) -> std::io::Result<()> {
     outln!("{} weights in {} bytes, {bits:.2} bits a weight", report.n_weights, report.file_bytes)
 }
 
-/// Progress on standard error: one line that is written over on a terminal, a line each tenth elsewhere.
+/// Shows progress on standard error: one line that is overwritten on a terminal, otherwise one line for each
+/// tenth.
 #[derive(Debug, Default)]
 struct Shown {
     percent: Option<u64>,

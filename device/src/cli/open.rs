@@ -1,4 +1,4 @@
-//! From options to an agent: consent, model, cloud client, scene.
+//! Makes an agent from the options: consent, model, cloud client, scene.
 
 use super::ring::{Formed, form};
 use super::{AdapterFile, AnswerArgs, CommonArgs, ModeArg};
@@ -25,16 +25,16 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
-/// Where the demo model lies in a checkout.
+/// Path of the demo model in a checkout.
 const DEFAULT_MODEL: &str = "models/demo-device.gguf";
 
-/// An agent with what a command needs besides.
+/// An agent, and what else a command needs.
 pub(super) struct Opened {
     pub(super) agent: Agent,
     pub(super) settings: Settings,
     pub(super) cloud_url: String,
     pub(super) mode: RelayMode,
-    /// Where devices compute together.
+    /// The ring, if devices compute together.
     pub(super) ring: Option<RingView>,
 }
 
@@ -58,9 +58,9 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let held = match ring {
-            // What its other devices have room for, the plan says.
+            // The plan decides how much room the other devices have.
             true => kv_tokens.unwrap_or(context::TOKENS_MIN),
-            // A file that is no model is refused below, with the words for that.
+            // A file that is not a model is refused below, with a better message.
             false => Held::of(&path, memory, kv_tokens).map_or(context::TOKENS_MIN, |held| held.tokens),
         };
         let options = EngineOptions { threads, kv_tokens: held, ..EngineOptions::default() };
@@ -81,9 +81,9 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
                 Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
             let tokens = options.kv_tokens;
             let mut said = |what: &str| errln!("ring: {what}");
-            let Formed { head: ring, handle, board } =
+            let Formed { head: ring, handle, current_plan } =
                 form(&model, options, workload, &head, memory, &kept, &mut said)?;
-            (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, board }))
+            (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, current_plan }))
         } else {
             (LocalEngine::new(model.clone(), options).context("start the engine")?, None)
         };
@@ -105,7 +105,7 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
     Ok(Opened { agent, settings, cloud_url, mode, ring })
 }
 
-/// The cloud, if it is wanted and allowed; says so if it is wanted and not allowed.
+/// Returns the cloud client if a cloud is wanted and allowed. Prints a note if it is wanted and not allowed.
 fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<CloudClient>> {
     let wanted = !common.no_cloud && common.mode != Some(ModeArg::Device);
     let Some(url) = common.cloud.as_deref().filter(|_| wanted) else {
@@ -131,7 +131,7 @@ fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<Clou
     Ok(Some(if common.no_resume { client.without_resume() } else { client }))
 }
 
-/// Whether a person allowed this cloud; asks once for each.
+/// Returns whether the user allowed this cloud; asks once for each cloud.
 fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     if let Some(allowed) = settings.cloud_allowed(cloud) {
         return Ok(allowed);
@@ -151,7 +151,7 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).context("read from the terminal")?;
     let allowed = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
-    // Where the word cannot be kept, the person is asked again the next time.
+    // If the answer cannot be stored, the user is asked again the next time.
     if let Err(err) = settings.allow_cloud(cloud, allowed) {
         errln!("note: whether this cloud may be used is not remembered: {}", chain(&err));
     }
@@ -191,13 +191,13 @@ fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {
     Ok(cost)
 }
 
-/// The scene, by its id or the command's default.
+/// Fetches the scene of this id.
 pub(super) async fn scene_of(opened: &Opened, id: &str) -> anyhow::Result<(SceneInfo, Option<Note>)> {
     let found = scene::find(opened.agent.cloud(), &opened.cloud_url, Some(&opened.settings), id).await;
     found.with_context(|| format!("fetch scene `{id}`"))
 }
 
-/// Says which options of an answer nobody heeds if no cloud takes part.
+/// Prints a note with the options that have no effect, if no cloud takes part.
 pub(super) fn note_unused(args: &AnswerArgs, mode: RelayMode) {
     let unused = args.for_a_cloud();
     if mode == RelayMode::DeviceOnly && !unused.is_empty() {

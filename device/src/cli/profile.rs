@@ -1,4 +1,4 @@
-//! `baton profile`: what this device can do with a model, as `baton ring plan` reads it.
+//! `baton profile`: measures what this device can do with a model, for `baton ring plan`.
 
 use baton_terminal::{errln, out, outln};
 use std::io::IsTerminal as _;
@@ -14,19 +14,19 @@ use crate::settings::{CONFIG_DIR_ENV, Settings};
 
 #[derive(Debug, Args)]
 pub(super) struct ProfileArgs {
-    /// GGUF model to measure for: its shapes and formats, on its disk
+    /// GGUF model to measure: its shapes and formats, on its disk
     #[arg(long, env = "BATON_MODEL", value_name = "FILE")]
     model: PathBuf,
-    /// Compute threads [default: all]
+    /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
-    /// What to call this device
+    /// Name of this device
     #[arg(long, default_value = "this device", value_name = "NAME")]
     name: String,
-    /// Measure again, also where a kept profile still holds
+    /// Measure again, even if a stored profile is still valid
     #[arg(long)]
     again: bool,
-    /// Folder that profiles are kept in [default: the platform's]
+    /// Folder for stored profiles [default: the platform's]
     #[arg(long, env = CONFIG_DIR_ENV, value_name = "DIR")]
     config_dir: Option<PathBuf>,
     /// Print one JSON object; its `device` is an entry of the description that `baton ring plan` reads
@@ -95,7 +95,7 @@ fn text(profile: &Profile) -> String {
     out += &format!("  weights from memory {:>8.1} GB/s\n", gigabytes(device.cpu.read_bytes_per_s));
     out += &format!("  KV append           {:>8.2} us a token and layer\n", device.cpu.kv_copy_s * 1e6);
     out += &format!(
-        "  memory              {:>8.2} GB (bound by: {})\n",
+        "  memory              {:>8.2} GB (limited by: {})\n",
         gigabytes(device.memory_bytes),
         memory.bound_by
     );
@@ -111,6 +111,6 @@ fn text(profile: &Profile) -> String {
         "  disk, in order      {:>8.2} GB/s{cached}\n",
         gigabytes(device.disk.sequential_bytes_per_s)
     );
-    out += &format!("  disk, here and there{:>8.2} GB/s\n", gigabytes(device.disk.random_bytes_per_s));
+    out += &format!("  disk, random reads  {:>8.2} GB/s\n", gigabytes(device.disk.random_bytes_per_s));
     out
 }

@@ -1,4 +1,4 @@
-//! `baton serve`: the OpenAI chat API on this machine.
+//! `baton serve`: serves the OpenAI chat API on this machine.
 
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
-/// What connections may take. All clients of this machine have one address.
+/// Limits of connections. All clients on this machine have the same address.
 const LIMITS: HttpLimits = HttpLimits {
     connections_max: 2048,
     connections_per_ip: 2048,
@@ -24,7 +24,7 @@ const LIMITS: HttpLimits = HttpLimits {
     idle_timeout: Duration::from_secs(75),
     handshake_timeout: Duration::from_secs(10),
     write_timeout: Duration::from_secs(30),
-    // How long running answers may go on after Ctrl-C.
+    // How long running answers may continue after Ctrl-C.
     drain_timeout: Duration::from_secs(5),
 };
 
@@ -33,18 +33,18 @@ pub(super) struct ServeArgs {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8017", value_name = "HOST:PORT", value_parser = address)]
     listen: SocketAddr,
-    /// Key that clients must send; needed to listen off loopback. Without one every user of this machine may ask; command
-    /// lines are seen by them as well, the environment is not
+    /// Key that clients must send; required to listen on other than loopback addresses. Without a key every
+    /// user of this machine may ask. Other users can see command lines, but not the environment
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Further host that is served besides localhost and the address listened on: a name or IP address without a port (may
-    /// be given several times)
+    /// Another host name to accept, besides localhost and the listening address: a name or IP address without
+    /// a port (may be given several times)
     #[arg(long, value_name = "HOST", value_parser = served_host)]
     host: Vec<String>,
-    /// Scene of every question
+    /// Scene of all questions
     #[arg(long, default_value = "chat")]
     scene: String,
-    /// Even pace, for people, instead of text as it comes
+    /// Send text at an even pace for readers, not as soon as it comes
     #[arg(long)]
     pace: bool,
     #[command(flatten)]
@@ -84,12 +84,13 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     Ok(())
 }
 
-/// The first signal lets running answers end; a second one ends the program.
+/// Waits for the first signal, then lets running answers finish; a second one ends the program.
 async fn stop_on_signal(mut signals: Watch, phase: watch::Sender<Phase>, places: Arc<Semaphore>) {
     signals.signal().await;
-    // New answers are refused from here on.
+    // From here on, new answers are refused.
     places.close();
     phase.send_replace(Phase::Draining);
-    // The sender lives until the program ends: its loss would read as the last phase.
+    // The sender must live until the program ends: if it were dropped, the server would take it for the last
+    // phase.
     std::future::pending::<()>().await;
 }

@@ -1,5 +1,5 @@
-//! Shows an answer on the terminal: text on standard output as it comes, notes on standard error, and a line of progress
-//! while there is nothing else.
+//! Shows an answer on the terminal: text on standard output as it comes, notes on standard error, and a
+//! progress line until there is text.
 
 mod progress;
 
@@ -13,17 +13,18 @@ use progress::ProgressLine;
 use std::io::Write;
 use tokio::sync::mpsc;
 
-/// Text events that may wait for the terminal.
+/// Most events that may wait for the terminal.
 const EVENTS_MAX: usize = 256;
 
 /// An answer that was shown.
 pub(super) struct Shown {
     pub(super) report: AnswerReport,
-    /// What cut it short.
+    /// The signal that stopped it, if one did.
     pub(super) stopped: Option<Signal>,
 }
 
-/// Asks and shows; Ctrl-C cancels the answer (cloud and device) and leaves the terminal on a fresh line.
+/// Asks the question and shows the answer. Ctrl-C cancels the answer (cloud and device) and leaves the
+/// terminal on a new line.
 pub(super) async fn show(
     opened: &Opened,
     question: Question,
@@ -41,14 +42,14 @@ pub(super) async fn show(
                 event = events.recv() => event,
                 signal = watch.signal(), if stopped.is_none() => {
                     stopped = Some(signal);
-                    // What is already there may still be read; nothing new is wanted.
+                    // Events that already came may still be read; no new ones are accepted.
                     events.close();
                     continue;
                 }
             };
             let Some(event) = event else { return Ok(stopped) };
             if let Err(err) = print_event(event, quiet, &progress) {
-                // Nobody reads: the cloud and the device need not go on.
+                // Nobody reads the output, so the cloud and the device need not go on.
                 events.close();
                 return Err(err);
             }
@@ -77,12 +78,12 @@ fn print_event(event: AnswerEvent, quiet: bool, progress: &ProgressLine) -> std:
     Ok(())
 }
 
-/// One JSON object on one line.
+/// Prints the report as one JSON object on one line.
 pub(super) fn print_json(report: &AnswerReport) -> anyhow::Result<()> {
     outln!("{}", serde_json::to_string(report).context("write the report")?).context("write the report")
 }
 
-/// The timeline of an answer, for a person.
+/// Prints the timeline of an answer, for a person.
 pub(super) fn print_trace(report: &AnswerReport) {
     let t = &report.timeline;
     let ms = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.0} ms"));
@@ -119,7 +120,7 @@ pub(super) fn print_trace(report: &AnswerReport) {
     }
     if let Some(s) = report.speculation.filter(|s| s.passes > 0) {
         errln!(
-            "speculation              {} tokens in {} passes, {} of {} proposed right{}",
+            "speculation              {} tokens in {} passes, {} of {} proposals accepted{}",
             s.tokens,
             s.passes,
             s.accepted,

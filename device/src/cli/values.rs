@@ -1,4 +1,4 @@
-//! Values of options: each is read here, and one that cannot be is refused by what it must be.
+//! Reads values of options; an error says which values are allowed.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::num::NonZeroUsize;
@@ -6,11 +6,10 @@ use std::num::NonZeroUsize;
 use baton_protocol::{NumberRange, limits};
 use baton_refine::Mode;
 
-/// Ways to refine that the cloud takes; `--help` and errors name the same.
-const MODES: &str =
-    "attention, paper, tokens, gemfilter, chunk, bm25, streaming, random, random:SEED or none";
+/// Refiner modes; `--help` and errors name the same ones.
+const MODES: &str = "attention, bm25 or none";
 
-/// Whole numbers, both ends included.
+/// Makes a parser of whole numbers from `least` to `most`, both included.
 pub(super) fn whole<N>(
     least: u64,
     most: u64,
@@ -25,14 +24,14 @@ where
     }
 }
 
-/// Whole numbers of a field that the cloud is sent.
+/// Makes a parser of whole numbers for a field of the cloud's request.
 pub(super) fn count(
     range: NumberRange,
 ) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
     whole::<u32>(range.min as u64, range.max as u64)
 }
 
-/// Numbers of a field that the cloud is sent.
+/// Makes a parser of numbers for a field of the cloud's request.
 pub(super) fn number(
     range: NumberRange,
 ) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
@@ -42,12 +41,12 @@ pub(super) fn number(
     }
 }
 
-/// How many of something, at least one.
+/// Reads a count of at least one.
 pub(super) fn one_or_more(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "must be a whole number from 1".to_owned())
 }
 
-/// A text that ends answers.
+/// Reads a stop string.
 pub(super) fn stop(text: &str) -> Result<String, String> {
     let (bytes, most) = (text.len(), limits::STOP_BYTES_MAX);
     if !(1..=most).contains(&bytes) {
@@ -56,13 +55,12 @@ pub(super) fn stop(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// How the cloud refines. One way is for evaluation only: no service takes it.
+/// Reads a refiner mode.
 pub(super) fn mode(text: &str) -> Result<Mode, String> {
-    let read = text.parse::<Mode>().ok().filter(|mode| *mode != Mode::Perplexity);
-    read.ok_or_else(|| format!("must be {MODES}"))
+    text.parse().map_err(|_| format!("must be {MODES}"))
 }
 
-/// The first address of a host, with its port.
+/// Finds the first address of a host, with its port.
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     let wrong = |why: &str| format!("want HOST:PORT, such as localhost:8017 ({why})");
     let mut found = text.to_socket_addrs().map_err(|err| wrong(&err.to_string()))?;
@@ -92,15 +90,15 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_refine_but_the_one_for_evaluation_is_taken_and_named() {
+    fn every_refiner_mode_is_taken_and_named() {
+        let named: Vec<&str> = MODES.split(", ").flat_map(|part| part.split(" or ")).collect();
+        assert_eq!(named, Mode::ALL.map(Mode::as_str));
         for known in Mode::ALL {
-            let name = known.to_string();
-            let named = MODES.split(", ").flat_map(|part| part.split(" or ")).any(|part| part == name);
-            assert_eq!((mode(&name).ok(), named), (Some(known).filter(|_| named), named), "{name}");
-            assert_eq!(named, known != Mode::Perplexity, "{name}");
+            assert_eq!(mode(known.as_str()), Ok(known));
         }
-        assert_eq!(mode("random:7"), Ok(Mode::Random { seed: 7 }));
-        assert_eq!(mode("best"), Err(format!("must be {MODES}")));
+        for bad in ["best", "paper", "random:7"] {
+            assert_eq!(mode(bad), Err(format!("must be {MODES}")));
+        }
     }
 
     #[test]

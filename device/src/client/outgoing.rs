@@ -1,4 +1,4 @@
-//! A request as it leaves the device: redacted text only, checked, compressed where that pays.
+//! A request as it leaves the device: redacted text only, checked, and compressed if it is large.
 
 use crate::privacy::RedactedRequest;
 use baton_protocol::{RequestError, StreamChecksum};
@@ -17,12 +17,12 @@ pub enum OutgoingError {
     /// A field is out of its range.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// It cannot be written as JSON or compressed.
+    /// It cannot be encoded as JSON or compressed.
     #[error("encode the request")]
     Encode(#[source] std::io::Error),
 }
 
-/// A checked request, ready to send. Can be made from a redacted request only.
+/// A checked request, ready to send. It can only be made from a redacted request.
 #[derive(Clone)]
 pub struct OutgoingRequest {
     request_id: Uuid,
@@ -43,7 +43,7 @@ impl OutgoingRequest {
     /// Checks and encodes a request.
     ///
     /// # Errors
-    /// [`OutgoingError`].
+    /// [`OutgoingError`] if a field is out of its range, or the request cannot be encoded.
     pub fn new(request: &RedactedRequest) -> Result<Self, OutgoingError> {
         let request = request.as_request();
         request.check()?;
@@ -56,32 +56,32 @@ impl OutgoingRequest {
         Ok(Self { request_id: request.request_id, scene, resume: request.resume, body, gzipped, checksum })
     }
 
-    /// Names the request.
+    /// Returns the id of the request.
     pub fn request_id(&self) -> Uuid {
         self.request_id
     }
 
-    /// The scene, as it stands in a header.
+    /// Returns the scene's name as a header value.
     pub fn scene(&self) -> &HeaderValue {
         &self.scene
     }
 
-    /// Whether its stream may be taken up again.
+    /// Returns whether its stream may be resumed.
     pub fn resumes(&self) -> bool {
         self.resume
     }
 
-    /// What the reply's running checksum begins with.
+    /// Returns the checksum with which the reply's running checksum begins.
     pub fn checksum(&self) -> StreamChecksum {
         self.checksum.clone()
     }
 
-    /// Bytes of the body as sent.
+    /// Returns the bytes of the body as sent.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// Whether the body is gzipped.
+    /// Returns whether the body is gzipped.
     pub fn gzipped(&self) -> bool {
         self.gzipped
     }

@@ -1,4 +1,5 @@
-//! Server-sent events behind a byte cap. Lines end by `\n` or `\r\n`; those that end by `\r` alone are one line here.
+//! Reads server-sent events with a limit on their size. Lines end with `\n` or `\r\n`; a `\r` alone does not
+//! end a line here.
 
 use crate::relay::CloudFault;
 use baton_protocol::{AssistEvent, EventError, StreamChecksum};
@@ -9,10 +10,10 @@ use std::future::ready;
 
 /// Most bytes of one stream.
 pub const STREAM_BYTES_MAX: u64 = 16 << 20;
-/// Most bytes of a line: what the parser must hold at once.
+/// Most bytes of a line, which the parser must hold in memory.
 pub const EVENT_BYTES_MAX: u64 = 512 << 10;
-/// The parser gets whole lines only, and at most so many at once: it moves all that it holds at the end of each line, and
-/// reads the beginning of a line again whenever more of it comes.
+/// Most lines that the parser gets at once; it gets whole lines only. At the end of each line it moves
+/// everything that it holds, and it reads an incomplete line again whenever more of it comes.
 const LINES_AT_ONCE: usize = 64;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -26,12 +27,12 @@ pub(super) enum Broken {
 pub(super) struct Lines {
     total: u64,
     begun: bool,
-    /// A line that has no end yet.
+    /// The start of a line whose end has not come yet.
     held: Vec<u8>,
 }
 
 impl Lines {
-    /// What the parser gets now; `None` is the end of the stream.
+    /// Returns the pieces for the parser; a `chunk` of `None` is the end of the stream.
     pub(super) fn pieces<E>(&mut self, chunk: Option<Result<Bytes, E>>) -> Vec<Result<Vec<u8>, Broken>> {
         let chunk = match chunk {
             Some(Ok(chunk)) => chunk,
@@ -62,7 +63,8 @@ impl Lines {
     fn cut(&mut self, mut lines: Vec<u8>) -> Vec<Vec<u8>> {
         if !self.begun && !lines.is_empty() {
             self.begun = true;
-            // The parser takes a mark of three bytes for one byte, so that it must not see one: an empty line goes first.
+            // The parser counts the byte order mark of three bytes as one byte. So it must never see one: an
+            // empty line replaces it.
             let mark = if lines.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
             lines.splice(..mark, *b"\n");
         }
@@ -77,8 +79,8 @@ impl Lines {
     }
 }
 
-/// Reads assist events from a response body and holds them to their running checksum. Unknown events are skipped; after
-/// an error nothing follows.
+/// Reads assist events from a response body and checks their running checksum. Skips unknown events; after an
+/// error nothing follows.
 pub fn assist_events<S, E>(
     bytes: S,
     mut checksum: StreamChecksum,
@@ -92,7 +94,7 @@ where
         .flat_map(move |chunk| stream::iter(lines.pieces(chunk)))
         .eventsource()
         .map(move |event| {
-            // Unknown events count as well: one of them may be a damaged known one.
+            // Unknown events are checked too: one of them may be a damaged known event.
             let checked = event.as_ref().map_or(Ok(()), |event| checksum.check(&event.event, &event.data));
             (event, checked)
         })

@@ -1,4 +1,4 @@
-//! The client: streams however split, byte caps, statuses, what leaves.
+//! Tests the client: streams split at any byte, size limits, statuses, and what leaves the device.
 
 use super::sse::Lines;
 use super::*;
@@ -63,7 +63,7 @@ async fn a_byte_order_mark_is_skipped_and_no_byte_of_it_panics() {
         let (a, b) = marked.as_bytes().split_at(cut);
         assert_eq!(collect(vec![a.to_vec(), b.to_vec()]).await, whole, "cut at {cut}");
     }
-    // Only one is a mark: with a second one, the first line is a field of another name.
+    // Only the first is a byte order mark; a second one belongs to the name of the first field.
     assert_eq!(collect(vec![format!("{mark}{marked}").into_bytes()]).await, whole);
     for cut in 0..=mark.len() {
         assert_eq!(
@@ -89,7 +89,7 @@ async fn the_parser_gets_whole_lines_and_few_at_once() {
     assert_eq!(pieces.concat(), [b"\n", stream.as_bytes()].concat());
 }
 
-/// A stream as a cloud with checksums sends it.
+/// Makes a stream as a cloud with checksums sends it.
 fn sealed() -> Vec<u8> {
     let mut sum = StreamChecksum::new(b"");
     let events = [
@@ -126,7 +126,8 @@ async fn no_flipped_bit_changes_what_is_heard() {
         flipped[bit / 8] ^= 1 << (bit % 8);
         let heard = collect(vec![flipped]).await;
         let right = heard.iter().zip(&whole).take_while(|(a, b)| a == b).count();
-        // What was heard before is right; then comes a fault, or the stream ends without its `end`.
+        // The events before the damage are correct; then a fault follows, or the stream ends without its
+        // `end`.
         let rest = &heard[right..];
         assert!(matches!(rest, [] | [Err(_)]), "bit {bit}: {rest:?}");
         assert!(right < 5 || rest.is_empty(), "bit {bit}");
@@ -178,7 +179,7 @@ fn bad_addresses_and_keys_are_refused() {
     assert!(CloudClient::new("http://127.0.0.1:1/base", Some("key")).is_ok());
 }
 
-/// A server that answers one request with these bytes.
+/// Starts a server that answers one request with these bytes.
 async fn server(response: String) -> (CloudClient, tokio::task::JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! What the relay tells the local engine, and what it reports.
+//! Commands from the relay to the local engine, and the engine's reports.
 
 use baton_engine::AdapterId;
 use baton_engine::sampling::SamplingParams;
@@ -6,30 +6,30 @@ use baton_engine::tokenizer::TokenId;
 use baton_protocol::Segment;
 use std::sync::Arc;
 
-/// Names one prompt of one answer; reports of an older prompt are stale.
+/// Id of one prompt of one answer; reports of an older prompt are out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PromptId(pub u64);
 
 /// How much of the prompt to prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// The leading segments that no mask can change.
+    /// Only the leading segments, which no mask can change.
     Prefix,
     /// Everything but the last token, which goes through the model together with the cloud's tokens.
     Whole,
 }
 
-/// The cloud's part of the answer, as this device can use it.
+/// The cloud's part of the answer, in the form that this device can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accepted {
-    /// Token ids: both sides have the same tokenizer.
+    /// Token ids, if both sides have the same tokenizer.
     Ids(Vec<TokenId>),
-    /// Text: the tokenizers differ.
+    /// Text, if the tokenizers differ.
     Text(String),
 }
 
 impl Accepted {
-    /// Whether the cloud wrote nothing.
+    /// Returns whether the cloud wrote nothing.
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Ids(ids) => ids.is_empty(),
@@ -38,7 +38,7 @@ impl Accepted {
     }
 }
 
-/// How much of the accepted part stays before the device goes on.
+/// How much of the accepted part is kept before the device goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// All of it.
@@ -49,48 +49,48 @@ pub enum Keep {
     Bytes(usize),
 }
 
-/// What one answer needs of the engine.
+/// What the engine must know about one answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnswerSpec {
     /// The whole prompt as it was redacted.
     pub segments: Arc<[Segment]>,
-    /// The adapter that prompt and answer are computed with; none: the model alone.
+    /// The adapter for prompt and answer; `None` for the model alone.
     pub adapter: Option<AdapterId>,
-    /// Sampling, keyed by (seed, token index).
+    /// Sampling parameters; random numbers depend only on the seed and the token index.
     pub sampling: SamplingParams,
     /// Most tokens of the answer.
     pub tokens_max: usize,
-    /// Whether a prompt over the device's context is shortened (BM25) instead of refused.
+    /// Whether a prompt that is too long is shortened (BM25) instead of refused.
     pub shorten: bool,
 }
 
 /// A command to the local engine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineCommand {
-    /// Begin an answer; ends any other.
+    /// Begins an answer; ends any other.
     Open {
-        /// Name of the prompt.
+        /// Id of the prompt.
         prompt: PromptId,
         /// The answer.
         spec: AnswerSpec,
-        /// How far to prefill for now.
+        /// How much to prefill for now.
         scope: Scope,
     },
-    /// Prefill this prompt of the same answer instead; what the KV cache shares with it is kept.
+    /// Prefills this prompt of the same answer instead; what the KV cache shares with it is kept.
     Prefill {
-        /// Name of the new prompt.
+        /// Id of the new prompt.
         prompt: PromptId,
-        /// Its segments: refined, or the whole ones.
+        /// Its segments: refined, or all of the prompt.
         segments: Arc<[Segment]>,
     },
-    /// The cloud's part is complete: send it through the model in the last prefill pass.
+    /// The cloud's part is complete: runs it through the model in the last prefill pass.
     Verify {
         /// The prompt it belongs to.
         prompt: PromptId,
         /// The cloud's part, possibly empty.
         accepted: Accepted,
     },
-    /// Go on from the accepted part.
+    /// Continues the answer after the accepted part.
     Decode {
         /// The prompt it belongs to.
         prompt: PromptId,
@@ -99,20 +99,21 @@ pub enum EngineCommand {
         /// Answer index of the first token that the device writes.
         index: usize,
     },
-    /// Drop the answer; the KV cache may be kept for the next one.
+    /// Drops the answer; the KV cache may be kept for the next one.
     Stop,
 }
 
 /// The result of the verification pass.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Verified {
-    /// Ids mode: the device's own choice at every position, one more than the accepted ids. Text mode: empty.
+    /// Ids mode: the device's own choice at every position, one more than there are accepted ids. Text mode:
+    /// empty.
     pub own: Vec<TokenId>,
-    /// Positions compared.
+    /// Number of positions compared.
     pub compared: usize,
-    /// Positions where the device would have written the same.
+    /// Number of positions at which the device would have written the same.
     pub agreed: usize,
-    /// Text mode: byte offsets in the accepted text where the device would have written something else.
+    /// Text mode: byte offsets in the accepted text at which the device would have written something else.
     pub differs_at_bytes: Vec<usize>,
 }
 
@@ -121,13 +122,13 @@ pub struct Verified {
 pub enum EngineEnd {
     /// The model ended the answer.
     EndToken,
-    /// The answer's token limit.
+    /// The answer reached its token limit.
     TokensMax,
     /// The context or KV cache is full.
     ContextFull,
 }
 
-/// What the local engine reports. Every report but `Failed` of a dropped prompt may be ignored.
+/// What the local engine reports. Any report except `Failed` may be ignored if its prompt was dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineReport {
     /// The whole prompt was tokenized.
@@ -136,29 +137,29 @@ pub enum EngineReport {
         prompt: PromptId,
         /// Tokens of the whole prompt.
         tokens: usize,
-        /// Of these, leading tokens that no mask can change.
+        /// Number of leading tokens that no mask can change.
         prefix_tokens: usize,
     },
     /// Prefill of a prompt begins.
     Prompt {
         /// The prompt.
         prompt: PromptId,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// Tokens that the KV cache holds already.
+        /// Number of its tokens that the KV cache already holds.
         cached: usize,
-        /// Set when the prompt was shortened to fit: (tokens of the whole prompt, what fits).
+        /// If the prompt was shortened to fit: tokens of the whole prompt, and the most tokens that fit.
         shortened: Option<(usize, usize)>,
     },
-    /// One prefill pass is done; at least every 1/16 of the prompt.
+    /// One prefill pass is done; sent at least every 1/16 of the prompt.
     Progress {
         /// The prompt.
         prompt: PromptId,
-        /// Tokens in the KV cache.
+        /// Number of tokens in the KV cache.
         done: usize,
-        /// Tokens to reach.
+        /// Number of tokens of the whole prompt.
         total: usize,
-        /// Tokens of this pass.
+        /// Number of tokens of this pass.
         pass_tokens: usize,
     },
     /// All but the last prompt token is in the KV cache; the engine waits for [`EngineCommand::Verify`].
@@ -170,7 +171,7 @@ pub enum EngineReport {
     Verified {
         /// The prompt.
         prompt: PromptId,
-        /// What it found.
+        /// Its result.
         verified: Verified,
     },
     /// The device wrote a token.
@@ -181,38 +182,38 @@ pub enum EngineReport {
         index: usize,
         /// Its id in the device's vocabulary.
         id: TokenId,
-        /// Text mode: the token's text (complete characters only) after the accepted text.
+        /// Text mode: the token's text after the accepted text, complete characters only.
         text: Option<String>,
     },
     /// The device's part is over.
     Ended {
         /// The prompt.
         prompt: PromptId,
-        /// Why.
+        /// Why it ended.
         why: EngineEnd,
-        /// Text mode: what the detokenizer still held.
+        /// Text mode: the rest of the text that the detokenizer held.
         text: String,
     },
-    /// The prompt does not fit, and is not to be shortened or cannot be.
+    /// The prompt does not fit, and must not or cannot be shortened.
     TooLong {
         /// The prompt.
         prompt: PromptId,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// The most that this device takes.
+        /// Most tokens that this device takes.
         limit: usize,
     },
     /// The engine cannot go on with this prompt.
     Failed {
         /// The prompt.
         prompt: PromptId,
-        /// Its words.
+        /// The engine's error message.
         reason: String,
     },
 }
 
 impl EngineReport {
-    /// The prompt it is about.
+    /// Returns the prompt that the report is about.
     pub fn prompt(&self) -> PromptId {
         match self {
             Self::Opened { prompt, .. }

@@ -1,9 +1,9 @@
-//! The device's own writing, from the accepted part on.
+//! Decoding: the device's own part of the answer, after the accepted part.
 //!
-//! With equal tokenizers the device goes on from the cloud's ids. With different ones it encodes the accepted text
-//! and goes back to the last stable boundary (where a word begins): from there it writes tokens that agree with the
-//! rest of the text, so that its model never sees a word cut where it would not cut it. What the person sees
-//! is the text after the accepted part only.
+//! With equal tokenizers the device continues from the cloud's ids. With different ones it encodes the
+//! accepted text and goes back to the last stable boundary, where a word begins. From there it writes tokens
+//! that agree with the rest of the text, so that its model never sees a word split in an unusual place. Only
+//! the text after the accepted part is shown.
 
 use super::command::{EngineEnd, EngineReport, Keep, PromptId};
 use super::verify::Verification;
@@ -16,18 +16,18 @@ use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A word is searched for this many bytes back, at most.
+/// Most bytes to search back for the start of a word.
 const BOUNDARY_BYTES_MAX: usize = 48;
 
-/// Text mode: from own tokens to the text after the accepted part.
+/// Text mode: turns the device's tokens into the text after the accepted part.
 struct OwnText {
     detokenizer: Detokenizer,
-    /// Bytes of the answer's text that came out so far. A SentencePiece model's first token may have a space that is no
-    /// part of it.
+    /// Bytes of the answer's text decoded so far. A SentencePiece model's first token may have a space that
+    /// is not part of it.
     written: usize,
-    /// Bytes of accepted text, which are not shown again.
+    /// Bytes of accepted text, which must not be shown again.
     skip: usize,
-    /// What the next tokens must still agree with.
+    /// Accepted text with which the next tokens must still agree.
     residual: Vec<u8>,
 }
 
@@ -48,9 +48,9 @@ impl OwnText {
         text[text.ceil_char_boundary(hidden)..].to_owned()
     }
 
-    /// Takes over one of the accepted tokens: with it, the first `end` bytes of the accepted text are read.
+    /// Adds one of the accepted tokens; it ends at byte `end` of the accepted text.
     fn accept(&mut self, id: TokenId, end: usize) {
-        // Shown already.
+        // Its text was already shown.
         self.detokenizer.push(id);
         self.written = end.saturating_sub(self.detokenizer.held_bytes());
     }
@@ -58,7 +58,7 @@ impl OwnText {
 
 /// An answer being written.
 pub(super) struct Decoder {
-    /// The answer's ids so far; the last one is not in the KV cache yet.
+    /// The answer's ids so far; the last one is not yet in the KV cache.
     pub(super) ids: Vec<TokenId>,
     /// Answer index of the next reported token.
     pub(super) index: usize,
@@ -66,18 +66,18 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// What the next tokens must agree with.
+    /// Returns the accepted text with which the next tokens must agree.
     fn residual(&self) -> &[u8] {
         self.text.as_ref().map_or(&[], |own| &own.residual)
     }
 
-    /// Whether the next token must agree with text that is shown already.
+    /// Returns whether the next token must agree with text that was already shown.
     pub(super) fn is_healing(&self) -> bool {
         !self.residual().is_empty()
     }
 }
 
-/// Index of the token that begins the last word of the text.
+/// Returns the index of the token that begins the last word of the text.
 pub(super) fn stable_boundary(text: &str, spans: &[Range<usize>]) -> usize {
     let bytes = text.as_bytes();
     let last = spans.len().saturating_sub(1);
@@ -163,7 +163,7 @@ impl LocalEngine {
         }
     }
 
-    /// Takes a sampled token: reports it, or the end of the answer.
+    /// Takes a sampled token; reports it, or the end of the answer.
     fn write(
         &mut self,
         job: &mut Job,
@@ -211,8 +211,8 @@ impl LocalEngine {
         job.stage = Stage::Idle;
     }
 
-    /// Runs the last token and proposed ones behind it through the model, and writes what the model chooses: as far
-    /// as the proposals agree, and one token more.
+    /// Runs the last token and the tokens proposed after it through the model. Writes the tokens that the
+    /// model chooses: as many as agree with the proposals, and one more.
     pub(super) fn decode_pass(
         &mut self,
         job: &mut Job,
@@ -252,7 +252,7 @@ impl LocalEngine {
     }
 }
 
-/// The text after these tokens of the accepted text, the first of its tokens; `spans` are theirs.
+/// Makes the text state after `ids`, the first tokens of the accepted text; `spans` are their bytes in it.
 fn own_text(
     tokenizer: &Arc<Tokenizer>,
     ids: &[TokenId],
@@ -267,7 +267,8 @@ fn own_text(
     own
 }
 
-/// Samples the next token; while `residual` is not empty, only among tokens that agree with it.
+/// Samples the next token. If `residual` is not empty, only tokens that agree with it can be chosen, unless
+/// there are none.
 fn sample_agreeing(
     job: &Job,
     tokenizer: &Tokenizer,

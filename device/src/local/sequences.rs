@@ -1,8 +1,8 @@
-//! Sequences over one model, whoever computes them: this device's engine, or a ring of devices.
+//! Sequences over one model, computed by this device's engine or by a ring of devices.
 //!
-//! What the relay, speculation and verification need of an engine, and nothing that only one of the two has. Whoever
-//! implements it keeps the engine's law: a step that fails or is cancelled leaves every sequence with the length it
-//! had.
+//! The trait holds what relay, speculation and verification need, and nothing that only one of the two has.
+//! Every implementation follows the engine's rule: a step that fails or is cancelled leaves every sequence at
+//! its former length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use baton_engine::{
     StepSeq,
 };
 
-/// Why something was not done with sequences.
+/// Why an operation on sequences failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SequenceError {
-    /// The engine refuses, or was cancelled.
+    /// The engine refused the step, or it was cancelled.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// What was computed is no answer.
+    /// The computed logits are not finite.
     #[error(transparent)]
     Logits(#[from] NotFinite),
     /// An adapter cannot be used.
@@ -39,83 +39,83 @@ impl From<KvError> for SequenceError {
 }
 
 impl SequenceError {
-    /// Whether somebody asked for it.
+    /// Returns whether the step was cancelled on request.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Step(StepError::Cancelled { .. }))
     }
 }
 
-/// An engine, as far as an answer needs one. Methods are those of [`Engine`].
+/// The part of an engine that an answer needs. The methods are those of [`Engine`].
 pub trait Sequences: Send {
-    /// The model.
+    /// Returns the model.
     fn model(&self) -> &Arc<Model>;
 
-    /// Takes an adapter in.
+    /// Adds an adapter.
     ///
     /// # Errors
-    /// [`SequenceError`] where it does not fit, or cannot be computed with.
+    /// [`SequenceError`] if it does not fit the model, or cannot be used for computing.
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError>;
 
-    /// A new, empty sequence.
+    /// Creates an empty sequence.
     ///
     /// # Errors
-    /// [`SequenceError`] for an adapter that is not known.
+    /// [`SequenceError`] if the adapter is unknown.
     fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError>;
 
-    /// A new sequence with the first `n_tokens` of `seq`.
+    /// Creates a sequence with the first `n_tokens` of `seq`.
     ///
     /// # Errors
-    /// [`SequenceError`] for an unknown sequence or too many tokens.
+    /// [`SequenceError`] if the sequence is unknown or has fewer tokens.
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError>;
 
     /// Cuts the sequence to its first `n_tokens`.
     ///
     /// # Errors
-    /// [`SequenceError`] for an unknown sequence or too many tokens.
+    /// [`SequenceError`] if the sequence is unknown or has fewer tokens.
     fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError>;
 
-    /// Forgets the sequence.
+    /// Removes the sequence.
     fn release(&mut self, seq: SeqId);
 
-    /// Tokens of the sequence.
+    /// Returns the number of tokens of the sequence.
     ///
     /// # Errors
-    /// [`SequenceError`] for an unknown sequence.
+    /// [`SequenceError`] if the sequence is unknown.
     fn len(&self, seq: SeqId) -> Result<usize, SequenceError>;
 
-    /// Token ids of the sequence.
+    /// Returns the token ids of the sequence.
     ///
     /// # Errors
-    /// [`SequenceError`] for an unknown sequence.
+    /// [`SequenceError`] if the sequence is unknown.
     fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError>;
 
-    /// Takes the longest known prefix of `ids` over; returns how many tokens the sequence gained.
+    /// Reuses the longest prefix of `ids` that is in the cache; returns how many tokens the sequence gained.
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize;
 
     /// Runs the new tokens of every sequence through the model.
     ///
     /// # Errors
-    /// [`SequenceError`]; every sequence then has the length it had.
+    /// [`SequenceError`] if the step fails; every sequence then has its former length.
     fn step(
         &mut self,
         batch: &[StepSeq<'_>],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, SequenceError>;
 
-    /// Tokens of a prompt below which a step leaves devices idle.
+    /// Returns the number of prompt tokens below which a step leaves devices idle.
     fn pass_tokens_min(&self) -> usize {
         1
     }
 
-    /// Called where an answer begins and none is running: devices may join now.
+    /// Called when an answer begins and none is in progress; devices may join now.
     fn between_answers(&mut self) {}
 
-    /// How often [`Self::idle`] is to be called while no answer is under way; none: never.
+    /// Returns how often to call [`Self::idle`] while no answer is in progress; `None` means never.
     fn idle_every(&self) -> Option<Duration> {
         None
     }
 
-    /// Called now and then while no answer is under way: devices may join now, and are looked after.
+    /// Called regularly while no answer is in progress; devices may join now and are checked.
     fn idle(&mut self) {}
 }
 

@@ -1,25 +1,26 @@
-//! A prompt that is too long, shortened by BM25: for this device where it is alone, or before the cloud is asked.
+//! Shortens a prompt that is too long by BM25: for this device if it answers alone, or before the cloud is
+//! asked.
 
 use super::chain;
 use baton_engine::Model;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_protocol::{Segment, SentenceMap};
-use baton_refine::{ContentTokens, Evidence, Mode, RefineInput, rebuild, refine};
+use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
 
-/// Tries before giving up: each keeps less.
+/// Most tries; each keeps less than the one before.
 const TRIES: usize = 4;
-/// Each further try keeps this share of the last.
+/// Share of the previous try that the next one keeps.
 const STEP: f32 = 0.85;
 
-/// A shorter prompt.
+/// A shortened prompt.
 pub(crate) struct Shorter {
-    /// One flag a unit of its sentence map: whether it is left.
+    /// One flag for each unit of the sentence map: whether it is kept.
     pub(crate) kept: Vec<bool>,
-    /// Its ids.
+    /// The shortened prompt with its token ids.
     pub(crate) prompt: Prompt,
 }
 
-/// The prompt's ids, by the model's own template.
+/// Makes the prompt's token ids with the model's own template.
 pub(crate) fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, String> {
     let parts: Vec<PromptSegment<'_>> =
         segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
@@ -30,7 +31,8 @@ pub(crate) fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, S
     Ok(prompt)
 }
 
-/// The prompt with its least relevant sentences left out, at most `limit` tokens; none if that cannot be.
+/// Leaves out the least relevant sentences until the prompt has at most `limit` tokens; returns `None` if
+/// that is not possible.
 pub(crate) fn shortened(
     model: &Model,
     segments: &[Segment],
@@ -61,7 +63,7 @@ pub(crate) fn shortened(
             map: &map,
             content: &content,
             prompt_tokens: tokens,
-            evidence: Evidence::Nothing,
+            scores: None,
             calibration: None,
             question,
             ratio,

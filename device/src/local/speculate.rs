@@ -1,4 +1,4 @@
-//! How this device speeds its own writing up: the option, and what one decoding pass proposes.
+//! Speculative decoding on this device: the option, and the tokens that one decoding pass proposes.
 
 use super::{Job, LocalEngine, Stage};
 use baton_engine::speculation::{
@@ -9,13 +9,13 @@ use baton_engine::{EngineOptions, Model, ModelError, StepControl, StepError};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where proposed tokens come from. The answer is the same whatever is chosen; only its speed differs.
+/// Where proposed tokens come from. The choice never changes the answer, only its speed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Speculation {
     /// From earlier tokens of prompt and answer, while that is faster.
     #[default]
     Auto,
-    /// Nowhere.
+    /// No tokens are proposed.
     Off,
     /// From earlier tokens, always.
     Lookup,
@@ -23,11 +23,11 @@ pub enum Speculation {
     Draft(PathBuf),
 }
 
-/// Why tokens cannot be proposed so.
+/// Why the option cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpeculationError {
-    /// Not a way to propose tokens.
-    #[error("`{0}` is no way to propose tokens: want auto, off, lookup or draft=FILE")]
+    /// The option's value is not known.
+    #[error("`{0}` is not a way to propose tokens: want auto, off, lookup or draft=FILE")]
     Unknown(String),
     /// The draft model's file cannot be used.
     #[error("open draft model `{path}`")]
@@ -64,10 +64,10 @@ impl FromStr for Speculation {
 }
 
 impl Speculation {
-    /// What proposes tokens for `model`; a draft model gets an engine with `options` of its own.
+    /// Makes the speculator for `model`; a draft model gets an engine of its own with `options`.
     ///
     /// # Errors
-    /// [`SpeculationError`] where the draft model cannot be used.
+    /// [`SpeculationError`] if the draft model cannot be used.
     pub fn speculator(
         &self,
         model: &Model,
@@ -92,33 +92,34 @@ impl Speculation {
 /// What one decoding pass did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decoded {
-    /// Proposed tokens that it checked.
+    /// Number of proposed tokens that it checked.
     pub proposed: usize,
-    /// Tokens that it wrote, at least 1.
+    /// Number of tokens that it wrote, at least 1.
     pub written: usize,
 }
 
 impl LocalEngine {
-    /// Proposes tokens by `speculator` from now on.
+    /// Uses `speculator` to propose tokens from now on.
     #[must_use]
     pub fn with_speculation(mut self, speculator: Option<Speculator>) -> Self {
         self.speculator = speculator;
         self
     }
 
-    /// What came of proposed tokens so far; none where none are proposed.
+    /// Returns the results of speculation so far; `None` if no tokens are proposed.
     pub fn speculation(&self) -> Option<SpeculationStats> {
         self.speculator.as_ref().map(Speculator::stats)
     }
 
-    /// How long a decoding pass took, in milliseconds: how many tokens pay to be proposed depends on it.
+    /// Records how long a decoding pass took, in milliseconds. How many tokens are worth proposing depends on
+    /// it.
     pub fn took(&mut self, decoded: Decoded, ms: f64) {
         if let Some(speculator) = &mut self.speculator {
             speculator.took(decoded.proposed, decoded.written, ms);
         }
     }
 
-    /// Tokens that may follow the answer so far; as many as it and the cache have room for.
+    /// Proposes tokens that may follow the answer so far, at most as many as answer and cache have room for.
     pub(super) fn proposed(
         &mut self,
         job: &Job,

@@ -1,4 +1,4 @@
-//! The local engine: passes, verification, shared prefixes, prompts that do not fit.
+//! Tests the local engine: passes, verification, shared prefixes, prompts that do not fit.
 
 mod adapters;
 mod bounds;
@@ -10,9 +10,9 @@ use super::*;
 use baton_engine::gguf::Gguf;
 use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::sampling::SamplingParams;
-use baton_engine::synthetic::{SyntheticAdapter, SyntheticModel};
 use baton_kernels_cpu::Format;
 use baton_protocol::Role;
+use baton_synthetic::{SyntheticAdapter, SyntheticModel};
 use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
@@ -21,12 +21,12 @@ static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
     Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
 });
 
-/// A model of random weights, shared by tests.
+/// Returns a model of random weights, shared by the tests.
 pub(crate) fn model() -> Arc<Model> {
     MODEL.clone()
 }
 
-/// An adapter of that model.
+/// Makes an adapter of that model.
 pub(crate) fn adapter(seed: u64) -> Arc<Adapter> {
     let bytes = SyntheticAdapter::of_seed(seed).to_gguf(model().config()).unwrap();
     Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), &model()).unwrap()
@@ -36,12 +36,12 @@ fn options(kv_tokens: usize) -> EngineOptions {
     EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens, ..EngineOptions::default() }
 }
 
-/// What a device alone writes after prompt and `accepted`, one token at a time; `accepted` is part of the result.
+/// Returns `accepted` and the tokens that a device alone writes after it, one token at a time.
 pub(crate) fn continuation(spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
     adapted_continuation(spec, None, accepted)
 }
 
-/// The same, with an adapter of the model.
+/// Like [`continuation`], with an adapter of the model.
 pub(crate) fn adapted_continuation(
     spec: &AnswerSpec,
     adapter: Option<&Arc<Adapter>>,
@@ -70,7 +70,7 @@ pub(crate) fn adapted_continuation(
     answer
 }
 
-/// A question about a document.
+/// Makes a question about a document.
 pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSpec {
     let segments = vec![
         Segment::fixed(Role::System, "You answer."),
@@ -180,7 +180,7 @@ fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
         panic!("{reports:?}")
     };
     assert!(tokens <= limit && whole > limit && *whole == asked, "{tokens} {limit} {whole}");
-    // A question alone that is too long cannot be shortened.
+    // A prompt without refinable text cannot be shortened.
     let mut fixed = spec(&long, 16, true);
     let segments: Vec<_> = fixed.segments.iter().map(|s| Segment::fixed(s.role, s.text.as_str())).collect();
     fixed.segments = segments.into();

@@ -1,6 +1,7 @@
-//! The verification pass: the end of the prompt and the cloud's tokens together, as a step of speculative decoding.
+//! The verification pass: runs the end of the prompt and the cloud's tokens together, like a step of
+//! speculative decoding.
 //!
-//! One step of the engine, or several where the logits of one would take too much memory.
+//! It is one step of the engine, or several if the logits of one would take too much memory.
 
 use super::command::{Accepted, EngineReport, Verified};
 use super::decode::stable_boundary;
@@ -11,20 +12,20 @@ use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{StepControl, StepSeq, Wanted};
 use std::ops::Range;
 
-/// A verified accepted part, before it is decided how much of it stays.
+/// The result of verification, before it is decided how much of the accepted part stays.
 pub(super) struct Verification {
     /// The accepted part in the device's tokens.
     pub(super) ids: Vec<TokenId>,
-    /// Text mode: the accepted text and each token's bytes in it.
+    /// Text mode: the accepted text, and the bytes of each token in it.
     pub(super) text: Option<(String, Vec<Range<usize>>)>,
-    /// The device's own choice at every position, `ids.len() + 1` of them.
+    /// The device's own choice at every position: `ids.len() + 1` choices.
     pub(super) choices: Vec<TokenId>,
-    /// Text mode: the logits from the token that begins the last word on, a row for each token and one more. The first
-    /// own token may be constrained there.
+    /// Text mode: the logits from the token that begins the last word on, one row for each token and one
+    /// more. The device's first own token may be restricted there.
     pub(super) logits: Vec<f32>,
 }
 
-/// Whether writing `bytes` next would agree with the text that follows.
+/// Checks whether writing `bytes` next would agree with the text that follows.
 fn agrees(bytes: &[u8], follows: &[u8]) -> bool {
     !bytes.is_empty() && (follows.starts_with(bytes) || bytes.starts_with(follows))
 }
@@ -61,7 +62,7 @@ impl LocalEngine {
             Some(Accepted::Ids(ids)) => (ids.clone(), None),
             Some(Accepted::Text(text)) if !text.is_empty() => {
                 let (ids, spans) = tokenizer.encode_answer(text);
-                // A vocabulary may have no token for any of it.
+                // The vocabulary may have no token for any of the text.
                 let text = (!ids.is_empty()).then(|| (text.clone(), spans));
                 (ids, text)
             }
@@ -86,7 +87,7 @@ impl LocalEngine {
             Ok(())
         });
         if let Err(err) = computed {
-            // As if no part of it had run.
+            // Restores the state from before the pass.
             let undone = if self.held() > held { self.engine.truncate(self.seq, held) } else { Ok(()) };
             return Err(if err.is_cancelled() { undone.err().unwrap_or(err) } else { err });
         }
@@ -107,7 +108,7 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// Runs ids through the model and hands every row of logits out, in order; never holds many of them.
+    /// Runs ids through the model and passes every row of logits to `row`, in order; holds few rows at once.
     fn compute(
         &mut self,
         ids: &[TokenId],

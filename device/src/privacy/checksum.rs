@@ -1,9 +1,10 @@
-//! Checksums that tell real numbers from look-alikes: Luhn (ISO/IEC 7812), mod 97 (ISO 13616), those of wallets, and
-//! the rules of the issuers of national ids. The bytes of an id are its letters and digits, in the length of its form.
+//! Checksums that distinguish real numbers from look-alikes: Luhn (ISO/IEC 7812), mod 97 (ISO 13616), the
+//! checksums of wallets, and the rules of the issuers of national ids. An `id` argument holds only the
+//! letters and digits of a number that matched its pattern.
 
 use sha2::{Digest, Sha256};
 
-/// Whether `digits` (ASCII digits only) satisfy the Luhn checksum.
+/// Checks whether `digits` (ASCII digits only) satisfy the Luhn checksum.
 pub(super) fn luhn(digits: &[u8]) -> bool {
     let sum: u32 = digits
         .iter()
@@ -21,7 +22,8 @@ pub(super) fn luhn(digits: &[u8]) -> bool {
     sum.is_multiple_of(10)
 }
 
-/// Length of an IBAN of this country, or `None` for a country without IBANs. Source: the SWIFT IBAN registry.
+/// Returns the length of an IBAN of this country, or `None` for a country without IBANs. Source: the SWIFT
+/// IBAN registry.
 pub(super) fn iban_len(country: [u8; 2]) -> Option<usize> {
     const LENGTHS: &[(&str, usize)] = &[
         ("NO", 15),
@@ -47,7 +49,7 @@ pub(super) fn iban_len(country: [u8; 2]) -> Option<usize> {
     LENGTHS.iter().find(|(names, _)| names.split(' ').any(|n| n == country)).map(|&(_, len)| len)
 }
 
-/// Whether `iban` (upper-case letters and digits only, country first) satisfies the mod 97 checksum.
+/// Checks whether `iban` (upper-case letters and digits only, country first) satisfies the mod 97 checksum.
 pub(super) fn mod97(iban: &[u8]) -> bool {
     if iban.len() < 5 {
         return false;
@@ -59,7 +61,8 @@ pub(super) fn mod97(iban: &[u8]) -> bool {
     remainder == 1
 }
 
-/// Whether base58 text decodes to so many bytes, whose last four are the double SHA-256 of the rest.
+/// Checks whether base58 text decodes to `bytes` bytes, of which the last four are the double SHA-256 of the
+/// rest.
 pub(super) fn base58check(text: &str, bytes: usize) -> bool {
     const ALPHABET: &[u8] = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
     let mut number = vec![0_u8; bytes];
@@ -79,7 +82,7 @@ pub(super) fn base58check(text: &str, bytes: usize) -> bool {
     Sha256::digest(Sha256::digest(payload))[..4] == *check
 }
 
-/// Whether a segregated witness address has the checksum of BIP 173 or BIP 350.
+/// Checks whether a segregated witness address has the checksum of BIP 173 or BIP 350.
 pub(super) fn bech32(text: &str) -> bool {
     const ALPHABET: &[u8] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
     const GENERATOR: [u32; 5] = [0x3b6a_57b2, 0x2650_8e6d, 0x1ea1_19fa, 0x3d42_33dd, 0x2a14_62b3];
@@ -103,7 +106,7 @@ pub(super) fn bech32(text: &str) -> bool {
     matches!(sum, 1 | 0x2bc8_30a3)
 }
 
-/// The digits as numbers; a letter counts as zero.
+/// Returns the digits as numbers; a letter counts as zero.
 fn numbers(id: &[u8]) -> Vec<u32> {
     id.iter().map(|&b| char::from(b).to_digit(10).unwrap_or(0)).collect()
 }
@@ -124,13 +127,13 @@ fn is_day(day: u64, month: u64) -> bool {
     (1..=31).contains(&day) && (1..=12).contains(&month)
 }
 
-/// Social security number of the United States: areas, groups and serials that are given out.
+/// Checks a social security number of the United States: only areas, groups and serials that are issued.
 pub(super) fn us_ssn(id: &[u8]) -> bool {
     let (area, group, serial) = (number(&id[..3]), number(&id[3..5]), number(&id[5..]));
     area != 0 && area != 666 && area < 900 && group != 0 && serial != 0
 }
 
-/// National insurance number of the United Kingdom: prefixes that are never given out, no mix of cases.
+/// Checks a national insurance number of the United Kingdom: no prefix that is never issued, no mix of cases.
 pub(super) fn uk_nino(id: &[u8]) -> bool {
     const NEVER: [&[u8]; 7] = [b"BG", b"GB", b"KN", b"NK", b"NT", b"TN", b"ZZ"];
     let upper = id.to_ascii_uppercase();
@@ -138,14 +141,14 @@ pub(super) fn uk_nino(id: &[u8]) -> bool {
     one_case && !NEVER.contains(&&upper[..2])
 }
 
-/// Resident identity number of China (GB 11643, ISO 7064 MOD 11-2).
+/// Checks a resident identity number of China (GB 11643, ISO 7064 MOD 11-2).
 pub(super) fn chinese(id: &[u8]) -> bool {
     const WEIGHTS: [u32; 17] = [7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2];
     let check = b"10X98765432"[weighted(&id[..17], &WEIGHTS) as usize % 11];
     id.len() == 18 && id[17].to_ascii_uppercase() == check
 }
 
-/// Spanish DNI and NIE: the letter is the number modulo 23; X, Y and Z count as 0, 1 and 2.
+/// Checks a Spanish DNI or NIE: the letter is the number modulo 23; X, Y and Z count as 0, 1 and 2.
 pub(super) fn spanish(id: &[u8]) -> bool {
     let (last, body) = id.split_last().expect("the pattern has nine characters");
     let lead = match body[0].to_ascii_uppercase() {
@@ -157,7 +160,7 @@ pub(super) fn spanish(id: &[u8]) -> bool {
     last.to_ascii_uppercase() == b"TRWAGMYFPDXBNJZSQVHLCKE"[rest]
 }
 
-/// French NIR: the key is 97 less the number modulo 97; Corsica's 2A and 2B count as 19 and 18.
+/// Checks a French NIR: the key is 97 less the number modulo 97; Corsica's 2A and 2B count as 19 and 18.
 pub(super) fn french(id: &[u8]) -> bool {
     if id.len() != 15 {
         return false;
@@ -171,7 +174,8 @@ pub(super) fn french(id: &[u8]) -> bool {
     97 - number(&body) % 97 == number(&id[13..])
 }
 
-/// German tax id: one digit stands twice or three times among the first ten, and ISO 7064 MOD 11,10.
+/// Checks a German tax id: exactly one digit occurs more than once among the first ten; check digit by ISO
+/// 7064 MOD 11,10.
 pub(super) fn german_tax(id: &[u8]) -> bool {
     let digits = numbers(id);
     let counts = (0..10).map(|d| digits[..10].iter().filter(|&&x| x == d).count());
@@ -183,7 +187,7 @@ pub(super) fn german_tax(id: &[u8]) -> bool {
     repeated == 1 && (11 - product) % 10 == digits[10]
 }
 
-/// Italian fiscal code: odd places by a table, even places by value, the sum modulo 26 as a letter.
+/// Checks an Italian fiscal code: odd places by a table, even places by value; the sum modulo 26 is a letter.
 pub(super) fn italian(id: &[u8]) -> bool {
     const ODD: [u32; 26] =
         [1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23];
@@ -194,7 +198,7 @@ pub(super) fn italian(id: &[u8]) -> bool {
     sum % 26 == value(id[15])
 }
 
-/// Verhoeff's check digit, of Aadhaar numbers.
+/// Checks Verhoeff's check digit, used by Aadhaar numbers.
 pub(super) fn verhoeff(id: &[u8]) -> bool {
     const TURN: [u32; 10] = [1, 5, 7, 6, 2, 8, 3, 0, 9, 4];
     // Multiplication in the dihedral group of order ten.
@@ -208,7 +212,7 @@ pub(super) fn verhoeff(id: &[u8]) -> bool {
     numbers(id).iter().rev().enumerate().fold(0, |sum, (at, &digit)| times(sum, turned(at, digit))) == 0
 }
 
-/// Brazilian CPF: two check digits modulo 11; not ten equal digits.
+/// Checks a Brazilian CPF: two check digits modulo 11; not eleven equal digits.
 pub(super) fn brazilian(id: &[u8]) -> bool {
     let check = |len: usize| {
         let weights: Vec<u32> = (2..=u32::try_from(len).unwrap_or(0) + 1).rev().collect();
@@ -218,20 +222,21 @@ pub(super) fn brazilian(id: &[u8]) -> bool {
     check(9) == digit(id, 9) && check(10) == digit(id, 10) && id.iter().any(|&b| b != id[0])
 }
 
-/// Polish PESEL: weighted sum and a date, whose month tells the century.
+/// Checks a Polish PESEL: a weighted sum, and a date whose month also encodes the century.
 pub(super) fn polish(id: &[u8]) -> bool {
     let check = (10 - weighted(&id[..10], &[1, 3, 7, 9, 1, 3, 7, 9, 1, 3]) % 10) % 10;
     check == digit(id, 10) && is_day(number(&id[4..6]), number(&id[2..4]) % 20)
 }
 
-/// Swedish personal number: Luhn over the last ten digits, and a date; numbers of coordination add 60 to the day.
+/// Checks a Swedish personal number: Luhn over the last ten digits, and a date; coordination numbers add 60
+/// to the day.
 pub(super) fn swedish(id: &[u8]) -> bool {
     let last = &id[id.len() - 10..];
     let day = number(&last[4..6]);
     luhn(last) && is_day(if day > 60 { day - 60 } else { day }, number(&last[2..4]))
 }
 
-/// Finnish identity code: the number modulo 31 as a character.
+/// Checks a Finnish identity code: the number modulo 31 as a character, and a date.
 pub(super) fn finnish(id: &[u8]) -> bool {
     let (last, body) = id.split_last().expect("the pattern has ten characters");
     let digits: Vec<u8> = body.iter().copied().filter(u8::is_ascii_digit).collect();
@@ -239,26 +244,26 @@ pub(super) fn finnish(id: &[u8]) -> bool {
     is_day(number(&id[..2]), number(&id[2..4])) && *last == b"0123456789ABCDEFHJKLMNPRSTUVWXY"[rest]
 }
 
-/// Swiss AHV number: the check digit of EAN-13.
+/// Checks a Swiss AHV number: the check digit of EAN-13.
 pub(super) fn ean13(id: &[u8]) -> bool {
     let sum = weighted(&id[..12], &[1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1, 3]);
     (10 - sum % 10) % 10 == digit(id, 12)
 }
 
-/// Russian pension account (SNILS): the sum weighted by place modulo 101.
+/// Checks a Russian pension account (SNILS): the sum, weighted by place, modulo 101.
 pub(super) fn russian_pension(id: &[u8]) -> bool {
     let rest = weighted(&id[..9], &[9, 8, 7, 6, 5, 4, 3, 2, 1]) % 101;
     u64::from(if rest == 100 { 0 } else { rest }) == number(&id[9..])
 }
 
-/// Singapore's NRIC of citizens and residents.
+/// Checks a Singaporean NRIC of citizens and residents.
 pub(super) fn singaporean(id: &[u8]) -> bool {
     let lead = if id[0].eq_ignore_ascii_case(&b'T') { 4 } else { 0 };
     let rest = (lead + weighted(&id[1..8], &[2, 7, 6, 5, 4, 3, 2])) % 11;
     id[8].to_ascii_uppercase() == b"JZIHGFEDCBA"[rest as usize]
 }
 
-/// Turkish identity number: two check digits.
+/// Checks a Turkish identity number: two check digits.
 pub(super) fn turkish(id: &[u8]) -> bool {
     let digits = numbers(id);
     let odd: u32 = digits[..9].iter().step_by(2).sum();
@@ -266,13 +271,14 @@ pub(super) fn turkish(id: &[u8]) -> bool {
     (odd * 7 + 100 - even) % 10 == digits[9] && (odd + even + digits[9]) % 10 == digits[10]
 }
 
-/// Belgian national number: 97 less the number modulo 97; births since 2000 put a 2 in front.
+/// Checks a Belgian national number: 97 less the number modulo 97; for births since 2000 the number has a 2
+/// in front.
 pub(super) fn belgian(id: &[u8]) -> bool {
     let (body, check) = (number(&id[..9]), number(&id[9..]));
     97 - body % 97 == check || 97 - (2_000_000_000 + body) % 97 == check
 }
 
-/// Taiwan's identity number: the letter counts as two digits.
+/// Checks an identity number of Taiwan: the letter counts as two digits.
 pub(super) fn taiwanese(id: &[u8]) -> bool {
     const ORDER: &[u8] = b"ABCDEFGHJKLMNPQRSTUVXYWZIO";
     let Some(at) = ORDER.iter().position(|&b| b == id[0]) else { return false };

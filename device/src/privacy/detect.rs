@@ -1,7 +1,9 @@
-//! Detectors of private values: patterns, then checksums, boundaries and words beside them that keep look-alikes out.
+//! Detectors of private values: patterns find them; checksums, boundaries and nearby words exclude
+//! look-alikes.
 //!
-//! Each reads a text in normal form (plain spaces, dashes and digits), takes time linear in it (the patterns have no
-//! backtracking, scans around a mark are bounded) and reports byte ranges; none changes the text.
+//! Each detector reads a text in normal form (plain spaces, dashes and digits) and reports byte ranges; none
+//! changes the text. It takes time linear in the text: the patterns do not backtrack, and scans around a mark
+//! are bounded.
 
 use super::EntityKind;
 use std::ops::Range;
@@ -21,9 +23,9 @@ mod wallet;
 /// One finding of a detector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Bytes of the value in the text.
+    /// Byte range of the value in the text.
     pub range: Range<usize>,
-    /// What it is.
+    /// Its kind.
     pub kind: EntityKind,
 }
 
@@ -31,18 +33,18 @@ pub struct Found {
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct DetectError {
-    /// What went wrong, without any of the text.
+    /// What went wrong; never holds any of the text.
     pub reason: String,
 }
 
 /// Finds values of one or more kinds in a text.
 pub trait Detector: Send + Sync {
-    /// Name for messages.
+    /// Returns the detector's name for messages.
     fn name(&self) -> &'static str;
-    /// Appends what it finds to `found`, in any order.
+    /// Appends its findings to `found`, in any order.
     ///
     /// # Errors
-    /// [`DetectError`] when the text could not be checked; nothing is sent then.
+    /// [`DetectError`] if the text could not be checked; then nothing is sent.
     fn find(&self, text: &str, found: &mut Vec<Found>) -> Result<(), DetectError>;
 }
 
@@ -51,7 +53,8 @@ pub trait Detector: Send + Sync {
 pub enum BuiltIn {
     /// E-mail addresses, also spelled with `[at]`.
     Email,
-    /// Telephone numbers: international, in the usual national forms, and any after a word such as "phone".
+    /// Telephone numbers: international, in the usual national forms, or in any form after a word such as
+    /// "phone".
     Phone,
     /// Payment cards.
     Card,
@@ -59,7 +62,7 @@ pub enum BuiltIn {
     Iban,
     /// IPv4, IPv6 and MAC addresses.
     Ip,
-    /// Numbers of identity cards, social security and tax, by checksum, form or the word before them.
+    /// Numbers of identity cards, social security and tax: by checksum, form, or the word before them.
     Id,
     /// Crypto wallets.
     Wallet,
@@ -69,7 +72,7 @@ pub enum BuiltIn {
     Password,
     /// User names in paths.
     Path,
-    /// Tables whose header row names what is in a column.
+    /// Tables whose header row says what a column holds.
     Column,
 }
 
@@ -88,7 +91,7 @@ impl BuiltIn {
         Self::Column,
     ];
 
-    /// All of them.
+    /// Makes all built-in detectors.
     pub fn all() -> Vec<Box<dyn Detector>> {
         Self::ALL.into_iter().map(|d| Box::new(d) as Box<dyn Detector>).collect()
     }
@@ -152,19 +155,19 @@ fn after(text: &str, at: usize) -> Option<char> {
     text[at..].chars().next()
 }
 
-/// Whether a value may begin here: no ASCII letter, digit or underscore stands before (CJK letters may: Chinese has no
-/// spaces). The letter of an escape such as `\n` is no letter of a word.
+/// Checks whether a value may begin here: no ASCII letter, digit or underscore is before it. CJK letters may
+/// be, because Chinese has no spaces. The letter of an escape such as `\n` does not count as a letter.
 fn begins(text: &str, at: usize) -> bool {
     match before(text, at) {
         Some('n' | 'r' | 't') if text[..at - 1].ends_with('\\') => true,
-        // Markdown's emphasis.
+        // An underscore may be Markdown's emphasis.
         Some('_') => before(text, at - 1).is_none_or(|c| !c.is_ascii_alphanumeric()),
         Some(c) => !c.is_ascii_alphanumeric(),
         None => true,
     }
 }
 
-/// Whether a value may end here.
+/// Checks whether a value may end here.
 fn ends(text: &str, at: usize) -> bool {
     match after(text, at) {
         Some('_') => after(text, at + 1).is_none_or(|c| !c.is_ascii_alphanumeric()),
@@ -177,11 +180,12 @@ fn stands_alone(text: &str, range: &Range<usize>) -> bool {
     begins(text, range.start) && ends(text, range.end)
 }
 
-/// Digits of a number that is written without separators and is too long for a group of another.
+/// Least digits of a number without separators that is too long to be a group of another number.
 const LONG_DIGITS: usize = 8;
 
-/// Whether the range is part of a longer row of numbers, such as `1.2.3.4.5` or one group of a grouped number. A number
-/// with separators goes on only behind one that it has itself: the next column of a table is no part of it.
+/// Checks whether the range is part of a longer row of numbers, such as `1.2.3.4.5` or one group of a grouped
+/// number. A number with separators continues only after a separator that it has itself, so the next column
+/// of a table is not part of it.
 fn in_longer_number(text: &str, range: &Range<usize>) -> bool {
     let own = &text[range.clone()];
     let bytes = text.as_bytes();
@@ -200,7 +204,7 @@ fn in_longer_number(text: &str, range: &Range<usize>) -> bool {
     left || right || long && !text[..range.start].ends_with(',') && cents(&text[range.end..])
 }
 
-/// Whether a decimal comma and one or two digits follow, and no further column.
+/// Checks whether a decimal comma and one or two digits follow, and no further column.
 fn cents(rest: &str) -> bool {
     let Some(fraction) = rest.strip_prefix(',') else { return false };
     let digits = fraction.bytes().take(3).take_while(u8::is_ascii_digit).count();
@@ -212,7 +216,7 @@ fn digits(text: &str) -> Vec<u32> {
     text.chars().filter_map(|c| c.to_digit(10)).collect()
 }
 
-/// The end of the text before `at`: at most `len` bytes, on whole characters.
+/// Returns the text before `at`: at most `len` bytes, whole characters only.
 fn head(text: &str, at: usize, len: usize) -> &str {
     let mut start = at.saturating_sub(len);
     while !text.is_char_boundary(start) {

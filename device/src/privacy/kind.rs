@@ -1,9 +1,9 @@
-//! Kinds of private values; each names its placeholders.
+//! The kinds of private values.
 
-/// Kind of a replaced value; names the placeholder.
+/// Kind of a replaced value; its label is part of the placeholder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EntityKind {
-    /// Text that already looked like a placeholder, escaped so that it is restored exactly.
+    /// Text that already looked like a placeholder; it is replaced too, so that it is restored exactly.
     Text,
     /// User name in the path of a home folder.
     User,
@@ -30,7 +30,7 @@ pub enum EntityKind {
 }
 
 impl EntityKind {
-    /// Every kind, weakest first: where two findings overlap the later kind names the placeholder.
+    /// Every kind, weakest first. If two findings overlap, the later kind in this list is used.
     pub const ALL: [EntityKind; 12] = [
         Self::Text,
         Self::User,
@@ -46,7 +46,7 @@ impl EntityKind {
         Self::Key,
     ];
 
-    /// The word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.
+    /// Returns the word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Text => "TEXT",

@@ -1,9 +1,9 @@
-//! Values that were found once, looked for everywhere: in another message, without the word that gave them away, in
-//! another case or with other separators.
+//! Finds values again that were found once: in another message, without the word that showed they are
+//! private, in another case, or with other separators.
 //!
-//! A [`Memory`] outlives one request, so that a value that the device restored in an answer is known when the answer
-//! comes back as history. It stays on the device, is never written to disk, and is bounded; the values of a request are
-//! all looked for in that request, however many they are.
+//! A [`Memory`] outlives one request. So a value that the device restored in an answer is known when that
+//! answer comes back as history. It stays on the device, is never written to disk, and is bounded. All values
+//! of a request are looked for in that request, however many there are.
 
 use super::normal::Normal;
 use super::{EntityKind, PlaceholderTable};
@@ -13,28 +13,29 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Values that are remembered beyond the request they came in; the longest unused are forgotten first.
+/// Most values that are remembered after their request; the least recently used are forgotten first.
 pub const REMEMBERED_MAX: usize = 20_000;
-/// Longer values are found by their own form again (private keys).
+/// Longest value that is remembered, in bytes. Longer ones (private keys) are found again by their form.
 const VALUE_BYTES_MAX: usize = 2048;
-/// Shorter values are not looked for: they would be found everywhere. Numbers need one digit more.
+/// Fewest letters and digits of a value that is looked for; shorter ones would be found everywhere. Numbers
+/// need one digit more.
 const VALUE_CHARS_MIN: usize = 3;
-/// Values with fewer letters and digits must be met as they were written.
+/// Values with fewer characters are found only as they were written.
 const LOOSE_CHARS_MIN: usize = 7;
-/// Longest value that must stand alone; bounds the time that is spent on overlapping ones.
+/// Longest value that must stand alone, in bytes; bounds the time spent on overlapping values.
 const WORD_BYTES_MAX: usize = 64;
-/// Letters and digits around a restored value that are remembered with it.
+/// Most letters and digits around a restored value that are remembered with it.
 const NEIGHBOURS_MAX: usize = 64;
-/// Separators between two characters of a value that is met in another form.
+/// Most bytes of separators between two characters of a value that is written in another form.
 const GAP_BYTES_MAX: usize = 3;
 
-/// Private values of earlier texts. Clones share one memory.
+/// Private values of earlier texts. Clones share the same memory.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Mutex<Values>>);
 
 #[derive(Default)]
 struct Values {
-    /// By the value in lower case and normal form.
+    /// The entries, by the value in lower case and normal form.
     entries: HashMap<String, Entry>,
     clock: u64,
     matcher: Option<Arc<Matcher>>,
@@ -56,18 +57,18 @@ impl Memory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.values().entries.len()
     }
 
-    /// Whether nothing is remembered.
+    /// Returns whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds values and gives what finds them and all that were known before. Cost: linear in all known values, if any
-    /// is new.
+    /// Adds values; returns a matcher that finds them and all values known before. Cost: linear in all known
+    /// values if any value is new.
     pub(super) fn learn(&self, found: impl Iterator<Item = (EntityKind, String)>) -> Arc<Matcher> {
         let mut values = self.values();
         values.clock += 1;
@@ -94,15 +95,15 @@ impl Memory {
         let matcher =
             Arc::new(Matcher::new(values.entries.iter().map(|(value, entry)| (value.as_str(), entry.kind))));
         values.forget();
-        // What was forgotten is still found now; the next new value ends that.
+        // The stored matcher still finds the forgotten values, until the next new value replaces it.
         values.matcher = Some(Arc::clone(&matcher));
         matcher
     }
 }
 
 impl Memory {
-    /// Remembers the values of `table` as they stand in `answer`, in which they were restored: a cloud may have written
-    /// letters around a placeholder, so that the value would not be known again.
+    /// Remembers the values of `table` in the form that they have in `answer`, where they were restored. A
+    /// cloud may write letters around a placeholder, so that the value would not be recognized later.
     pub fn learn_answer(&self, table: &PlaceholderTable, answer: &str) {
         let forms: Vec<(EntityKind, &str)> = table.entries().collect();
         if forms.is_empty() || answer.is_empty() {
@@ -135,7 +136,7 @@ impl Values {
         used.sort_unstable();
         let oldest = used[over];
         self.entries.retain(|_, entry| entry.used >= oldest);
-        // Many of one request may be of one age.
+        // Many values of one request may have the same age.
         let surplus: Vec<String> =
             self.entries.keys().take(self.entries.len().saturating_sub(REMEMBERED_MAX)).cloned().collect();
         for value in surplus {
@@ -158,20 +159,20 @@ fn separates(c: char) -> bool {
 
 /// Finds known values in a text.
 pub(super) struct Matcher {
-    /// Values without separators that are long and mixed enough to be met in any form.
+    /// Values without separators that are long and mixed enough to be found in any form.
     loose: Option<AhoCorasick>,
     loose_kinds: Vec<EntityKind>,
-    /// Values that must stand alone, as they were written.
+    /// Values that must stand alone, and are found only as they were written.
     words: Option<AhoCorasick>,
     word_kinds: Vec<EntityKind>,
-    /// Every value without separators, to know parts of them.
+    /// Every value without separators, to recognize parts of values.
     all: Vec<String>,
 }
 
-/// A text in lower case without separators, with the way back.
+/// A text in lower case without separators, with positions in the source.
 struct Packed {
     text: String,
-    /// Byte of the source behind each byte of `text`.
+    /// For each byte of `text`, the byte of the source that it came from.
     from: Vec<usize>,
 }
 
@@ -184,13 +185,14 @@ fn packed(text: &str) -> Packed {
     out
 }
 
-/// Country codes of two digits (ITU-T E.164); those that begin with 1 and 7 have one digit, all others three.
+/// Country codes of two digits (ITU-T E.164). Codes that begin with 1 or 7 have one digit, all others three.
 const TWO_DIGIT_CODES: &[u8] = &[
     20, 27, 30, 31, 32, 33, 34, 36, 39, 40, 41, 43, 44, 45, 46, 47, 48, 49, 51, 52, 53, 54, 55, 56, 57, 58,
     60, 61, 62, 63, 64, 65, 66, 81, 82, 84, 86, 90, 91, 92, 93, 94, 95, 98,
 ];
 
-/// The other ways to write an international number without separators: without the sign, and from within its country.
+/// Returns the other ways to write an international number without separators: without the sign, and from
+/// within its country.
 fn other_notations(bare: &str) -> Vec<String> {
     let Some(number) = bare.strip_prefix('+').or_else(|| bare.strip_prefix("00")) else { return Vec::new() };
     if number.len() < 10 || !number.bytes().all(|b| b.is_ascii_digit()) {
@@ -201,7 +203,7 @@ fn other_notations(bare: &str) -> Vec<String> {
         _ if number[..2].parse().is_ok_and(|code| TWO_DIGIT_CODES.contains(&code)) => 2,
         _ => 3,
     };
-    // A zero in brackets is for calls from within the country.
+    // A zero in brackets is only dialled within the country.
     let national = number[code..].trim_start_matches('0');
     let mut forms = vec![number.to_owned(), format!("0{national}")];
     if national.len() >= 9 {
@@ -246,7 +248,7 @@ impl Matcher {
         Self { loose, loose_kinds, words, word_kinds, all }
     }
 
-    /// Ranges of `text` (in normal form) that hold a known value.
+    /// Returns the ranges of `text` (in normal form) that hold a known value.
     pub(super) fn find(&self, text: &str) -> Vec<(Range<usize>, EntityKind)> {
         let mut found = Vec::new();
         if let Some(loose) = &self.loose {
@@ -265,7 +267,7 @@ impl Matcher {
             let lowered = Lowered::new(text);
             for start in word_starts(&lowered.text) {
                 let mut end = lowered.text.len();
-                // The longest that stands alone; each try is shorter than the one before.
+                // Takes the longest match that stands alone; each try is shorter than the one before.
                 while let Some(m) =
                     words.find(Input::new(&lowered.text).range(start..end).anchored(Anchored::Yes))
                 {
@@ -281,7 +283,7 @@ impl Matcher {
         found
     }
 
-    /// Whether `text` is a part of a known value, long enough to tell something of it.
+    /// Checks whether `text` is part of a known value, and long enough to reveal something of it.
     pub(super) fn holds_part(&self, text: &str) -> bool {
         let part = packed(&lower(Normal::new(text).text())).text;
         part.chars().filter(|c| c.is_alphanumeric()).count() >= VALUE_CHARS_MIN
@@ -289,7 +291,7 @@ impl Matcher {
     }
 }
 
-/// Bytes at which a value that stands alone may begin.
+/// Returns the positions at which a value that stands alone may begin.
 fn word_starts(text: &str) -> impl Iterator<Item = usize> + '_ {
     let mut last = None;
     text.char_indices().filter_map(move |(at, c)| {
@@ -300,15 +302,15 @@ fn word_starts(text: &str) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Letters and digits of scripts that put spaces between words; Chinese and Japanese have none.
+/// Checks for letters and digits of scripts that have spaces between words; Chinese and Japanese have none.
 fn joins(c: char) -> bool {
     c.is_alphanumeric() && (c as u32) < 0x2e80
 }
 
-/// A text in lower case, with the way back where lengths differ.
+/// A text in lower case, with positions in the source, because lengths may differ.
 struct Lowered {
     text: String,
-    /// Byte in `text`, byte in the source, behind each character whose lengths differ.
+    /// Positions in `text` and in the source after each character whose two lengths differ.
     shifts: Vec<(usize, usize)>,
 }
 
@@ -337,12 +339,12 @@ impl Lowered {
     }
 }
 
-/// Whether two characters of a match lie too far apart in the source.
+/// Checks whether two characters of a match are too far apart in the source.
 fn has_gap(from: &[usize]) -> bool {
     from.windows(2).any(|pair| pair[1] - pair[0] > GAP_BYTES_MAX + 4)
 }
 
-/// Whether no letter or digit touches a letter or digit at the ends of the range.
+/// Checks that no letter or digit outside the range touches a letter or digit at its ends.
 fn alone(text: &str, range: &Range<usize>) -> bool {
     let touches = |c: Option<char>| c.is_some_and(joins);
     let first = text[range.clone()].chars().next();

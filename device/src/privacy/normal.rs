@@ -1,20 +1,23 @@
-//! Text as detectors read it: one form for characters and escapes that look or mean the same, with a way back.
+//! The normal form of text for detectors: characters and escapes that look or mean the same become one
+//! character. Positions map back to the original.
 //!
-//! Full-width and mathematical letters, digits of other scripts, spaces and dashes of every kind become ASCII;
-//! characters without width are left out; `\u0040`, `%40` and `&#64;` become the character that they stand for.
-//! Linear in the text. Always: a range of the normal text maps to whole characters of the original.
+//! Full-width and mathematical letters, digits of other scripts, spaces and dashes of every kind become
+//! ASCII. Characters without width are removed. `\u0040`, `%40` and `&#64;` become the character that they
+//! encode. Cost: linear in the text.
+//!
+//! What always holds: a range of the normal text maps to whole characters of the original.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A stretch of the original that became a stretch of the normal text.
+/// A piece of the original text and the piece of normal text that it became.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     normal: usize,
     original: usize,
-    /// Bytes in the normal text.
+    /// Length in the normal text, in bytes.
     len: usize,
-    /// Bytes in the original; equal to `len` and byte for byte the same where `copied`.
+    /// Length in the original, in bytes. If `copied`, the two pieces are equal.
     original_len: usize,
     copied: bool,
 }
@@ -23,21 +26,21 @@ struct Run {
 #[derive(Debug)]
 pub(super) struct Normal<'a> {
     text: Cow<'a, str>,
-    /// Empty if the text was normal already.
+    /// Empty if the text was already normal.
     runs: Vec<Run>,
 }
 
-/// What becomes of the beginning of a text.
+/// How the beginning of a text changes.
 enum Change {
     /// The first character stays.
     Stays,
-    /// This many bytes are left out.
+    /// This many bytes are removed.
     Dropped(usize),
     /// This many bytes become this character.
     Becomes(usize, char),
 }
 
-/// What `%20` becomes: it parts words, or is a part of a password.
+/// How `%20` is read: as a space between words, or as part of a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spaces {
     Part,
@@ -49,8 +52,8 @@ impl<'a> Normal<'a> {
         Self::with(text, Spaces::Part)
     }
 
-    /// The text with encoded spaces and line breaks left as they are, if there are any: a value of a query goes on
-    /// behind them.
+    /// Returns the text with encoded spaces and line breaks left as they are, if there are any: a value of a
+    /// URL query goes on after them.
     pub(super) fn with_encoded_spaces(text: &'a str) -> Option<Self> {
         let mut signs = text.match_indices('%').map(|(at, _)| &text.as_bytes()[at..]);
         signs
@@ -104,8 +107,8 @@ impl<'a> Normal<'a> {
         &self.text
     }
 
-    /// Bytes of the original that a range of the normal text came from. The range must not be empty, and both of its
-    /// ends must lie between characters.
+    /// Returns the range of the original that a range of the normal text came from. The range must not be
+    /// empty, and both of its ends must be between characters.
     pub(super) fn original(&self, range: &Range<usize>) -> Range<usize> {
         if self.runs.is_empty() {
             return range.clone();
@@ -131,14 +134,14 @@ fn copy(text: &str, range: Range<usize>, normal: &mut String, runs: &mut Vec<Run
     debug_assert!(runs.last().is_none_or(|run| run.normal + run.len == normal.len()));
 }
 
-/// What becomes of the text at `at`.
+/// Decides how the text at `at` changes.
 fn change(whole: &str, at: usize) -> Change {
     let text = &whole[at..];
     let bytes = text.as_bytes();
     match bytes[0] {
         b'\\' => json_escape(bytes),
         b'%' => percent(bytes),
-        // Lines are broken by one character.
+        // A line break is one character.
         b'\r' if bytes.get(1) == Some(&b'\n') => Change::Dropped(1),
         b'&' => entity(text),
         b'=' if soft_break(whole, at) => Change::Dropped(if bytes[1] == b'\r' { 3 } else { 2 }),
@@ -156,7 +159,8 @@ fn change(whole: &str, at: usize) -> Change {
     }
 }
 
-/// Whether the `=` at `at` breaks a full line of quoted-printable mail. It may also end a value.
+/// Checks whether the `=` at `at` breaks a full line of quoted-printable mail; it may also be the end of a
+/// value.
 fn soft_break(text: &str, at: usize) -> bool {
     let (head, rest) = (&text.as_bytes()[..at], &text[at + 1..]);
     let column = head.iter().rev().take(80).take_while(|&&b| b != b'\n').count();
@@ -165,7 +169,8 @@ fn soft_break(text: &str, at: usize) -> bool {
         && (rest.starts_with('\n') || rest.starts_with("\r\n"))
 }
 
-/// `%40`, also where the percent sign is encoded itself: `%2540`. Every encoded space and line break is a space.
+/// Decodes `%40`, also if the percent sign is itself encoded (`%2540`). Every encoded space or line break
+/// becomes a space.
 fn percent(bytes: &[u8]) -> Change {
     const TIMES_MAX: usize = 3;
     let mut at = 1;
@@ -173,7 +178,7 @@ fn percent(bytes: &[u8]) -> Change {
         at += 2;
     }
     match hex2(bytes, at) {
-        // A slash may be a part of what stands between two others.
+        // An encoded slash stays, because it may be inside a part of a path.
         Some('/' | '\\') | None => Change::Stays,
         Some(' ' | '\t' | '\r' | '\n') => Change::Becomes(at + 2, ' '),
         Some(c) if c.is_ascii_graphic() => Change::Becomes(at + 2, c),
@@ -190,7 +195,8 @@ fn hex(digits: &[u8]) -> Option<u32> {
     if digits.is_empty() { None } else { digits.iter().try_fold(0, value) }
 }
 
-/// `\u0040` and `\/`, however often they were escaped; an escaped space is a space, an escaped control character stays.
+/// Decodes `\u0040` and `\/`, also if they were escaped several times. An escaped space becomes a space; an
+/// escaped control character stays.
 fn json_escape(bytes: &[u8]) -> Change {
     let slashes = bytes.iter().take(8).take_while(|&&b| b == b'\\').count();
     if matches!(slashes, 1 | 3 | 7) && bytes.get(slashes) == Some(&b'/') {
@@ -204,7 +210,7 @@ fn json_escape(bytes: &[u8]) -> Change {
     }
 }
 
-/// `&#64;`, `&#x40;` and the named entities that stand in numbers and addresses.
+/// Decodes `&#64;`, `&#x40;` and the named entities that occur in numbers and addresses.
 fn entity(text: &str) -> Change {
     const NAMED: &[(&str, char)] = &[
         ("commat", '@'),
@@ -247,14 +253,14 @@ fn entity(text: &str) -> Change {
     }
 }
 
-/// Characters that a reader does not see, and lines and frames drawn over others: zero-width, soft hyphen, direction
-/// marks, strokes, variation selectors, tags.
+/// Checks for characters that a reader does not see, and for lines and frames drawn over other characters:
+/// zero-width, soft hyphen, direction marks, strokes, variation selectors, tags.
 fn has_no_width(c: char) -> bool {
     matches!(c, '\u{332}' | '\u{333}' | '\u{335}'..='\u{338}' | '\u{20dd}'..='\u{20e4}' | '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{e0000}'..='\u{e01ef}')
 }
 
-/// Code points of the digit zero in scripts whose ten digits follow each other.
+/// Code points of the digit zero, in scripts whose ten digits are consecutive.
 const ZEROS: &[u32] = &[
     0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50, 0xed0,
     0xf20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50,
@@ -262,7 +268,7 @@ const ZEROS: &[u32] = &[
     0x1fbf0,
 ];
 
-/// The ASCII character that means the same.
+/// Returns the ASCII character that means the same, if there is one.
 fn plain(c: char) -> Option<char> {
     let code = c as u32;
     let same = match code {

@@ -1,5 +1,5 @@
-//! A whole request, redacted: every text that leaves the device passes here, and each is looked through for what any
-//! other gave away.
+//! Redacts a whole request. Every text that leaves the device passes through here, and is searched for the
+//! values found in any other text.
 
 use super::{RedactError, Redacted, Redactor};
 use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
@@ -17,40 +17,41 @@ impl std::fmt::Debug for RedactedRequest {
 }
 
 impl RedactedRequest {
-    /// The request as it may be sent.
+    /// Returns the request, which may be sent.
     pub fn as_request(&self) -> &AssistRequest {
         &self.0
     }
 
-    /// The prompt as the device's own engine uses it.
+    /// Returns the redacted prompt, which the device's own engine uses too.
     pub fn segments(&self) -> &[Segment] {
         &self.0.segments
     }
 
-    /// Leaves sentences out: what stays was redacted beside them.
+    /// Removes sentences. The remaining ones were redacted together with the removed ones.
     ///
     /// # Panics
-    /// If `kept` is not one flag a unit of the prompt's [`SentenceMap`].
+    /// If `kept` does not have one flag for each unit of the prompt's [`SentenceMap`].
     pub(crate) fn keep(&mut self, kept: &[bool]) {
         let segments = &self.0.segments;
         self.0.segments = rebuild(segments, &SentenceMap::new(segments), kept);
     }
 }
 
-/// A name that stands in an address or a header as it is, and was found to hold nothing private.
+/// A name that appears unchanged in an address or a header, and was checked to hold nothing private.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicName(String);
 
 impl PublicName {
-    /// Checks a name; `field` says what it names.
+    /// Checks a name; `field` says what the name is for.
     ///
     /// # Errors
-    /// [`RedactError::PrivateName`] if a private value is in it, and as [`Redactor::redact`].
+    /// [`RedactError::PrivateName`] if the name holds a private value, and the errors of
+    /// [`Redactor::redact`].
     pub fn new(field: &'static str, name: &str) -> Result<Self, RedactError> {
         Redactor::default().public_name(field, name)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -59,13 +60,13 @@ impl PublicName {
 impl Redactor {
     /// Redacts every text of a request.
     ///
-    /// A stop string that is a part of a known value is left out: the device watches all of them itself.
+    /// A stop string that is part of a known value is left out; the device checks all stop strings itself.
     ///
     /// # Errors
-    /// [`RedactError::PrivateName`] if the name of the scene, the model or the refiner's mode holds a private value,
-    /// and as [`Redactor::redact`].
+    /// [`RedactError::PrivateName`] if the name of the scene, the model or the refiner's mode holds a private
+    /// value, and the errors of [`Redactor::redact`].
     pub fn redact_request(&mut self, request: &AssistRequest) -> Result<RedactedRequest, RedactError> {
-        // Every field is named, so that a new one cannot be forgotten here.
+        // Every field is listed, so that a new field cannot be forgotten here.
         let AssistRequest {
             protocol,
             request_id,
@@ -103,10 +104,11 @@ impl Redactor {
         }))
     }
 
-    /// The same request again, to go on behind `accepted`, which a model wrote from the redacted prompt.
+    /// Makes the same request again, to continue the answer after `accepted`, which a model wrote from the
+    /// redacted prompt.
     ///
     /// # Errors
-    /// As [`Redactor::redact`].
+    /// The errors of [`Redactor::redact`].
     pub fn redact_continuation(
         &mut self,
         request: &RedactedRequest,
@@ -125,8 +127,9 @@ impl Redactor {
         }))
     }
 
-    /// Segments of one speaker that follow each other are parts of one text: a value may lie across their border. Stop
-    /// strings are looked through beside them, so that a value in one is replaced in the other.
+    /// Redacts segments. Consecutive segments of one speaker are parts of one text, because a value may cross
+    /// their border. Stop strings are checked together with them, so that a value in one is replaced in the
+    /// other.
     fn segments(&mut self, segments: &[Segment], stops: &[String]) -> Result<Vec<Segment>, RedactError> {
         let by_speaker: Vec<&[Segment]> = segments.chunk_by(|a, b| a.role == b.role).collect();
         let mut texts: Vec<Vec<&str>> =

@@ -1,7 +1,7 @@
-//! Restores placeholders at display, as a streaming text transform.
+//! Restores the values behind placeholders at display, as a streaming text transform.
 //!
-//! Holds back only what may still become a placeholder (at most 21 bytes). Text that merely looks like one, or names
-//! a value that was never replaced, passes unchanged.
+//! Holds back only text that may still become a placeholder (at most 21 bytes). Text that only looks like
+//! one, or names a value that was never replaced, passes unchanged.
 
 use super::{EntityKind, PlaceholderTable};
 use regex::Regex;
@@ -10,7 +10,8 @@ use std::sync::{Arc, LazyLock};
 /// Most digits in a placeholder's number.
 const DIGITS_MAX: usize = 9;
 
-/// What looks like a placeholder. Models change the case of letters, and escape what Markdown would read as emphasis.
+/// Returns the pattern of placeholders. Models change the case of letters, and escape the underscore that
+/// Markdown would read as emphasis.
 pub(super) fn pattern() -> &'static Regex {
     static PATTERN: LazyLock<Regex> = LazyLock::new(|| {
         let labels = EntityKind::ALL.map(EntityKind::label).join("|");
@@ -20,8 +21,8 @@ pub(super) fn pattern() -> &'static Regex {
     &PATTERN
 }
 
-/// Streaming restorer: concatenating all outputs gives the text with every known placeholder replaced by its value,
-/// however the input is split.
+/// Restores text piece by piece. However the input is split, all outputs together are the text with every
+/// known placeholder replaced by its value.
 #[derive(Debug, Clone)]
 pub struct Restorer {
     table: Arc<PlaceholderTable>,
@@ -34,8 +35,8 @@ enum Shape {
     Other,
 }
 
-/// Compares with the grammar `[LABEL_digits]`, where LABEL is one of the known kinds in letters of any case and a
-/// backslash may stand before the underscore.
+/// Compares `text` with `[LABEL_digits]`. LABEL is the label of a kind in any case; a backslash may come
+/// before the underscore.
 fn shape(text: &str) -> Shape {
     let Some(rest) = text.strip_prefix('[') else { return Shape::Other };
     for kind in EntityKind::ALL {
@@ -65,12 +66,12 @@ fn shape(text: &str) -> Shape {
 }
 
 impl Restorer {
-    /// A restorer over a redactor's table.
+    /// Makes a restorer over a redactor's table.
     pub fn new(table: Arc<PlaceholderTable>) -> Self {
         Self { table, held: String::new() }
     }
 
-    /// Takes the next piece of text, gives what can be shown now.
+    /// Takes the next piece of text; returns what can be shown now.
     pub fn push(&mut self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -100,7 +101,7 @@ impl Restorer {
         out
     }
 
-    /// Ends the text: gives what was still held back.
+    /// Ends the text; returns what was still held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,10 +1,10 @@
-//! The values behind placeholders.
+//! The table of placeholders and their values.
 
 use super::{ENTITIES_MAX, EntityKind, RedactError};
 use std::collections::HashMap;
 use std::fmt;
 
-/// The values behind the placeholders of one redactor; stays on the device.
+/// The values behind the placeholders of one redactor; it stays on the device.
 #[derive(Clone, Default)]
 pub struct PlaceholderTable {
     values: HashMap<String, String>,
@@ -13,29 +13,30 @@ pub struct PlaceholderTable {
 }
 
 impl PlaceholderTable {
-    /// The value behind a placeholder such as `[EMAIL_1]`, which may also be written `[email_1]` or `[EMAIL\_1]`.
+    /// Returns the value of a placeholder such as `[EMAIL_1]`, which may also be written `[email_1]` or
+    /// `[EMAIL\_1]`.
     pub fn value(&self, placeholder: &str) -> Option<&str> {
         let value = self.values.get(placeholder);
         let canonical = || placeholder.replace('\\', "").to_ascii_uppercase();
         value.or_else(|| self.values.get(&canonical())).map(String::as_str)
     }
 
-    /// Number of different values.
+    /// Returns the number of different values.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether nothing was replaced.
+    /// Returns whether nothing was replaced.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// How many different values of each kind there are, in the order of [`EntityKind::ALL`].
+    /// Counts the different values of each kind, in the order of [`EntityKind::ALL`].
     pub fn counts(&self) -> Vec<(EntityKind, u32)> {
         EntityKind::ALL.iter().filter_map(|kind| self.counts.get(kind).map(|&n| (*kind, n))).collect()
     }
 
-    /// Kind and value of each entry, in no order.
+    /// Returns kind and value of each entry, in no particular order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (EntityKind, &str)> {
         self.placeholders
             .keys()
@@ -43,7 +44,7 @@ impl PlaceholderTable {
             .map(|(kind, value)| (*kind, value.as_str()))
     }
 
-    /// The placeholder of a value, if it has one.
+    /// Returns the placeholder of a value, if it has one.
     pub(super) fn placeholder_of(&self, kind: EntityKind, value: &str) -> Option<&str> {
         self.placeholders.get(&(kind, value.to_owned())).map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! Redaction: precision and recall on a fixed set, and restoring as its inverse.
+//! Tests redaction: precision and recall on a fixed set, and restoring as its inverse.
 
 mod hard;
 
@@ -6,7 +6,7 @@ use super::*;
 use baton_protocol::{Role, Segment};
 use proptest::prelude::*;
 
-/// Text, then the values that must be found, with their kinds; every other part must stay.
+/// Text, then the values that must be found in it, with their kinds; all other parts must stay.
 type Case = (&'static str, &'static [(EntityKind, &'static str)]);
 
 const CASES: &[Case] = &[
@@ -192,7 +192,7 @@ fn a_value_found_once_is_replaced_everywhere() {
         ("user jdoe logged in", "user [USER_1] logged in"),
     ] {
         assert_eq!(together(&[said, other])[1], want, "{other}");
-        // What comes later counts for what stands before.
+        // A value found in a later text is replaced in an earlier one too.
         let before = together(&[other, said]).swap_remove(0);
         assert!(!before.contains("5550143") && before.contains('['), "{before}");
     }
@@ -291,12 +291,12 @@ fn restore(redactor: &Redactor, text: &str, chunk_chars: usize) -> String {
     out
 }
 
-/// Restores until nothing changes: a second redaction may find values that stood next to a first one.
+/// Restores the whole text at once.
 fn restore_all(redactor: &Redactor, text: &str) -> String {
     restore(redactor, text, usize::MAX)
 }
 
-/// Strings rich in entities, placeholders and their fragments.
+/// Makes strings with many entities, placeholders and their fragments.
 fn hostile_text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("[EMAIL_1]".to_owned()),

@@ -1,7 +1,8 @@
-//! The answer so far: accepted tokens in order, and their text as the person will see it.
+//! The answer so far: the accepted tokens in order, and their text as it is shown.
 //!
-//! Text goes through one transform: incomplete characters are held back, placeholders restored, stop strings
-//! watched. Dropping tokens replays the rest, so that the text never depends on what was dropped.
+//! Text goes through one transform: it holds back incomplete characters, restores placeholders and watches
+//! for stop strings. If tokens are dropped, the others go through it again, so the text never depends on what
+//! was dropped.
 
 use super::event::Source;
 use crate::privacy::Restorer;
@@ -10,12 +11,12 @@ use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use std::sync::Arc;
 
-/// Where a token's text comes from.
+/// The source of a token's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// The device's vocabulary (also the cloud's: equal tokenizers).
+    /// An id in the device's vocabulary, and in the cloud's if the tokenizers are equal.
     Id(TokenId),
-    /// Text as it came.
+    /// The text as received.
     Text(String),
 }
 
@@ -25,18 +26,18 @@ struct Token {
     source: Source,
     /// Model text (redacted) that this token completed.
     model_text: String,
-    /// Text for the person that this token released.
+    /// Text to show that this token released.
     display: String,
 }
 
-/// What to build the transform from.
+/// The parts of the text transform.
 #[derive(Clone)]
 pub struct TextRules {
     /// The device's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Puts private values back.
     pub restorer: Restorer,
-    /// Strings that end the answer; not part of it.
+    /// Strings that end the answer; they are not part of it.
     pub stop: StopStrings,
 }
 
@@ -71,7 +72,7 @@ impl Answer {
         &self.rules.tokenizer
     }
 
-    /// A stop string came: no token is taken any more.
+    /// Returns whether a stop string came; then no more tokens are taken.
     pub(super) fn stopped(&self) -> bool {
         self.stopped
     }
@@ -84,7 +85,7 @@ impl Answer {
         &self.tokens[index].display
     }
 
-    /// Token ids of the answer; `None` when a part came as text only.
+    /// Returns the token ids of the answer; `None` if a part came as text only.
     pub(super) fn ids(&self) -> Option<Vec<TokenId>> {
         self.tokens
             .iter()
@@ -95,12 +96,12 @@ impl Answer {
             .collect()
     }
 
-    /// Complete characters of the model's text (redacted).
+    /// Returns the complete characters of the model's text (redacted).
     pub(super) fn model_text(&self) -> String {
         self.tokens.iter().map(|t| t.model_text.as_str()).collect()
     }
 
-    /// Bytes of model text of the first `n` tokens.
+    /// Returns the length of the model text of the first `n` tokens, in bytes.
     pub(super) fn model_bytes(&self, n: usize) -> usize {
         self.tokens[..n].iter().map(|t| t.model_text.len()).sum()
     }
@@ -124,12 +125,12 @@ impl Answer {
         pushed.text
     }
 
-    /// Forgets the beginning of a character that its token has not completed: no part of the text so far.
+    /// Drops the start of an incomplete character; it is not part of the text so far.
     pub(super) fn drop_incomplete(&mut self) {
         self.detokenizer = Detokenizer::new(self.rules.tokenizer.clone());
     }
 
-    /// Drops every token from `len` on; none of them may have been shown.
+    /// Drops all tokens from `len` on; none of them may have been shown.
     pub(super) fn truncate(&mut self, len: usize) {
         let tokens = std::mem::take(&mut self.tokens);
         *self = Self::new(self.rules.clone());
@@ -138,7 +139,7 @@ impl Answer {
         }
     }
 
-    /// Ends the text: `model_text` is what the engine still held.
+    /// Ends the text; `model_text` is what the engine still held.
     pub(super) fn finish(&mut self, model_text: &str) {
         let mut rest = if self.stopped { String::new() } else { self.detokenizer.finish() };
         rest.push_str(model_text);
@@ -154,12 +155,12 @@ impl Answer {
         }
     }
 
-    /// The held-back end of the text, after [`Answer::finish`].
+    /// Returns the text that was held back at the end, after [`Answer::finish`].
     pub(super) fn tail(&self) -> &str {
         &self.tail
     }
 
-    /// The first `n` tokens' text, with the tail when it is all of them.
+    /// Returns the text of the first `n` tokens; includes the tail if these are all tokens.
     pub(super) fn text(&self, n: usize) -> String {
         let mut text: String = self.tokens[..n].iter().map(|t| t.display.as_str()).collect();
         if n == self.tokens.len() {

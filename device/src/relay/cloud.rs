@@ -1,4 +1,4 @@
-//! The cloud's half: its events, its faults, and when its part is complete.
+//! The cloud's side of the relay: its events, its faults, and when its part is complete.
 
 use super::answer::Piece;
 use super::inbox::Inbox;
@@ -13,24 +13,24 @@ use baton_protocol::{
 };
 use std::sync::Arc;
 
-/// A cloud is called silent after this many of its usual intervals, within the two bounds below.
+/// A cloud counts as silent after this many of its usual intervals, within the two limits below.
 const SILENCE_INTERVALS: f64 = 4.0;
 const SILENCE_MS_MIN: f64 = 60.0;
 const SILENCE_MS_MAX: f64 = 2_000.0;
-/// The longest time that a cloud may ask to be left alone.
+/// Longest pause that a cloud may ask for.
 const RETRY_AFTER_MS_MAX: u64 = 3_600_000;
-/// Characters of a cloud's own words that are kept.
+/// Most characters of a cloud's message that are kept.
 const MESSAGE_CHARS_MAX: usize = 400;
-/// Characters of the word for what bounds L that are kept.
+/// Most characters that are kept of the word for what limits L.
 const BOUND_CHARS_MAX: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CloudState {
-    /// Not asked.
+    /// Not asked yet.
     Off,
-    /// Asked, nothing there.
+    /// Asked; no token yet.
     Waiting,
-    /// First token there.
+    /// The first token has come.
     Streaming,
     /// Ended, lost or cancelled.
     Over,
@@ -40,19 +40,20 @@ enum CloudState {
 pub(super) struct CloudSide {
     state: CloudState,
     inbox: Inbox,
-    /// Tokens the cloud writes at most, of the stream under way.
+    /// Most tokens that the cloud writes in the current stream.
     pub(super) cap: usize,
-    /// Answer tokens before this stream: 0, or what was accepted when the cloud was asked to go on.
+    /// Number of answer tokens before this stream: 0, or the number accepted when the cloud was asked to go
+    /// on.
     offset: usize,
-    /// Why it would be in vain to ask again for this answer.
+    /// The fault that makes it useless to ask again for this answer, if there was one.
     refuses: Option<CloudFault>,
     continuing: bool,
-    /// All its tokens were there when the device dropped some of them.
+    /// All its tokens had come when the device dropped some of them.
     corrected: bool,
-    /// Token ids mean the same on both sides: equal tokenizer digests.
+    /// Token ids mean the same on both sides, because the tokenizer digests are equal.
     pub(super) ids_usable: bool,
     pub(super) corrector: Corrector,
-    /// Last sign of life: a further token of the answer, or a prompt that goes on.
+    /// Time of the last sign of life: a further token of the answer, or progress with the prompt.
     pub(super) last_at: Millis,
     /// Usual time between tokens.
     interval_ms: f64,
@@ -94,7 +95,7 @@ impl CloudSide {
         self.state == CloudState::Streaming
     }
 
-    /// A stream is open.
+    /// Returns whether a stream is open.
     pub(super) fn active(&self) -> bool {
         matches!(self.state, CloudState::Waiting | CloudState::Streaming)
     }
@@ -103,12 +104,12 @@ impl CloudSide {
         self.state = CloudState::Over;
     }
 
-    /// The device drops some of its tokens: what is complete stays complete.
+    /// Notes that the device drops some of the cloud's tokens; a complete part stays complete.
     pub(super) fn correct(&mut self) {
         self.corrected = self.active();
     }
 
-    /// All tokens of the stream under way are there, of an answer of `len` tokens.
+    /// Returns whether all tokens of the current stream have come; `len` is the length of the answer.
     fn all_there(&self, len: usize) -> bool {
         self.streaming() && (self.corrected || len - self.offset >= self.cap)
     }
@@ -117,18 +118,19 @@ impl CloudSide {
         self.continuing
     }
 
-    /// How long a pause is not yet called silence, where this device would write a token in `own_ms`: a cloud that lets
-    /// its own tokens drip must not hold a device that is faster.
+    /// Returns how long a pause may be before the cloud counts as silent. `own_ms` is the time of one token
+    /// on this device: a cloud that sends slowly must not delay a faster device.
     pub(super) fn silence_ms(&self, own_ms: f64) -> f64 {
         (SILENCE_INTERVALS * self.interval_ms.min(own_ms)).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
     }
 
-    /// When its last token is expected, with `have` of its tokens there.
+    /// Returns when its last token is expected, if `have` of its tokens have come.
     pub(super) fn expected_end(&self, have: usize) -> Millis {
         self.last_at + Millis::new(self.cap.saturating_sub(have) as f64 * self.interval_ms)
     }
 
-    /// So many further tokens of the answer are there. Events that bring none are no sign of life.
+    /// Notes that `tokens` further tokens of the answer came. An event without a new token is not a sign of
+    /// life.
     fn heard(&mut self, tokens: usize, now: Millis) {
         if tokens == 0 {
             return;
@@ -145,7 +147,7 @@ impl CloudSide {
     }
 }
 
-/// The fault that an `error` event or body means.
+/// Returns the fault that an `error` event or body means.
 pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
     match (status, error.code) {
         (401 | 403, _) | (_, ErrorCode::Unauthorized | ErrorCode::Forbidden) => CloudFault::SignIn { status },
@@ -227,7 +229,7 @@ impl RelayCore {
         self.waiting.forget_cloud();
         let left = self.spec.tokens_max - self.cloud.offset;
         self.cloud.cap = usize::try_from(first.assist_tokens).unwrap_or(left).clamp(1, left.max(1));
-        // Ids go on from ids only: behind text they would not know what text it was.
+        // Ids are used only after ids: after text it is not known which ids that text would have.
         let same_ids = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
         self.cloud.ids_usable = same_ids && self.answer.ids().is_some();
         if !self.cloud.continuing {
@@ -288,7 +290,7 @@ impl RelayCore {
         Ok(())
     }
 
-    /// What the cloud says the answer cost it.
+    /// Stores the costs that the cloud reports.
     fn read_costs(&mut self, end: &EndEvent) {
         self.timeline.cloud_usage = Some(end.usage);
         if let Some(timing) = &mut self.timeline.cloud_timing {
@@ -302,7 +304,7 @@ impl RelayCore {
             return self.cloud_lost(CloudFault::Cancelled, now, fx);
         }
         if self.cloud.corrected {
-            // Its tokens were all there, and its end was behind what the device dropped.
+            // All its tokens had come, and its end belongs to the part that the device dropped.
             self.cloud.close();
             return self.cloud_part_over(false, now, fx);
         }
@@ -319,7 +321,7 @@ impl RelayCore {
         self.cloud_part_over(hole, now, fx);
     }
 
-    /// The cloud is gone before its part was complete, or so it seems.
+    /// Handles a cloud that was lost, usually before its part was complete.
     pub(super) fn cloud_lost(&mut self, fault: CloudFault, now: Millis, fx: &mut Vec<RelayEffect>) {
         if !self.cloud.active() || self.ending.is_some() {
             self.cloud.close();
@@ -337,7 +339,7 @@ impl RelayCore {
         }
         match self.device.failure() {
             None => self.fail(AnswerError::Cloud(fault), fx),
-            // It was there a moment ago: only that stream is gone.
+            // The cloud answered a moment ago, so only that stream was lost.
             Some(reason) if broke_off && !self.cloud.continuing && !fault.is_final() => {
                 self.continue_in_cloud(reason, now, fx);
             }
@@ -345,7 +347,7 @@ impl RelayCore {
         }
     }
 
-    /// The cloud wrote what it agreed to, or what came of it (`hole`: not all that it wrote). Where the device cannot go
+    /// Handles the end of the cloud's part; `hole`: some of its tokens are missing. If the device cannot go
     /// on, the cloud is asked to.
     fn cloud_part_over(&mut self, hole: bool, now: Millis, fx: &mut Vec<RelayEffect>) {
         if self.device_can_take_over() || self.device.writing() {
@@ -361,7 +363,7 @@ impl RelayCore {
         }
     }
 
-    /// Asks the cloud to go on after the accepted text, once; `reason` is why the device cannot.
+    /// Asks the cloud once to go on after the accepted text; `reason` says why the device cannot.
     pub(super) fn continue_in_cloud(&mut self, reason: String, now: Millis, fx: &mut Vec<RelayEffect>) {
         if !self.config.may_continue || self.config.mode == RelayMode::DeviceOnly {
             return self.fail(AnswerError::Device { reason }, fx);
@@ -369,7 +371,7 @@ impl RelayCore {
         if let Some(fault) = self.cloud.refuses.clone() {
             return self.fail(AnswerError::DeviceAndCloud { reason, fault }, fx);
         }
-        // What was not shown is no part of the text that the cloud goes on from.
+        // An incomplete character is not part of the text after which the cloud goes on.
         self.answer.drop_incomplete();
         let offset = self.answer.len();
         self.cloud.inbox = Inbox::default();
@@ -386,7 +388,7 @@ impl RelayCore {
         });
     }
 
-    /// The cloud's part is complete when all its tokens are there or no more will come.
+    /// Returns whether the cloud's part is complete: all its tokens have come, or no more will come.
     pub(super) fn cloud_complete(&self) -> bool {
         !self.cloud.active() || self.cloud.all_there(self.answer.len())
     }
@@ -406,7 +408,7 @@ impl RelayCore {
         }
     }
 
-    /// The device was first: the cloud's answer is not needed.
+    /// Cancels the cloud, because the device had its first token earlier.
     pub(super) fn cloud_too_slow(&mut self, fx: &mut Vec<RelayEffect>) {
         self.cloud.close();
         fx.push(RelayEffect::CancelCloud);

@@ -1,4 +1,4 @@
-//! The device's half: which prompt it prefills, what its engine reports, and the corrector.
+//! The device's side of the relay: which prompt it prefills, what its engine reports, and the corrector.
 
 use super::answer::Piece;
 use super::note::{AnswerError, Note};
@@ -11,21 +11,21 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum DeviceState {
-    /// No model, or not to be used.
+    /// There is no model, or it must not be used.
     Absent,
-    /// Nothing begun.
+    /// Nothing has begun.
     Idle,
-    /// Prefills what no mask can change.
+    /// Prefills the part of the prompt that no mask can change.
     Prefix,
-    /// Prefills a prompt, or holds it and waits.
+    /// Prefills a prompt, or waits with a complete one.
     Prompt,
-    /// The verification pass is ordered.
+    /// The verification pass was requested.
     Verifying,
     /// Writes the answer.
     Decoding,
     /// Wrote its part, or is not needed any more.
     Over,
-    /// Cannot.
+    /// It failed; the text says why.
     Failed(String),
 }
 
@@ -34,10 +34,10 @@ pub(super) struct DeviceSide {
     pub(super) state: DeviceState,
     prompt: PromptId,
     next_prompt: u64,
-    /// Segments of the prompt that is to be used.
+    /// Segments of the prompt to use.
     segments: Arc<[Segment]>,
     refined: bool,
-    /// Tokens of the whole prompt, and of its fixed prefix.
+    /// Number of tokens of the whole prompt; the next field is for its fixed prefix.
     whole_tokens: Option<usize>,
     prefix_tokens: usize,
     done: usize,
@@ -47,9 +47,9 @@ pub(super) struct DeviceSide {
     cost: DeviceCost,
     slowness: f64,
     estimate: Option<TakeoverEstimate>,
-    /// When prefill of the prompt began, and what the KV cache held then.
+    /// When prefill of the prompt began, and how many tokens the KV cache held then.
     begun: (Millis, usize),
-    /// The prompt's tokens and the most that fit, where it does not fit.
+    /// If the prompt does not fit: its number of tokens, and the most that fit.
     pub(super) too_long: Option<(usize, usize)>,
 }
 
@@ -74,7 +74,7 @@ impl DeviceSide {
         }
     }
 
-    /// Real over estimated time of the prefill so far.
+    /// Updates the ratio of real to estimated time of the prefill so far.
     fn measure(&mut self, now: Millis) {
         let (at, cached) = self.begun;
         let estimated_ms = self.cost.prefill_ms(cached as f64, self.done.saturating_sub(cached) as f64);
@@ -92,7 +92,7 @@ impl DeviceSide {
         matches!(self.state, DeviceState::Verifying | DeviceState::Decoding)
     }
 
-    /// Why it cannot, in the engine's words.
+    /// Returns the engine's message, if the device failed.
     pub(super) fn failure(&self) -> Option<String> {
         match &self.state {
             DeviceState::Failed(reason) => Some(reason.clone()),
@@ -100,7 +100,7 @@ impl DeviceSide {
         }
     }
 
-    /// No more work is wanted; whether the engine must be told.
+    /// Stops the device; returns whether the engine must be told.
     pub(super) fn stop(&mut self) -> bool {
         let working = !matches!(
             self.state,
@@ -120,18 +120,20 @@ impl DeviceSide {
         self.prompt
     }
 
-    /// Tokens in the KV cache and of the whole prompt, and when its own first token will be there.
+    /// Returns the tokens in the KV cache, the tokens of the whole prompt, and when the device's own first
+    /// token is expected.
     pub(super) fn progress(&self, now: Millis) -> Option<(u64, u64, Millis)> {
         let ready_at = self.estimate.as_ref()?.ready_at(now);
         Some((self.done as u64, self.total as u64, ready_at))
     }
 
-    /// Predicted time of the verification pass over `accepted` tokens.
+    /// Returns the predicted time of the verification pass over `accepted` tokens, in milliseconds.
     pub(super) fn verify_ms(&self, accepted: usize) -> f64 {
         self.slowness * self.cost.prefill_ms(self.done as f64, (accepted + 1) as f64)
     }
 
-    /// When the device's own first token will be there; `cloud_end`: when the cloud's `expected` tokens are.
+    /// Returns when the device's own first token is expected. `cloud_end` is the time at which the cloud's
+    /// `expected` tokens have come.
     pub(super) fn handover_at(&self, expected: usize, cloud_end: Millis, now: Millis) -> Option<Millis> {
         match self.state {
             DeviceState::Prompt | DeviceState::Verifying => {}
@@ -147,7 +149,7 @@ impl DeviceSide {
 }
 
 impl RelayCore {
-    /// Begins the engine's work; `prefix_only` while a mask may still come.
+    /// Starts the engine's work; `prefix_only` while a mask may still come.
     pub(super) fn open(&mut self, prefix_only: bool, fx: &mut Vec<RelayEffect>) {
         if self.device.state != DeviceState::Idle {
             return;
@@ -158,7 +160,7 @@ impl RelayCore {
         self.send(EngineCommand::Open { prompt, spec: self.spec.clone(), scope }, fx);
     }
 
-    /// Prefills the whole prompt, if no prompt was chosen yet.
+    /// Prefills the whole prompt, unless a prompt was already chosen.
     pub(super) fn use_whole_prompt(&mut self, fx: &mut Vec<RelayEffect>) {
         match self.device.state {
             DeviceState::Idle => self.open(false, fx),
@@ -177,7 +179,7 @@ impl RelayCore {
         }
     }
 
-    /// Prefills the refined prompt, unless the whole one (begun as a hedge) is nearer to its end.
+    /// Prefills the refined prompt, unless the whole prompt (begun as a hedge) is closer to its end.
     pub(super) fn use_refined_prompt(
         &mut self,
         refined: Arc<[Segment]>,
@@ -204,7 +206,7 @@ impl RelayCore {
         self.send(EngineCommand::Prefill { prompt, segments: refined }, fx);
     }
 
-    /// Orders the verification pass as soon as the cloud's part is complete.
+    /// Requests the verification pass as soon as the cloud's part is complete.
     pub(super) fn maybe_verify(&mut self, fx: &mut Vec<RelayEffect>) {
         let hedge_won = self.cloud.waiting() && self.device.ready && self.device.state == DeviceState::Prompt;
         let due = hedge_won || (self.cloud_complete() && !self.cloud.continuing());
@@ -320,7 +322,7 @@ impl RelayCore {
         self.send(EngineCommand::Decode { prompt: self.device.prompt, keep, index: len }, fx);
     }
 
-    /// The corrector: how much of the cloud's part stays. Shown tokens always do.
+    /// Decides as the corrector how much of the cloud's part stays. Shown tokens always stay.
     fn correct(&self, verified: &Verified) -> (Keep, usize) {
         let len = self.answer.len();
         let all = (Keep::All, len);
@@ -332,7 +334,8 @@ impl RelayCore {
             let differs = (shown..len).find(|&i| verified.own.get(i).is_some_and(|own| *own != ids[i]));
             return differs.map_or(all, |i| (Keep::Tokens(i), i));
         }
-        // Text: the device's boundary must also be one of the cloud's, so that no half token is dropped.
+        // With text, the device's boundary must also be a boundary of the cloud's tokens, so that no token is
+        // cut in half.
         let differs = verified.differs_at_bytes.iter().find_map(|&bytes| {
             (shown..len).find(|&i| self.answer.model_bytes(i) == bytes).map(|i| (Keep::Bytes(bytes), i))
         });
@@ -359,16 +362,16 @@ impl RelayCore {
         }
     }
 
-    /// The engine's thread is gone.
+    /// Handles the end of the engine's thread.
     pub(super) fn engine_lost(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
         if self.ending.is_none() && self.device.usable() && self.device.state != DeviceState::Over {
             self.on_failed("the engine has ended".into(), now, fx);
         }
     }
 
-    /// The device cannot: the cloud goes on alone, or is asked to go on, or the answer fails.
+    /// Handles a failure of the device: the cloud goes on alone, or is asked to go on, or the answer fails.
     fn on_failed(&mut self, reason: String, now: Millis, fx: &mut Vec<RelayEffect>) {
-        // What was ordered before the first failure was heard of fails as well.
+        // Commands sent before the first failure was known fail too.
         if !self.device.usable() {
             return;
         }

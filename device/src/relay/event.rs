@@ -1,4 +1,4 @@
-//! What goes into the relay core and what comes out of it.
+//! The events and effects of the relay core.
 
 use super::note::{CloudFault, Note};
 use super::outcome::Outcome;
@@ -17,37 +17,37 @@ pub enum Source {
     Device,
 }
 
-/// How far an answer is that has nothing to show now.
+/// Progress of an answer that has nothing to show now.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Progress {
-    /// Who is waited for.
+    /// Who the answer waits for.
     pub source: Source,
-    /// What for: a turn in the cloud's queue, or a prompt to be computed.
+    /// What it waits for: a turn in the cloud's queue, or the computation of a prompt.
     pub stage: ProgressStage,
-    /// Prompt tokens that are computed.
+    /// Prompt tokens computed so far.
     pub computed: u64,
     /// Prompt tokens in all.
     pub total: u64,
-    /// How long the next token will take from now, in milliseconds, if that can be said.
+    /// Time until the next token, in milliseconds, if it can be estimated.
     pub eta_ms: Option<f64>,
 }
 
-/// What happened.
+/// An event for the core.
 #[derive(Debug, Clone)]
 pub enum RelayEvent {
-    /// The question is asked: time zero of the answer. First event, once.
+    /// The question is asked, which is time zero of the answer. This is the first event, sent once.
     Begin,
-    /// The cloud said something.
+    /// An event from the cloud.
     Cloud(AssistEvent),
-    /// The cloud is gone: refused, unreachable, broken, or its stream closed without an `end`.
+    /// The cloud is lost: it refused, is unreachable or broken, or its stream closed without an `end`.
     CloudLost(CloudFault),
-    /// The engine reports.
+    /// A report from the engine.
     Engine(EngineReport),
     /// The engine is gone and reports no more.
     EngineLost,
-    /// The time asked for by [`RelayEffect::WakeAt`] has come. Early or extra ones do no harm.
+    /// The time of [`RelayEffect::WakeAt`] has come. Early or extra timers do no harm.
     Timer,
-    /// The person does not want the answer any more.
+    /// The user cancelled the answer.
     Cancel,
 }
 
@@ -56,38 +56,38 @@ pub enum RelayEvent {
 pub enum RelayEffect {
     /// Send the prepared request to the cloud.
     Ask,
-    /// Ask the cloud to go on after `accepted` (model text, redacted), without a cap: the device cannot.
-    /// Indices of the new stream count from 0.
+    /// Ask the cloud to go on after `accepted` (the model's redacted text) up to the end, because the device
+    /// cannot. Indices of the new stream count from 0.
     AskToContinue {
         /// The answer so far.
         accepted: String,
-        /// Tokens it may still write.
+        /// Most tokens that it may still write.
         tokens_max: usize,
     },
     /// Drop the cloud's stream; nothing that still arrives is used.
     CancelCloud,
-    /// Give this to the engine.
+    /// Send this command to the engine.
     Engine(EngineCommand),
     /// Show this text; `index` counts the answer's tokens. The text may be empty.
     Show {
-        /// Token index, 0-based.
+        /// Token index, from 0.
         index: usize,
-        /// Text as the person sees it.
+        /// The text to show.
         text: String,
         /// Who wrote it.
         source: Source,
     },
-    /// Show this last bit of text that was held back.
+    /// Show this last text, which was held back.
     Tail {
-        /// Text as the person sees it.
+        /// The text to show.
         text: String,
     },
-    /// Tell the person.
+    /// Show this note.
     Note(Note),
-    /// Tell the person who waits how far it is; again at least every two seconds.
+    /// Show this progress; repeated at least every two seconds.
     Progress(Progress),
-    /// Send [`RelayEvent::Timer`] at this time; replaces the time asked for before. `None`: no timer.
+    /// Send [`RelayEvent::Timer`] at this time; replaces any earlier request. `None` means no timer.
     WakeAt(Option<Millis>),
-    /// The one terminal event; nothing follows.
+    /// The last effect; nothing follows it.
     Finish(Box<Outcome>),
 }

@@ -1,16 +1,16 @@
-//! The cloud's tokens as they arrive: duplicates dropped, order restored, holes never skipped.
+//! Puts the cloud's tokens in order: drops duplicates, restores the order, never skips a missing token.
 //!
-//! Memory is bounded by the agreed number of tokens. Only a contiguous prefix ever leaves.
+//! Memory is bounded. Only a contiguous prefix of the tokens is ever returned.
 
 use baton_protocol::TokenEvent;
 use std::collections::BTreeMap;
 
-/// Tokens that may wait for one that is missing.
+/// Most tokens that may wait for a missing one.
 const WAITING_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    /// Wire index of the stream's first token: not 0 when the stream continues an answer.
+    /// Wire index of the stream's first token; not 0 if the stream continues an answer.
     base: u32,
     next: usize,
     waiting: BTreeMap<usize, TokenEvent>,
@@ -23,7 +23,8 @@ impl Inbox {
         Self { base, ..Self::default() }
     }
 
-    /// Takes a token; gives the tokens that are now contiguous, in order. `cap`: tokens agreed on.
+    /// Takes a token; returns the tokens that are now contiguous, in order. `cap` is the agreed number of
+    /// tokens.
     pub(super) fn push(&mut self, token: TokenEvent, cap: usize) -> Vec<TokenEvent> {
         let index = token.index.checked_sub(self.base).map_or(usize::MAX, |i| i as usize);
         if index != self.next || index >= cap {

@@ -1,31 +1,31 @@
-//! Notes: what went differently than planned, typed, for the person and for programs.
+//! Notes: typed messages about what did not go as planned, for people and programs.
 
 use super::event::Source;
 use baton_protocol::ErrorCode;
 use serde::Serialize;
 use std::fmt;
 
-/// Why the cloud is not, or no longer, part of an answer.
+/// Why the cloud does not, or no longer, take part in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloudFault {
-    /// No connection: DNS, TCP or TLS failed.
+    /// There is no connection: DNS, TCP or TLS failed.
     #[error("cannot reach the cloud: {reason}")]
     Unreachable {
-        /// The client's words.
+        /// The client's message.
         reason: String,
     },
-    /// HTTP 401 or 403.
+    /// The cloud wants a key: HTTP 401 or 403.
     #[error("the cloud asks you to sign in (status {status})")]
     SignIn {
         /// HTTP status.
         status: u16,
     },
-    /// HTTP 429 or 503.
+    /// The cloud has no room: HTTP 429 or 503.
     #[error("the cloud is overloaded (status {status})")]
     Overloaded {
         /// HTTP status, or 0 for an error event.
         status: u16,
-        /// How long it asks to be left alone.
+        /// How long it asks not to be called, in milliseconds.
         retry_after_ms: Option<u64>,
     },
     /// Any other HTTP error or an `error` event.
@@ -35,7 +35,7 @@ pub enum CloudFault {
         status: u16,
         /// The service's code.
         code: String,
-        /// The service's words.
+        /// The service's message.
         message: String,
     },
     /// The reply is not an event stream: a captive portal or a proxy's page.
@@ -44,25 +44,25 @@ pub enum CloudFault {
         /// Its content type.
         content_type: String,
     },
-    /// An event that does not parse.
+    /// An event cannot be parsed.
     #[error("the cloud sent a broken event: {reason}")]
     Malformed {
         /// What is wrong.
         reason: String,
     },
-    /// What came is not what the cloud sent.
-    #[error("the line to the cloud damages what it carries: {reason}")]
+    /// The data is not what the cloud sent.
+    #[error("data from the cloud arrived damaged: {reason}")]
     Damaged {
-        /// Which checksum does not fit.
+        /// Which checksum is wrong.
         reason: String,
     },
-    /// More bytes than an answer may have.
+    /// The cloud sent more bytes than an answer may have.
     #[error("the cloud sent more than {max} bytes")]
     TooLarge {
         /// The limit.
         max: u64,
     },
-    /// Another protocol version.
+    /// The cloud speaks another protocol version.
     #[error("the cloud speaks protocol {theirs}, this device speaks {ours}")]
     Version {
         /// This device's version.
@@ -73,35 +73,35 @@ pub enum CloudFault {
     /// The stream ended without an `end` event.
     #[error("the connection to the cloud broke")]
     Disconnected,
-    /// The cloud's own side cancelled the answer.
+    /// The cloud cancelled the answer.
     #[error("the cloud cancelled the answer")]
     Cancelled,
-    /// Nothing came in time.
+    /// No event came in time.
     #[error("the cloud was silent for {waited_ms} ms")]
     Silent {
-        /// How long.
+        /// How long the cloud was silent, in milliseconds.
         waited_ms: u64,
     },
     /// The privacy check failed, so nothing was sent.
     #[error("nothing was sent, because the privacy check failed: {reason}")]
     Privacy {
-        /// What failed; no user text.
+        /// What failed; never holds user text.
         reason: String,
     },
 }
 
 impl CloudFault {
-    /// Whether the prompt does not fit the cloud's model.
+    /// Returns whether the prompt does not fit the cloud's model.
     pub(super) fn is_too_long(&self) -> bool {
         matches!(self, Self::Refused { code, .. } if code == ErrorCode::PromptTooLong.as_str())
     }
 
-    /// Whether this cloud would say the same again, however long it is left alone.
+    /// Returns whether this cloud would give the same answer however long one waits.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::SignIn { .. } | Self::Version { .. } | Self::Privacy { .. })
     }
 
-    /// Stable name for programs.
+    /// Returns the stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "cloud_unreachable",
@@ -121,7 +121,7 @@ impl CloudFault {
     }
 }
 
-/// Something the person should know about an answer; never an error of the answer itself.
+/// A message about an answer for the person; never an error of the answer itself.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Note {
     /// The device goes on without the cloud, from this token on.
@@ -129,45 +129,45 @@ pub enum Note {
     WithoutCloud {
         /// Why.
         fault: CloudFault,
-        /// First token index that is not the cloud's.
+        /// Index of the first token that is not the cloud's.
         at: usize,
     },
-    /// The device had its first token before the cloud.
+    /// The device had its first token before the cloud had.
     #[error("the cloud was slower than this device; it was cancelled")]
     CloudTooSlow,
-    /// The mask does not fit the text that was sent; the whole prompt is used.
+    /// The mask does not fit the text; the whole prompt is used.
     #[error("mask ignored, the whole prompt is used: {reason}")]
     MaskIgnored {
         /// What is wrong with it.
         reason: String,
     },
-    /// The cloud ended with other than the agreed number of tokens.
+    /// The cloud did not write the agreed number of tokens.
     #[error("the cloud wrote {got} of {want} tokens")]
     TokenCount {
-        /// Agreed.
+        /// Number of agreed tokens.
         want: usize,
-        /// Usable.
+        /// Number of usable tokens.
         got: usize,
     },
-    /// Tokens came twice, out of order or past the agreed number; only the contiguous prefix counts.
+    /// Tokens came twice, out of order or past the agreed number; only the contiguous prefix is used.
     #[error("the cloud's tokens came out of order at token {at}")]
     Disorder {
-        /// Index of the first odd token.
+        /// Index of the first such token.
         at: usize,
     },
     /// The whole prompt does not fit; the least relevant sentences were left out.
     #[error("the prompt has {tokens} tokens, the {taker} takes {limit}: shortened to {kept}")]
     PromptShortened {
-        /// Whom it does not fit.
+        /// For whom it is too long.
         taker: Source,
         /// Tokens of the whole prompt.
         tokens: usize,
-        /// What fits.
+        /// Most tokens that fit.
         limit: usize,
-        /// Tokens used.
+        /// Tokens of the shortened prompt.
         kept: usize,
     },
-    /// The device cannot go on; the cloud was asked to.
+    /// The device cannot go on; the cloud was asked to continue.
     #[error("this device cannot go on ({reason}); the cloud continues from token {at}")]
     CloudContinues {
         /// First token index after the accepted text.
@@ -175,12 +175,12 @@ pub enum Note {
         /// Why.
         reason: String,
     },
-    /// The cloud's tokens were replaced, before being shown, by the device's own.
+    /// Some of the cloud's tokens were replaced by the device's own before they were shown.
     #[error("{tokens} cloud tokens from token {at} on were replaced by this device's own")]
     Corrected {
-        /// First replaced index.
+        /// Index of the first replaced token.
         at: usize,
-        /// How many.
+        /// Number of replaced tokens.
         tokens: usize,
     },
     /// The scene could not be fetched.
@@ -194,9 +194,7 @@ pub enum Note {
         used: &'static str,
     },
     /// The scene names an adapter that this device does not have.
-    #[error(
-        "this device has no adapter `{adapter}`, its model goes on without: pass --adapter {adapter}=FILE"
-    )]
+    #[error("this device has no adapter `{adapter}` and answers without it; pass --adapter {adapter}=FILE")]
     AdapterMissing {
         /// Its name.
         adapter: String,
@@ -204,13 +202,13 @@ pub enum Note {
     /// Private values were replaced before the request was sent.
     #[error("{count} private values were replaced before anything was sent")]
     Redacted {
-        /// How many different ones.
+        /// Number of different values.
         count: usize,
     },
 }
 
 impl Note {
-    /// Stable name for programs.
+    /// Returns the stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::WithoutCloud { fault, .. } => fault.code(),
@@ -228,7 +226,7 @@ impl Note {
     }
 }
 
-/// A note as JSON: `{"code": ..., "message": ...}`.
+/// Writes a note as JSON: `{"code": ..., "message": ...}`.
 impl Serialize for Note {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
@@ -242,27 +240,27 @@ impl Serialize for Note {
 /// Why the answer could not be finished.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// The cloud failed and there is no device model to go on with.
+    /// The cloud failed, and there is no device model to go on with.
     #[error("{0}")]
     Cloud(CloudFault),
     /// The prompt fits neither this device nor the cloud, if there is one.
     #[error(
-        "the prompt has {tokens} tokens, this device takes at most {limit}, as it keeps up to a quarter of its room for \
-         the answer: send less, or give it more room (--kv-tokens)"
+        "the prompt has {tokens} tokens, this device takes at most {limit}, because it keeps up to a quarter \
+         of its room for the answer: send less, or give it more room (--kv-tokens)"
     )]
     TooLong {
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// The most that this device takes.
+        /// Most tokens that this device takes.
         limit: usize,
     },
-    /// The device's engine failed, and no cloud may go on in its place.
+    /// The device's engine failed, and no cloud may go on instead.
     #[error(
         "this device cannot go on ({reason}) and no cloud may be asked to; what was written stays: ask again, or let a \
          cloud finish such answers (--cloud URL, mode `relay`)"
     )]
     Device {
-        /// The engine's words.
+        /// The engine's message.
         reason: String,
     },
     /// The device's engine failed, and so did the cloud that was to go on.
@@ -270,9 +268,9 @@ pub enum AnswerError {
         "neither this device ({reason}) nor the cloud ({fault}) can go on; what was written stays: ask again"
     )]
     DeviceAndCloud {
-        /// The engine's words.
+        /// The engine's message.
         reason: String,
-        /// What the cloud did.
+        /// The cloud's fault.
         fault: CloudFault,
     },
 }
@@ -281,7 +279,7 @@ pub enum AnswerError {
 pub(crate) const TOO_LONG: &str = "context_length_exceeded";
 
 impl AnswerError {
-    /// Stable name for programs.
+    /// Returns the stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::TooLong { .. } => TOO_LONG,
@@ -292,7 +290,7 @@ impl AnswerError {
     }
 }
 
-/// Part of a log line: never user text.
+/// Writes the name for log lines and messages.
 impl fmt::Display for super::event::Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,4 +1,4 @@
-//! How an answer ended, and its timeline.
+//! The end of an answer, and its timeline.
 
 use super::event::Source;
 use super::note::AnswerError;
@@ -20,7 +20,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Stable name for programs.
+    /// Returns the stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -45,10 +45,10 @@ pub struct Shown {
 /// The cloud's own times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CloudTiming {
-    /// As told with the first token.
+    /// Times reported with the first token.
     #[serde(flatten)]
     pub first: Timing,
-    /// As told at the end: how long the answer held a slot.
+    /// Times reported at the end: how long the answer held a slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<SlotTiming>,
 }
@@ -56,51 +56,52 @@ pub struct CloudTiming {
 /// The times and counts of one answer. Times are milliseconds since the question was asked.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timeline {
-    /// First cloud token received.
+    /// When the first cloud token came.
     pub ttft_cloud_ms: Option<f64>,
-    /// Something shown for the first time.
+    /// When the first text was shown.
     pub ttft_user_ms: Option<f64>,
-    /// The device has its KV cache for the prompt (all but its last token, and the cloud's tokens).
+    /// When the device had its KV cache for the prompt (all but the last token, and without the cloud's
+    /// tokens).
     pub prompt_ready_ms: Option<f64>,
-    /// The device's own first token is there: prompt and cloud tokens verified (TTFT_d).
+    /// When the device had its own first token: prompt and cloud tokens verified (TTFT_d).
     pub ttft_device_ms: Option<f64>,
-    /// Last token shown.
+    /// When the last token was shown.
     pub total_ms: Option<f64>,
-    /// Every shown token.
+    /// All shown tokens.
     pub shown: Vec<Shown>,
-    /// Agreed cloud tokens (the paper's L).
+    /// Agreed number of cloud tokens (the paper's L).
     pub assist_tokens: Option<usize>,
-    /// What bounds L, as the cloud says.
+    /// What limits L, as reported by the cloud.
     pub assist_bound_by: Option<String>,
-    /// Largest tolerable gap.
+    /// Largest tolerable gap, in milliseconds.
     pub tau_ms: f64,
-    /// Tokens of the whole prompt, by the device's tokenizer.
+    /// Tokens of the whole prompt, counted by the device's tokenizer.
     pub prompt_tokens: Option<usize>,
     /// Tokens of the prompt that the device used.
     pub prompt_tokens_refined: Option<usize>,
-    /// Tokens of the used prompt that the device's KV cache held already.
+    /// Tokens of the used prompt that were already in the device's KV cache.
     pub prompt_tokens_cached: Option<usize>,
-    /// Kept content / content, as the cloud says.
+    /// Share of the content that was kept, as reported by the cloud.
     pub refined_ratio: Option<f64>,
-    /// Kept prompt / prompt, as the cloud says.
+    /// Share of the prompt that was kept, as reported by the cloud.
     pub prompt_ratio: Option<f64>,
     /// Bytes of the sentence mask.
     pub mask_bytes: Option<usize>,
     /// Share of the cloud's tokens that the device would have written too.
     pub agreement: Option<f64>,
-    /// What the cloud reports of its own times.
+    /// The times that the cloud reported.
     pub cloud_timing: Option<CloudTiming>,
-    /// What the cloud reports of its usage.
+    /// The usage that the cloud reported.
     pub cloud_usage: Option<Usage>,
 }
 
 impl Timeline {
-    /// Shown tokens by writer.
+    /// Counts the shown tokens of one writer.
     pub fn tokens_from(&self, source: Source) -> usize {
         self.shown.iter().filter(|s| s.source == source).count()
     }
 
-    /// Times between successive shown tokens, milliseconds.
+    /// Returns the times between successive shown tokens, in milliseconds.
     pub fn gaps_ms(&self) -> Vec<f64> {
         self.shown.windows(2).map(|w| w[1].at_ms - w[0].at_ms).collect()
     }
@@ -118,7 +119,7 @@ impl Timeline {
 pub struct Outcome {
     /// Why it ended.
     pub ending: Ending,
-    /// Its whole text as the person saw it.
+    /// Its whole text as it was shown.
     pub answer: String,
     /// Its times and counts.
     pub timeline: Timeline,

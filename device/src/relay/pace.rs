@@ -1,9 +1,9 @@
-//! From accepted to shown: drives the speed controller and emits what it lets through.
+//! Shows accepted tokens: drives the speed controller and shows what it releases.
 
 use super::{RelayCore, RelayEffect, RelayMode};
 use baton_pacing::{Millis, PaceEvent, PaceStep, Pacer, PacerConfig};
 
-/// What the person has seen, and the controller that decides about the rest.
+/// What was shown, and the controller that decides about the rest.
 #[derive(Debug, Default)]
 pub(super) struct Display {
     pacer: Option<Pacer>,
@@ -20,7 +20,7 @@ impl Display {
         self.shown
     }
 
-    /// When the last token was shown.
+    /// Returns when the last token was shown.
     pub(super) fn last_at(&self) -> Millis {
         self.last_at
     }
@@ -31,7 +31,7 @@ impl Display {
 }
 
 impl RelayCore {
-    /// Tells the controller what is new and shows what it lets through.
+    /// Tells the controller what is new, and shows what it releases.
     pub(super) fn pace(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
         let count = self.answer.len();
         if count > 0 {
@@ -51,7 +51,7 @@ impl RelayCore {
             if self.cloud.active() && !self.cloud_complete() { self.cloud.cap } else { self.cloud_len() };
         let cloud_writes_all = self.config.mode == RelayMode::CloudOnly && self.cloud.active();
         if cloud_writes_all || self.cloud.continuing() || !self.device.usable() {
-            // Without a takeover every token is the cloud's, as far as pacing goes.
+            // Without a takeover, pacing treats every token as the cloud's.
         } else if self.display.told_cloud_end.is_none_or(|told| cloud_end < told) {
             self.display.told_cloud_end = Some(cloud_end);
             events.push(PaceEvent::CloudEnds { count: cloud_end });
@@ -73,7 +73,7 @@ impl RelayCore {
         events
     }
 
-    /// Answer tokens by the cloud: a prefix.
+    /// Returns the number of tokens that the cloud wrote; they are a prefix of the answer.
     fn cloud_len(&self) -> usize {
         (0..self.answer.len()).take_while(|&i| self.answer.source(i) == super::Source::Cloud).count()
     }

@@ -1,7 +1,8 @@
-//! What a person who waits is told: how far the cloud or this device is, and how long it will take.
+//! Progress for a person who waits: how far the cloud or this device is, and how long it will take.
 //!
-//! Told only while there is nothing to show. A cloud that says how far it is counts as alive only while it computes: by
-//! a sixteenth of its prompt at a time, so that no words of its own can hold a device for ever.
+//! It is shown only while there is nothing else to show. A cloud that reports progress counts as alive only
+//! if it computes at least a sixteenth of its prompt between reports. So a cloud cannot hold a device for
+//! ever with reports alone.
 
 use super::device::DeviceState;
 use super::event::{Progress, Source};
@@ -9,31 +10,32 @@ use super::{RelayCore, RelayEffect};
 use baton_pacing::Millis;
 use baton_protocol::{ProgressEvent, ProgressStage};
 
-/// Between two reports that say something new.
+/// Least time between two reports, even if there is something new, in milliseconds.
 const FRESH_MS: f64 = 200.0;
-/// Nothing is silent for longer.
+/// Longest time without a report, in milliseconds.
 const AGAIN_MS: f64 = 2_000.0;
-/// A cloud's prompt counts as going on by such a share of it.
+/// A cloud's prompt counts as progressing in steps of one part in this many.
 const STEP_SHARE: u64 = 16;
 
-/// What was heard of the cloud's progress, and when something was told.
+/// The cloud's last progress event, and when something was last shown.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     cloud: Option<(Millis, ProgressEvent)>,
-    /// Tokens of its whole prompt and those that counted last as a sign of life.
+    /// Tokens of its whole prompt, and the number of computed tokens at its last sign of life.
     counted: Option<(u64, u64)>,
     told_at: Option<Millis>,
-    /// Something new since then.
+    /// Something is new since then.
     fresh: bool,
 }
 
 impl Waiting {
-    /// There is something new of this device.
+    /// Notes that this device made progress.
     pub(super) fn refresh(&mut self) {
         self.fresh = true;
     }
 
-    /// Takes what the cloud says in; whether its prompt went on.
+    /// Takes a progress event of the cloud; returns whether its prompt progressed enough to be a sign of
+    /// life.
     fn hear(&mut self, event: ProgressEvent, now: Millis) -> bool {
         (self.cloud, self.fresh) = (Some((now, event)), true);
         if event.stage != ProgressStage::Prefill {
@@ -45,7 +47,7 @@ impl Waiting {
         goes_on
     }
 
-    /// The cloud is not waited for any more, or anew.
+    /// Forgets the cloud's progress, because the wait for it ended or starts again.
     pub(super) fn forget_cloud(&mut self) {
         (self.cloud, self.counted) = (None, None);
     }
@@ -58,13 +60,13 @@ impl RelayCore {
         }
     }
 
-    /// When the person must be told again; `None` if nothing is waited for, or that was never told.
+    /// Returns when to show progress again; `None` if nothing is waited for, or progress was never shown.
     pub(super) fn tell_at(&self, now: Millis) -> Option<Millis> {
         let told_at = self.waiting.told_at?;
         self.progress(now).map(|_| told_at + Millis::new(AGAIN_MS))
     }
 
-    /// Tells the person how far it is, if there is something new or it was long silent.
+    /// Shows progress, if there is something new or nothing was shown for long.
     pub(super) fn tell(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
         let Some(progress) = self.progress(now) else { return };
         let silent_ms = self.waiting.told_at.map_or(f64::INFINITY, |at| (now - at).as_f64());
@@ -75,7 +77,8 @@ impl RelayCore {
         }
     }
 
-    /// How far it is that is waited for: of cloud and device the one that will be first, as far as is known.
+    /// Returns the progress of the side that will probably be first, cloud or device; `None` if there is text
+    /// to show.
     fn progress(&self, now: Millis) -> Option<Progress> {
         if self.ending.is_some() || self.display.shown() < self.answer.len() {
             return None;

@@ -1,4 +1,4 @@
-//! The relay core in virtual time: a scripted cloud, and a scripted or a real engine.
+//! Tests the relay core in virtual time, with a scripted cloud and a scripted or real engine.
 
 mod continues;
 mod faults;
@@ -20,8 +20,7 @@ use sim::{ScriptedEngine, Sim};
 use std::sync::{Arc, LazyLock};
 
 static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
-    let bytes =
-        baton_engine::synthetic::SyntheticModel::small("llama", baton_kernels_format(), 1).to_gguf().unwrap();
+    let bytes = baton_synthetic::SyntheticModel::small("llama", baton_kernels_format(), 1).to_gguf().unwrap();
     let gguf = baton_engine::gguf::Gguf::from_bytes(bytes).unwrap();
     Arc::new(Tokenizer::from_gguf(&gguf).unwrap())
 });
@@ -34,19 +33,19 @@ fn tokenizer() -> Arc<Tokenizer> {
     TOKENIZER.clone()
 }
 
-/// The id of a one-letter token.
+/// Returns the id of a one-letter token.
 fn letter(c: char) -> u32 {
     let ids = tokenizer().encode(&c.to_string());
     assert_eq!(ids.len(), 1);
     ids[0]
 }
 
-/// What the cloud writes at index `i`: lower-case letters.
+/// Returns the lower-case letter that the cloud writes at index `i`.
 fn cloud_letter(i: usize) -> char {
     char::from(b'a' + (i % 26) as u8)
 }
 
-/// What the device writes at index `i`: upper-case letters.
+/// Returns the upper-case letter that the device writes at index `i`.
 fn device_letter(i: usize) -> char {
     char::from(b'A' + (i % 26) as u8)
 }
@@ -139,7 +138,7 @@ fn end_event(reason: EndReason, tokens: usize) -> RelayEvent {
     RelayEvent::Cloud(AssistEvent::End(EndEvent { reason, usage, timing: None }))
 }
 
-/// A mask that keeps every fourth sentence.
+/// Makes a mask that keeps every fourth sentence.
 fn mask() -> MaskEvent {
     let map = SentenceMap::new(&segments());
     let kept: Vec<bool> = (0..map.len()).map(|i| i % 4 == 0).collect();
@@ -150,7 +149,8 @@ fn mask_event() -> RelayEvent {
     RelayEvent::Cloud(AssistEvent::Mask(mask()))
 }
 
-/// The cloud as agreed: mask and first token after 300 ms, then a token every 20 ms, `l` in all.
+/// Scripts a well-behaved cloud: mask and first token after 300 ms, then a token every 20 ms, `l` tokens in
+/// all.
 fn good_cloud(l: usize) -> Vec<(f64, RelayEvent)> {
     let mut script = vec![(300.0, mask_event()), (300.0, first_event(l as u32))];
     script.extend((1..l).map(|i| (300.0 + 20.0 * i as f64, token_event(i))));
@@ -158,12 +158,12 @@ fn good_cloud(l: usize) -> Vec<(f64, RelayEvent)> {
     script
 }
 
-/// An engine that writes the device's letters and ends after `end_at` tokens.
+/// Makes an engine that writes the device's letters and ends after `end_at` tokens.
 fn engine(end_at: usize) -> ScriptedEngine {
     ScriptedEngine::new(|i| letter(device_letter(i)), end_at)
 }
 
-/// What an answer must be when the first `cloud` tokens are the cloud's and the device ends at `end_at`.
+/// Returns the expected answer if the first `cloud` tokens are the cloud's and the device ends at `end_at`.
 fn expected(cloud: usize, end_at: usize) -> String {
     (0..end_at.max(cloud)).map(|i| if i < cloud { cloud_letter(i) } else { device_letter(i) }).collect()
 }
@@ -266,7 +266,7 @@ fn a_cloud_that_wrote_all_still_tells_its_cost() {
         let outcome = Sim::new(core(cloud.clone(), 26), engine(30), good_cloud(26)).run();
         assert_eq!(outcome.ending, Ending::Length);
         assert_eq!(outcome.timeline.cloud_usage.map(|u| u.completion_tokens), Some(26));
-        // An `end` that never comes delays nobody for long.
+        // A missing `end` causes only a short delay.
         let mut script = good_cloud(26);
         script.pop();
         let mut sim = Sim::new(core(cloud, 26), engine(30), script);
@@ -280,10 +280,10 @@ fn a_cloud_that_wrote_all_still_tells_its_cost() {
 fn cancelling_an_answer_that_is_all_shown_leaves_its_last_letters() {
     let cloud = RelayConfig { mode: RelayMode::CloudOnly, pace: PaceMode::Instant, ..config() };
     let mut script = good_cloud(26);
-    // Its last token comes at 800 ms, its end never.
+    // The last token comes at 800 ms; the `end` never comes.
     script.pop();
     script.push((850.0, RelayEvent::Cancel));
-    // The last letter is held back, as it may begin a stop string.
+    // The last letter is held back, because it may begin a stop string.
     let core = RelayCore::new(cloud, spec(26), rules(&["z!"]));
     let mut sim = Sim::new(core, engine(30), script);
     let outcome = sim.run();

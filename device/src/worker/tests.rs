@@ -1,4 +1,4 @@
-//! The engine's thread: a whole answer, and interruption.
+//! Tests the engine's thread: a whole answer, and interruption.
 
 use super::*;
 use crate::local::tests::model;
@@ -55,7 +55,7 @@ async fn an_answer_goes_from_open_to_its_end() {
 
 #[tokio::test]
 async fn emulated_time_is_interrupted_by_a_newer_answer() {
-    // A pass of 8 tokens would take 800 s: only an interruption lets the second answer begin.
+    // A pass of 8 tokens would take 800 s, so the second answer begins only if the first is interrupted.
     let slow = worker(PassCost { prefill_ms_per_token: 100_000.0, ..PassCost::default() });
     let mut reports = slow.attach().await.unwrap();
     slow.command(open(40)).await.unwrap();

@@ -1,4 +1,5 @@
-//! `./x demo`: one question about a long document, answered three ways by the real programs, or by a ring of them.
+//! `./x demo`: one question about a long document, answered in three ways by the real programs, or by a ring
+//! of devices.
 
 use std::{ops::RangeInclusive, path::PathBuf, process::ExitCode};
 
@@ -10,25 +11,26 @@ use baton_e2e::{
 use baton_terminal::{CLOSED_STATUS, errln, is_closed, outln};
 use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
-/// Asks one question about a long document three ways: the device alone, the cloud alone, and the relay.
+/// Asks one question about a long document in three ways: the device alone, the cloud alone, and the relay.
 ///
-/// Real programs, real models, loopback. Unless --real is given, a phone and a cloud are EMULATED: each pass is
-/// stretched to the time that a model of their speed would take (never shortened), and the output says so.
+/// Uses the real programs and models, on loopback. Unless --real is given, a phone and a cloud are EMULATED:
+/// each pass takes as long as on a machine of their speed (never less), and the output says so.
 #[derive(Debug, Parser)]
 #[command(name = "./x demo", version)]
 struct Cli {
     #[command(subcommand)]
     what: Option<What>,
-    /// Picks the generated document, the question and the sampling
+    /// Seed that selects the generated document, the question and the sampling
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
-    /// Ask about all of these seeds, without a table: how many answers of the cloud alone and of the relay are right
+    /// Ask about all of these seeds, without a table; counts the right answers of the cloud alone and of the
+    /// relay
     #[arg(long, value_name = "FIRST..LAST", value_parser = seeds, conflicts_with_all = ["document", "seed"])]
     seeds: Option<RangeInclusive<u64>>,
     /// Print one JSON object as the last line instead of the table
     #[arg(long, global = true)]
     json: bool,
-    /// No emulation: this machine plays both parts at its own speed
+    /// No emulation: this machine is both phone and cloud, at its own speed
     #[arg(long, global = true)]
     real: bool,
     /// Ask about this text file instead of a generated document (needs --question)
@@ -50,12 +52,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// A ring of a head and two workers, none with memory for the model, answers over the relay: prints the plan and
-    /// the ring's table
+    /// A ring of a head and two workers answers over the relay; no device has memory for the whole model.
+    /// Prints the plan and the ring's table
     Ring,
 }
 
-/// A range with both of its ends.
+/// Reads a range, both ends included.
 fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
     let ends =
         text.split_once("..").and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
@@ -63,7 +65,7 @@ fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
     if first > last { Err("the first is above the last".to_owned()) } else { Ok(first..=last) }
 }
 
-/// Counts right answers over these seeds.
+/// Counts the right answers over these seeds.
 async fn count(options: &DemoOptions, seeds: RangeInclusive<u64>) -> anyhow::Result<()> {
     let odds = odds(options, seeds, &mut |line| errln!("{line}")).await?;
     if options.json {
@@ -106,7 +108,7 @@ async fn main() -> ExitCode {
     };
     let Err(err) = result else { return ExitCode::SUCCESS };
     if let Some(stopped) = err.downcast_ref::<Stopped>() {
-        // Dropping the run has killed its processes and removed its files.
+        // Dropping the run killed its processes and removed its files.
         errln!("\n{stopped}");
         return ExitCode::from(stopped.exit_code());
     }

@@ -1,4 +1,4 @@
-//! One run of `baton ask` as a process, and what its report says.
+//! Runs `baton ask` as a process and reads its report.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,16 +13,16 @@ use tokio::process::Command;
 
 use crate::process::program;
 
-/// What the demo reads from the report that `baton ask --report` writes.
+/// The part of the report of `baton ask --report` that the demo uses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// The answer as the person saw it.
+    /// The answer as it was shown.
     pub answer: String,
-    /// What the device had to say about its way to the answer.
+    /// The notes of the device.
     pub notes: Vec<serde_json::Value>,
-    /// Request to first shown token.
+    /// Time from the request to the first shown token.
     pub ttft_user_ms: Option<f64>,
-    /// Request to the device's own KV cache; absent where the device wrote nothing.
+    /// Time from the request until the device has its own KV cache; absent if the device wrote nothing.
     pub ttft_device_ms: Option<f64>,
     /// Largest gap between two shown tokens.
     pub gap_max_ms: f64,
@@ -30,7 +30,7 @@ pub struct Report {
     pub gap_p99_ms: f64,
     /// Largest gap that the scene tolerates.
     pub tau_ms: f64,
-    /// Request to the last shown token.
+    /// Time from the request to the last shown token.
     pub total_ms: Option<f64>,
     /// Tokens of the answer that the cloud wrote.
     pub tokens_from_cloud: usize,
@@ -42,30 +42,30 @@ pub struct Report {
     pub prompt_tokens: Option<usize>,
     /// Prompt tokens that the device prefilled.
     pub prompt_tokens_refined: Option<usize>,
-    /// Kept content tokens over content tokens.
+    /// Share of the content tokens that was kept.
     pub refined_ratio: Option<f64>,
     /// Bytes of the mask before base64.
     pub mask_bytes: Option<usize>,
-    /// What the cloud reports of its own times.
+    /// The times that the cloud reported.
     pub cloud_timing: Option<CloudTiming>,
 }
 
-/// The cloud's own times, as far as the demo shows them.
+/// The part of the cloud's times that the demo shows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CloudTiming {
-    /// Where the request spent its time; absent where the stream was cut before its end.
+    /// How long the request waited and held a slot; absent if the stream was cut before its end.
     pub slot: Option<SlotTiming>,
 }
 
 impl Report {
-    /// Time the request held a slot of the cloud.
+    /// Returns how long the request held a slot of the cloud.
     #[must_use]
     pub fn cloud_slot_ms(&self) -> Option<f64> {
         Some(self.cloud_timing.as_ref()?.slot?.slot_ms)
     }
 }
 
-/// What to ask, and with what.
+/// What to ask, and with which files and options.
 #[derive(Debug)]
 pub struct Ask<'a> {
     /// The file with the document.
@@ -76,9 +76,9 @@ pub struct Ask<'a> {
     pub model: &'a Path,
     /// A folder for the run's configuration and report.
     pub scratch: &'a Path,
-    /// Options of `baton ask` beyond these.
+    /// More options of `baton ask`.
     pub options: Vec<OsString>,
-    /// Whether the answer appears on this program's standard output as it is shown.
+    /// Whether the answer is printed on this program's standard output as it comes.
     pub live: bool,
 }
 
@@ -86,11 +86,11 @@ impl Ask<'_> {
     /// Runs the program to its end.
     ///
     /// # Errors
-    /// The program is not built, fails, or writes no report.
+    /// Fails if the program is not built, fails, or writes no report.
     pub async fn run(&self) -> anyhow::Result<Report> {
         let report: PathBuf = self.scratch.join("report.json");
         let stdout = if self.live { Stdio::inherit() } else { Stdio::null() };
-        // Where nothing is sent, there is nothing to agree to.
+        // If nothing is sent, no consent is needed.
         let sends = !self.options.iter().any(|option| option == "--no-cloud");
         let status = Command::new(program("baton")?)
             .args([OsStr::new("ask"), self.document.as_os_str(), OsStr::new(self.question)])
@@ -109,7 +109,7 @@ impl Ask<'_> {
             .await
             .context("wait for baton")?;
         if !status.status.success() {
-            // What it said to a person is shown already.
+            // Its messages to the user were already shown.
             let said = String::from_utf8_lossy(&status.stderr);
             let why = if said.trim().is_empty() { String::new() } else { format!(": {}", said.trim()) };
             bail!("baton ask failed ({}){why}", status.status);

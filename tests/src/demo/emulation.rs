@@ -1,6 +1,7 @@
-//! The emulated phone and cloud: the one place with their speeds.
+//! The speeds of the emulated phone and cloud; they are defined only here.
 //!
-//! A pass is stretched to `max(real, model)`, never shortened; `prefill_base_ms` is paid once a prompt.
+//! A pass takes `max(real, model)`, never less than the real time; `prefill_base_ms` counts once for each
+//! prompt.
 
 use std::ffi::OsString;
 
@@ -9,7 +10,7 @@ use baton_engine::pace_emulation::PassCost;
 /// A model of a machine's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
-    /// Milliseconds a prompt costs whatever its length.
+    /// Milliseconds for each prompt, whatever its length.
     pub prefill_base_ms: f64,
     /// Milliseconds for each prompt token (k in the paper).
     pub prefill_ms_per_token: f64,
@@ -24,7 +25,7 @@ pub const PHONE: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 2.5
 pub const CLOUD: Speed = Speed { prefill_base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 20.0 };
 
 impl Speed {
-    /// The options that make either program run at this speed.
+    /// Returns the options that make either program run at this speed.
     #[must_use]
     pub fn options(&self) -> Vec<OsString> {
         let pairs = [
@@ -38,7 +39,7 @@ impl Speed {
             .collect()
     }
 
-    /// The same speed as the engine's cost model, for runs in virtual time.
+    /// Returns the same speed as the engine's cost model, for runs in virtual time.
     #[must_use]
     pub const fn pass_cost(self) -> PassCost {
         PassCost {
@@ -48,7 +49,7 @@ impl Speed {
         }
     }
 
-    /// One line for people.
+    /// Describes the speed in one line.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(

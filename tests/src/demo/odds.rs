@@ -1,4 +1,5 @@
-//! How often the demo's answers are right: the same programs, questions and emulated speeds over many seeds.
+//! Measures how often the demo's answers are right, with the same programs, questions and emulated speeds
+//! over many seeds.
 
 use std::ops::RangeInclusive;
 
@@ -8,18 +9,18 @@ use tokio::task::JoinSet;
 
 use super::{Demo, DemoOptions};
 
-/// Demos at once; emulated passes mostly wait.
+/// Demos that run at the same time; emulated passes mostly wait.
 const AT_ONCE: usize = 4;
 
-/// What was measured when the models and the questions last changed.
+/// The result when the models and the questions last changed.
 pub const MEASURED: Odds = Odds { first: 1001, last: 1100, cloud: 97, relay: 98 };
 
-/// Answers that were right, of one for each seed.
+/// Number of right answers; each seed has one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Odds {
     /// The first seed.
     pub first: u64,
-    /// The last one.
+    /// The last seed.
     pub last: u64,
     /// Right answers of the cloud alone.
     pub cloud: usize,
@@ -28,19 +29,19 @@ pub struct Odds {
 }
 
 impl Odds {
-    /// The seeds.
+    /// Returns the seeds.
     #[must_use]
     pub fn seeds(&self) -> RangeInclusive<u64> {
         self.first..=self.last
     }
 
-    /// How many seeds there are.
+    /// Returns the number of seeds.
     #[must_use]
     pub fn asked(&self) -> usize {
         self.seeds().count()
     }
 
-    /// One line for people.
+    /// Describes the result in one line.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
@@ -53,7 +54,7 @@ impl Odds {
         )
     }
 
-    /// The same for machines.
+    /// Returns the result as JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         json!({
@@ -65,17 +66,18 @@ impl Odds {
     }
 }
 
-/// What became of one seed.
+/// The result of one seed.
 struct Judged {
     seed: u64,
     cloud: bool,
     relay: bool,
 }
 
-/// Asks about the document of every seed, of the cloud alone and of the relay; `said` hears of each.
+/// Asks the cloud alone and the relay about the document of every seed; `said` gets a line for each wrong
+/// answer.
 ///
 /// # Errors
-/// A program or model is missing, or a run failed.
+/// Fails if a program or model is missing, or a run failed.
 pub async fn odds(
     options: &DemoOptions,
     seeds: RangeInclusive<u64>,

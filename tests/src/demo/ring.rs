@@ -1,8 +1,8 @@
-//! The demo of a ring: a head and two workers on this machine, none with memory for the model, answer one question
-//! over the relay; then the plan and the ring's own table.
+//! The demo of a ring. A head and two workers on this machine, none with memory for the model, answer one
+//! question over the relay. Then it shows the plan and the ring's own table.
 //!
-//! Real programs that pair by their codes. The cloud's speed is emulated unless that is switched off; the devices' is
-//! this machine's.
+//! The programs are real and pair by their codes. The cloud's speed is emulated unless that is switched off;
+//! the devices run at this machine's speed.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -23,18 +23,18 @@ use crate::proxy::{Cut, Proxy};
 
 /// The devices, the head first.
 const NAMES: [&str; 3] = ["laptop", "desk", "phone"];
-/// Layers of each. The planner would leave all to the head: reading the little that does not fit its memory takes less
-/// time than a hop.
+/// Layers of each device. The planner would leave all layers to the head: reading the small part that does
+/// not fit its memory takes less time than a hop.
 const LAYERS: [usize; 3] = [1, 2, 2];
-/// Memory of each for weights: the model has 3 MB of them.
+/// Memory of each device for weights; the model has 3 MB of them.
 const MEMORY: &str = "1200KB";
 const SCENE: &str = "doc-qa";
-/// A hang guard.
+/// A guard against hangs.
 const ANSWER: Duration = Duration::from_secs(120);
 /// Columns of the drawn plan.
 const COLUMNS: usize = 100;
 
-/// What was answered, and by what.
+/// The answer, its time and bytes, and the ring's state.
 struct Answered {
     text: String,
     ms: f64,
@@ -47,7 +47,7 @@ impl Demo {
     /// Runs the ring's programs and prints answer, plan and table, or the JSON object.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// The errors of [`Self::run`].
     pub async fn run_ring(&self) -> anyhow::Result<()> {
         let scratch = tempfile::tempdir().context("make a folder for the demo")?;
         let task = self.task(scratch.path()).await?;
@@ -98,16 +98,16 @@ impl Demo {
         Home::with_copy(scratch, &self.options.device_model, seat(NAMES[0]), &workers).await
     }
 
-    /// Asks as any client of the chat API does.
+    /// Asks like any client of the chat API.
     async fn asked(&self, task: &Task, proxy: &Proxy, agent: &AgentProcess) -> anyhow::Result<Answered> {
         let client = http::client();
         let scene = client.get(format!("{}/v1/scenes/{SCENE}", proxy.url())).send().await?;
         let scene: SceneInfo = scene.error_for_status()?.json().await.context("read the scene")?;
         let document = tokio::fs::read_to_string(&task.document).await.context("read the document")?;
-        let text = format!("{document}{}{}", scene.question_prefix, task.question);
+        let text = format!("{document}{}{}", scene.settings.question_prefix, task.question);
         let mut messages = Vec::new();
-        if !scene.system.is_empty() {
-            messages.push(json!({ "role": "system", "content": scene.system }));
+        if !scene.settings.system.is_empty() {
+            messages.push(json!({ "role": "system", "content": scene.settings.system }));
         }
         messages.push(json!({ "role": "user", "content": text }));
         let body = json!({
@@ -125,7 +125,7 @@ impl Demo {
     }
 }
 
-/// The plan as text, with a line for its layers.
+/// Draws the plan as text, with a line for its layers.
 fn drawn(ring: &Value) -> anyhow::Result<String> {
     let planned = &ring["planned"];
     let plan: Plan = serde_json::from_value(planned["plan"].clone()).context("read the plan")?;

@@ -1,4 +1,4 @@
-//! The demo's table: one column a way of answering, one row a figure.
+//! The demo's table: a column for each way to answer, a row for each figure.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ fn rows(outcome: &Outcome) -> Vec<Row> {
     ]
 }
 
-/// The table, with a line about the random mask below it.
+/// Formats the table, with a line about sentences chosen at random below it.
 pub(super) fn render(outcome: &Outcome) -> String {
     let rows = rows(outcome);
     let heads = ["device alone", "cloud alone", "relay"].map(str::to_owned);
@@ -70,10 +70,10 @@ pub(super) fn render(outcome: &Outcome) -> String {
         out.push('\n');
     }
     let _ = writeln!(out, "\ntau {:.0} ms; L = {}", outcome.relay.tau_ms, count(outcome.relay.assist_tokens));
-    if let Some(correct) = outcome.correct(&outcome.random_mask) {
+    if let Some(correct) = outcome.random_sentences.as_ref().and_then(|report| outcome.correct(report)) {
         let _ = writeln!(
             out,
-            "with a random mask of the same size the answer is {}",
+            "over as many sentences chosen at random, the device's answer is {}",
             if correct { "right" } else { "wrong" }
         );
     }
@@ -83,7 +83,7 @@ pub(super) fn render(outcome: &Outcome) -> String {
     out
 }
 
-/// Whether the relay pays on this machine as it is.
+/// Says whether the relay is faster on this machine without emulation.
 pub(super) fn verdict(outcome: &Outcome) -> String {
     let (alone, relay) = (&outcome.device_alone, &outcome.relay);
     match (alone.ttft_user_ms, relay.ttft_user_ms) {

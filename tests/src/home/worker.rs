@@ -1,4 +1,4 @@
-//! A worker of a ring as a process that can be killed and started again where it was.
+//! A worker of a ring as a process that can be killed, and started again with the same state and address.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use crate::process::{Running, lines};
 pub struct Worker {
     /// The process.
     pub child: Running,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Its state, and below it its parts of models.
+    /// The folder of its state and of its parts of models.
     pub folder: PathBuf,
     seat: Seat,
-    /// What it says. Always taken from it, so that it never waits for a reader.
+    /// The events that it prints. They are always read, so that it never waits for a reader.
     events: mpsc::UnboundedReceiver<Value>,
 }
 
@@ -56,7 +56,8 @@ impl Worker {
         let (said, events) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                // What is no event, nobody waits for; where nobody reads any more, the rest is taken all the same.
+                // Lines that are not events are ignored. If nobody receives events any more, the lines are
+                // still read.
                 let _ = serde_json::from_str(&line).map(|event| said.send(event));
             }
         });
@@ -64,28 +65,28 @@ impl Worker {
         Ok(Self { child, address, name, folder, seat: seat.clone(), events })
     }
 
-    /// Kills it.
+    /// Kills the worker.
     ///
     /// # Errors
-    /// It does not die.
+    /// Fails if it does not die.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         tokio::time::timeout(HANG, self.child.kill()).await.context("the worker does not die")??;
         Ok(())
     }
 
-    /// Starts it again where it was, after it was killed.
+    /// Starts it again with the same state and address, after it was killed.
     ///
     /// # Errors
-    /// It does not start.
+    /// Fails if it does not start.
     pub async fn again(&mut self) -> anyhow::Result<()> {
         *self = Self::start(&self.seat, &self.folder, &self.address.to_string(), &[]).await?;
         Ok(())
     }
 
-    /// The next event of this kind that it says.
+    /// Returns the next event of this kind that it prints.
     ///
     /// # Errors
-    /// It has ended, or says no such thing in time.
+    /// Fails if it has ended, or prints no such event in time.
     pub async fn says(&mut self, kind: &str) -> anyhow::Result<Value> {
         let next = async {
             loop {

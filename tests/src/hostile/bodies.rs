@@ -1,7 +1,8 @@
-//! Request bodies that cost more than they look like, and what a process takes at its worst moment.
+//! Request bodies that cost more than their length suggests, and the peak memory of a process.
 //!
-//! Each kind is made at any length, so that a test may ask with what a service allows at most. None is malformed in a
-//! way that a parser sees at its first byte. Always: the same kind and length give the same bytes.
+//! Each kind can be made at any length, so that a test may use the longest that a service allows. A parser
+//! cannot refuse any of them at its first byte. What always holds: the same kind and length give the same
+//! bytes.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -19,11 +20,12 @@ const HANG: Duration = Duration::from_secs(120);
 /// One way to make a request expensive.
 #[derive(Debug, Clone, Copy)]
 pub struct Bulk {
-    /// What it is, for people.
+    /// Its name, for messages.
     pub name: &'static str,
-    /// Where it is sent to.
+    /// The path to which it is sent.
     pub path: &'static str,
-    /// Two parts before what repeats; what repeats, `~` standing for three letters that differ each time; after it.
+    /// Two parts before the repeated one, the repeated part, and the part after it. In the repeated part `~`
+    /// stands for three letters that differ each time.
     body: [&'static [u8]; 4],
 }
 
@@ -38,7 +40,7 @@ const QUESTION: &[u8] =
 const SCHEMA: &[u8] = br#"{"model":"default","max_tokens":1,"messages":[{"role":"user","content":"Why?"}],
 "response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object","properties":{"#;
 
-/// A text of an assist request.
+/// Makes a kind with a repeated text in an assist request.
 const fn text(name: &'static str, unit: &'static [u8]) -> Bulk {
     let open = br#"{"role":"user","refine":true,"text":""#;
     Bulk { name, path: ASSIST, body: [SEGMENTS, open, unit, br#""},{"role":"user","text":"Why?"}]}"#] }
@@ -136,7 +138,7 @@ pub const BULKS: [Bulk; 27] = [
 ];
 
 impl Bulk {
-    /// A body of at most `bytes`, and of little less.
+    /// Makes a body of at most `bytes`, and nearly that long.
     #[must_use]
     pub fn body(&self, bytes: usize) -> Vec<u8> {
         let [before, open, unit, after] = self.body;
@@ -146,7 +148,7 @@ impl Bulk {
         while body.len() + unit.len() + 2 <= room {
             for &byte in unit {
                 if byte == b'~' {
-                    // Letters that no packer foresees and that are the same in every run (Knuth's MMIX generator).
+                    // Letters that do not compress and are the same in every run (Knuth's MMIX generator).
                     letters = letters
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
@@ -162,7 +164,7 @@ impl Bulk {
     }
 }
 
-/// A body packed as clients pack it.
+/// Compresses a body as clients do.
 #[must_use]
 pub fn packed(body: &[u8]) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
@@ -173,16 +175,16 @@ pub fn packed(body: &[u8]) -> Vec<u8> {
 /// A reply, read to its end.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// Its status; 0 if the server closed without a word, as one does that takes no more of a body.
+    /// Its status; 0 if the server closed without a reply, as it does when it refuses the rest of a body.
     pub status: u16,
-    /// Head and body as they came; of a chunked body with the marks between its chunks.
+    /// Head and body as received; for a chunked body with the marks between the chunks.
     pub text: String,
 }
 
 /// Sends a body and reads the reply to its end.
 ///
 /// # Errors
-/// The server cannot be reached, or what it says is no reply.
+/// Fails if the server cannot be reached, or its answer is not an HTTP reply.
 pub async fn reply(server: SocketAddr, path: &str, body: &[u8], gzip: bool) -> anyhow::Result<Reply> {
     let mut stream = TcpStream::connect(server).await.context("connect")?;
     let encoding = if gzip { "content-encoding: gzip\r\n" } else { "" };
@@ -192,10 +194,10 @@ pub async fn reply(server: SocketAddr, path: &str, body: &[u8], gzip: bool) -> a
         body.len()
     );
     stream.write_all(head.as_bytes()).await.context("send the head")?;
-    // A server may refuse before it has read everything: what it says counts, not that it took no more.
+    // A server may refuse before it has read everything. Its reply counts, not the failed write.
     let _ = stream.write_all(body).await;
     let mut read = Vec::new();
-    // A reset behind the reply is how a refused upload ends.
+    // A refused upload ends with a connection reset after the reply.
     let _ =
         tokio::time::timeout(HANG, stream.read_to_end(&mut read)).await.context("the reply does not end")?;
     let text = String::from_utf8_lossy(&read).into_owned();
@@ -207,7 +209,7 @@ pub async fn reply(server: SocketAddr, path: &str, body: &[u8], gzip: bool) -> a
     Ok(Reply { status, text })
 }
 
-/// The memory of a process at its worst moment.
+/// The peak memory of a process.
 #[derive(Debug)]
 pub struct PeakMemory {
     folder: PathBuf,
@@ -215,10 +217,10 @@ pub struct PeakMemory {
 }
 
 impl PeakMemory {
-    /// Of the process `pid`, whose memory now is what it grows from.
+    /// Measures the process `pid`; growth counts from its memory now.
     ///
     /// # Errors
-    /// The system does not say; only Linux does.
+    /// Fails if the system does not report memory; only Linux does.
     pub fn of(pid: u32) -> anyhow::Result<PeakMemory> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let mut memory = PeakMemory { folder, before: 0 };
@@ -226,10 +228,10 @@ impl PeakMemory {
         Ok(memory)
     }
 
-    /// Forgets the worst moment so far; growth counts from here.
+    /// Resets the peak; growth counts from here.
     ///
     /// # Errors
-    /// The process is gone.
+    /// Fails if the process is gone.
     pub fn forget(&mut self) -> anyhow::Result<()> {
         let path = self.folder.join("clear_refs");
         std::fs::write(&path, "5").with_context(|| format!("write {}", path.display()))?;
@@ -237,10 +239,10 @@ impl PeakMemory {
         Ok(())
     }
 
-    /// Bytes by which the process was larger at its worst moment since [`Self::forget`] than it was then.
+    /// Returns by how many bytes the peak since [`Self::forget`] is above the memory at that time.
     ///
     /// # Errors
-    /// The process is gone.
+    /// Fails if the process is gone.
     pub fn growth(&self) -> anyhow::Result<u64> {
         Ok(self.field("VmHWM:")?.saturating_sub(self.before))
     }

@@ -1,4 +1,5 @@
-//! Log-ins at the console: a flood of wrong ones from many addresses, and somebody who knows the password.
+//! Log-ins at the console: a flood of wrong passwords from many addresses, and one user who knows the
+//! password.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::process::{CloudProcess, models_folder, program};
 
 /// The administrator of a [`Door`].
 pub const NAME: &str = "ann";
-/// How often memory is looked at during a flood.
+/// Time between two measurements of memory during a flood.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A service with a console and one administrator.
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Door {
     /// The service.
     pub cloud: CloudProcess,
-    /// Where it is.
+    /// Its address.
     pub server: SocketAddr,
     /// The administrator's password.
     pub password: String,
@@ -37,7 +38,7 @@ impl Door {
     /// Starts the service with the demo model, over a database with one administrator.
     ///
     /// # Errors
-    /// The program is not built, or does not start.
+    /// Fails if the program is not built, or does not start.
     pub async fn open() -> Result<Door> {
         let folder = tempfile::tempdir().context("make a folder")?;
         let database = folder.path().join("cloud.db");
@@ -57,18 +58,18 @@ impl Door {
         Ok(Door { cloud, server, password, _folder: folder })
     }
 
-    /// Logs in from 127.0.0.`host`; `device`: the cookie of an earlier log-in.
+    /// Logs in from 127.0.0.`host`; `device` is the cookie of an earlier log-in.
     ///
     /// # Errors
-    /// No reply comes, or one that cannot be read.
+    /// Fails if no reply comes, or one that cannot be read.
     pub async fn log_in(&self, host: u8, password: &str, device: Option<&str>) -> Result<Reply> {
         log_in(self.server, host, password, device).await
     }
 
-    /// Logs in with the right password, and waits as it is told as often as it is told to.
+    /// Logs in with the right password; each time the service asks to wait, waits and tries again.
     ///
     /// # Errors
-    /// The password is called wrong, or no reply comes.
+    /// Fails if the password is refused, or no reply comes.
     pub async fn get_in(&self, host: u8, device: Option<&str>) -> Result<Reply> {
         loop {
             let reply = self.log_in(host, &self.password, device).await?;
@@ -86,16 +87,16 @@ impl Door {
 pub struct Reply {
     /// The HTTP status.
     pub status: u16,
-    /// When to try again, if it is told.
+    /// When to try again, if the reply says so.
     pub retry_after: Option<Duration>,
     /// The device's cookie, if there is one.
     pub device: Option<String>,
 }
 
-/// One log-in of the administrator.
+/// Logs in once as the administrator.
 async fn log_in(server: SocketAddr, host: u8, password: &str, device: Option<&str>) -> Result<Reply> {
     let socket = TcpSocket::new_v4().context("make a socket")?;
-    // Elsewhere than on Linux only 127.0.0.1 is there unasked.
+    // On systems other than Linux, only 127.0.0.1 works without setup.
     if cfg!(target_os = "linux") {
         socket.bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)), 0)).context("bind")?;
     }
@@ -125,23 +126,23 @@ async fn log_in(server: SocketAddr, host: u8, password: &str, device: Option<&st
     })
 }
 
-/// What a flood of wrong passwords met.
+/// The results of a flood of wrong passwords.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Flood {
-    /// Passwords that were looked at.
+    /// Passwords that were checked.
     pub looked_at: usize,
-    /// Attempts that were refused before that.
+    /// Attempts that were refused before the check.
     pub refused: usize,
-    /// How much the service grew by, at its largest, in bytes; 0 elsewhere than on Linux.
+    /// Largest growth of the service's memory, in bytes; 0 on systems other than Linux.
     pub growth_bytes: u64,
-    /// Until the last was answered.
+    /// Time until the last attempt was answered.
     pub took: Duration,
 }
 
-/// `count` wrong passwords at once, from so many addresses from 127.0.0.`first` on.
+/// Sends `count` wrong passwords at once, from `addresses` addresses from 127.0.0.`first` on.
 ///
 /// # Errors
-/// One is taken for right, or gets no reply.
+/// Fails if one is accepted, or gets no reply.
 pub async fn flood(door: &Door, count: usize, first: u8, addresses: u8) -> Result<Flood> {
     let before = memory(door)?;
     let (begun, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));

@@ -1,4 +1,5 @@
-//! A tenant who wants more tokens than the day has: many requests at the same time, one request sent again and again.
+//! A tenant who asks for more tokens than the day's quota: many requests at the same time, and one request
+//! sent again and again.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -11,10 +12,11 @@ use tokio::process::Command;
 use super::bodies::{Reply, reply};
 use crate::process::{CloudProcess, models_folder, program};
 
-/// A service whose callers, the tenant `default`, may use so many tokens in a day; its database lies in `folder`.
+/// Starts a service whose callers, the tenant `default`, may use this many tokens a day; its database is in
+/// `folder`.
 ///
 /// # Errors
-/// The program is not built, or does not start.
+/// Fails if the program is not built, or does not start.
 pub async fn limited_service(folder: &Path, tokens: u64, options: &[&str]) -> anyhow::Result<CloudProcess> {
     let database = format!("sqlite://{}", folder.join("quota.db").display());
     let set = Command::new(program("baton-cloud")?)
@@ -27,7 +29,7 @@ pub async fn limited_service(folder: &Path, tokens: u64, options: &[&str]) -> an
     CloudProcess::start_on(&models_folder().join("demo-cloud.gguf"), &database, &options).await
 }
 
-/// A question about a letter of so many sentences (some 9 tokens each), for an answer of `tokens`.
+/// Makes a question about a letter of this many sentences (about 9 tokens each), for an answer of `tokens`.
 #[must_use]
 pub fn question(sentences: usize, tokens: u32) -> Value {
     let text = "The harbour keeps a list of all ships. ".repeat(sentences);
@@ -37,19 +39,19 @@ pub fn question(sentences: usize, tokens: u32) -> Value {
     })
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
     /// The reply's status.
     pub status: u16,
-    /// Prompt and answer tokens, as the service told at the end.
+    /// Prompt and answer tokens, as the service reported at the end.
     pub tokens: u64,
 }
 
 /// Asks, and reads the answer to its end.
 ///
 /// # Errors
-/// There is no reply.
+/// Fails if there is no reply.
 pub async fn ask(server: SocketAddr, question: &Value) -> anyhow::Result<Told> {
     let body = question.to_string();
     let Reply { status, text } = reply(server, "/v1/assist", body.as_bytes(), false).await?;

@@ -1,4 +1,5 @@
-//! Two tenants of one service, and readers that go away: for what one can learn of the other, and what is left behind.
+//! Two tenants of one service, and readers that disconnect: what one tenant can learn about the other, and
+//! what is left behind.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -18,10 +19,10 @@ use crate::process::{CloudProcess, models_folder, program};
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
 
-/// A service with a key for each of two tenants; its database lies in `folder`.
+/// Starts a service with a key for each of two tenants; its database is in `folder`.
 ///
 /// # Errors
-/// The program is not built, or does not start.
+/// Fails if the program is not built, or does not start.
 pub async fn two_tenants(folder: &Path, options: &[&str]) -> anyhow::Result<(CloudProcess, [String; 2])> {
     let database = format!("sqlite://{}", folder.join("tenants.db").display());
     let admin = async |words: &[&str]| {
@@ -42,7 +43,7 @@ pub async fn two_tenants(folder: &Path, options: &[&str]) -> anyhow::Result<(Clo
     Ok((cloud, keys))
 }
 
-/// A form letter with a code near its beginning; `turn` makes letters differ.
+/// Makes a form letter with a code near its beginning; `turn` makes the letters differ.
 #[must_use]
 pub fn form(turn: usize, code: u32) -> Value {
     let rest = "The harbour keeps a list of all ships. ".repeat(40);
@@ -53,19 +54,19 @@ pub fn form(turn: usize, code: u32) -> Value {
     })
 }
 
-/// What a caller sees of its answer.
+/// What a caller learns from its answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
-    /// Until the first token was here.
+    /// Time to the first token.
     pub ttft: Duration,
-    /// Prompt tokens that came from the cache, as the service says.
+    /// Prompt tokens that came from the cache, as the service reported.
     pub cached_tokens: u64,
 }
 
 /// Asks with this key and reads the answer to its end.
 ///
 /// # Errors
-/// Whatever keeps the answer from being whole.
+/// Fails if the answer is not whole.
 pub async fn look(server: SocketAddr, key: &str, question: &Value) -> anyhow::Result<Seen> {
     let begun = Instant::now();
     let mut stream = send(server, "POST /v1/assist", Some(key), &question.to_string()).await?;
@@ -77,11 +78,11 @@ pub async fn look(server: SocketAddr, key: &str, question: &Value) -> anyhow::Re
     Ok(Seen { ttft, cached_tokens })
 }
 
-/// Asks for as long an answer as anybody may ask for, to be kept for a reader that comes back, and goes away at its
-/// first token; gives its name. What it samples from is so flat that the answer hardly ever ends by itself.
+/// Asks for the longest answer allowed, to be kept for a reader that resumes, and disconnects at the first
+/// token; returns the request's id. The sampling is so flat that the answer hardly ever ends by itself.
 ///
 /// # Errors
-/// Whatever keeps the first token from coming.
+/// Fails if the first token does not come.
 pub async fn abandon(server: SocketAddr, seed: u64) -> anyhow::Result<Uuid> {
     let id = Uuid::new_v4();
     let question = json!({
@@ -94,10 +95,10 @@ pub async fn abandon(server: SocketAddr, seed: u64) -> anyhow::Result<Uuid> {
     Ok(id)
 }
 
-/// The service's own figures.
+/// Returns the service's statistics.
 ///
 /// # Errors
-/// There is no reply.
+/// Fails if there is no reply.
 pub async fn figures(server: SocketAddr) -> anyhow::Result<Value> {
     let mut stream = send(server, "GET /v1/stats", None, "").await?;
     let reply = rest(&mut stream).await?;
@@ -105,10 +106,10 @@ pub async fn figures(server: SocketAddr) -> anyhow::Result<Value> {
     serde_json::from_str(body).with_context(|| format!("read `{body}`"))
 }
 
-/// Waits until the figures are so.
+/// Waits until `so` is true for the statistics.
 ///
 /// # Errors
-/// They never are.
+/// Fails if that does not happen in time.
 pub async fn figures_when(server: SocketAddr, so: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
     let begun = Instant::now();
     loop {
@@ -134,7 +135,7 @@ async fn send(server: SocketAddr, route: &str, key: Option<&str>, body: &str) ->
     Ok(stream)
 }
 
-/// Reads until `text` has come; gives what was read.
+/// Reads until `text` has come; returns what was read.
 async fn read_until(stream: &mut TcpStream, text: &str) -> anyhow::Result<String> {
     let mut read = Vec::new();
     let reading = async {

@@ -1,4 +1,5 @@
-//! Who asks: devices as processes, each with a document of its own, and callers of the chat API, all through the proxy.
+//! The clients: devices as processes, each with its own document, and callers of the chat API, all through
+//! the proxy.
 
 use std::sync::{
     Arc,
@@ -13,20 +14,21 @@ use tokio::task::JoinSet;
 
 use super::replicas::{Cluster, wait_until};
 
-/// Documents whose questions the demo models answer rightly, so that a wrong answer is a lost or doubled token.
+/// Documents whose questions the demo models answer correctly, so that a wrong answer means a lost or doubled
+/// token.
 const SEEDS: [u64; 2] = [3, 4];
 
 /// Least tokens of a document.
 const DOCUMENT_TOKENS_MIN: usize = 900;
 
-/// What came of it all.
+/// The results of all clients.
 #[derive(Debug, Default)]
-pub struct Told {
-    /// Answers that failed, with why.
+pub(crate) struct Told {
+    /// Answers that failed, and why.
     pub failed: Vec<String>,
-    /// The right answer, and what the device reports.
+    /// The right answer, and the device's report.
     pub reports: Vec<(String, Report)>,
-    /// Chat streams that came to their end.
+    /// Number of chat streams that ended normally.
     pub chats: usize,
 }
 
@@ -37,8 +39,8 @@ impl Told {
         self.chats += other.chats;
     }
 
-    /// Every answer is whole; where the cloud began it, it is the right one.
-    pub fn check_answers(&self) {
+    /// Checks that every answer is whole, and correct if the cloud began it.
+    pub(crate) fn check_answers(&self) {
         for (right, report) in &self.reports {
             assert!(!report.answer.trim().is_empty(), "an empty answer: {:?}", report.notes);
             if report.tokens_from_cloud > 0 {
@@ -48,8 +50,8 @@ impl Told {
     }
 }
 
-/// Those who ask, in the background.
-pub struct Agents {
+/// The running clients.
+pub(crate) struct Agents {
     tasks: JoinSet<Told>,
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
@@ -62,13 +64,13 @@ fn settings(count: usize) -> Vec<Setting> {
     (0..count).map(|idx| setting(idx).expect("the generator has such a document")).collect()
 }
 
-/// A device's question.
+/// Asks on a device.
 async fn ask(setting: &Setting, url: &str, key: &str, assist_tokens: usize) -> anyhow::Result<Report> {
     setting.ask(url, &["--cloud-key", key, "--assist-tokens", &assist_tokens.to_string()]).await
 }
 
 /// Asks one question each, all at the same time.
-pub fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> Agents {
+pub(crate) fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> Agents {
     let mut tasks = JoinSet::new();
     for setting in settings(devices) {
         let (url, key) = (cluster.balancer.url(), cluster.key.clone());
@@ -85,8 +87,9 @@ pub fn ask_at_once(cluster: &Cluster, devices: usize, assist_tokens: usize) -> A
 }
 
 impl Agents {
-    /// Asks again and again, until they are stopped; devices have the cloud write so many tokens.
-    pub fn start(cluster: &Cluster, devices: usize, chats: usize, assist_tokens: usize) -> Self {
+    /// Starts clients that ask again and again until they are stopped; the cloud writes this many tokens for
+    /// devices.
+    pub(crate) fn start(cluster: &Cluster, devices: usize, chats: usize, assist_tokens: usize) -> Self {
         let (stop, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let mut tasks = JoinSet::new();
         for setting in settings(devices) {
@@ -122,20 +125,20 @@ impl Agents {
         Self { tasks, stop, answers }
     }
 
-    /// Waits for so many more answers, good or bad.
-    pub async fn answers_more(&self, count: usize) {
+    /// Waits for this many more answers, good or bad.
+    pub(crate) async fn answers_more(&self, count: usize) {
         let want = self.answers.load(Ordering::Relaxed) + count;
         wait_until("answers come", async || self.answers.load(Ordering::Relaxed) >= want).await;
     }
 
-    /// Lets everybody finish what they do.
-    pub async fn stop(self) -> Told {
+    /// Stops all clients after their current answer.
+    pub(crate) async fn stop(self) -> Told {
         self.stop.store(true, Ordering::Relaxed);
         self.finish().await
     }
 
-    /// Waits for everybody's end.
-    pub async fn finish(mut self) -> Told {
+    /// Waits for the end of all clients.
+    pub(crate) async fn finish(mut self) -> Told {
         let mut told = Told::default();
         while let Some(one) = self.tasks.join_next().await {
             told.merge(one.expect("an agent does not panic"));
@@ -144,7 +147,7 @@ impl Agents {
     }
 }
 
-/// One streamed chat; an error unless it comes to its proper end.
+/// Runs one streamed chat; fails unless it ends normally.
 async fn chat(url: &str, key: &str) -> anyhow::Result<()> {
     let body = json!({
         "model": "default",

@@ -1,4 +1,4 @@
-//! The cluster itself: database, replicas, proxy, and the program's own commands on the database.
+//! The cluster: database, replicas, proxy, and the program's own commands on the database.
 
 use std::{
     ffi::OsString,
@@ -15,20 +15,20 @@ use baton_e2e::{
 };
 use serde_json::Value;
 
-/// How long anything may take: a hang guard.
+/// Longest wait for anything: a guard against hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Why this machine cannot run the suite.
-pub fn lacks() -> Option<String> {
+/// Returns why this machine cannot run the suite, if it cannot.
+pub(crate) fn lacks() -> Option<String> {
     if Balancer::program().is_none() {
         return Some("no haproxy (Debian's haproxy)".into());
     }
     postgres::programs().err().map(|err| err.to_string())
 }
 
-/// Waits until something holds.
-pub async fn wait_until(what: &str, holds: impl AsyncFn() -> bool) {
+/// Waits until a condition holds.
+pub(crate) async fn wait_until(what: &str, holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < LIMIT, "{what}: not after {LIMIT:?}");
@@ -37,18 +37,18 @@ pub async fn wait_until(what: &str, holds: impl AsyncFn() -> bool) {
 }
 
 /// One of the service's processes.
-pub struct Replica {
+pub(crate) struct Replica {
     /// `host:port`, the same after a restart.
     pub address: String,
-    /// The process that has it now.
+    /// The process that has this address now.
     pub process: CloudProcess,
 }
 
-/// Everything; ends in this order when dropped.
-pub struct Cluster {
-    /// Before the replicas.
+/// The whole cluster; the fields are dropped in this order.
+pub(crate) struct Cluster {
+    /// The proxy in front of the replicas.
     pub balancer: Balancer,
-    /// Two of them.
+    /// The two replicas.
     pub replicas: Vec<Replica>,
     /// A key with every scope.
     pub key: String,
@@ -58,8 +58,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything and waits until both replicas are asked.
-    pub async fn start(spread: Spread, speed: Speed) -> Self {
+    /// Starts everything and waits until both replicas get requests.
+    pub(crate) async fn start(spread: Spread, speed: Speed) -> Self {
         let postgres = Postgres::start().expect("a database");
         admin(&postgres, &["migrate"]);
         let mut replicas = Vec::new();
@@ -81,13 +81,13 @@ impl Cluster {
         cluster
     }
 
-    /// Runs a command of the program on the cluster's database; gives what it prints.
-    pub fn admin(&self, words: &[&str]) -> String {
+    /// Runs a command of the program on the cluster's database; returns what it prints.
+    pub(crate) fn admin(&self, words: &[&str]) -> String {
         admin(&self.postgres, words)
     }
 
-    /// Makes a key with every scope: its id, and the key itself.
-    pub fn create_key(&self, label: &str) -> (String, String) {
+    /// Makes a key with every scope; returns its id, and the key itself.
+    pub(crate) fn create_key(&self, label: &str) -> (String, String) {
         let said = self.admin(&["keys", "create", "--label", label, "--scopes", "all", "--json"]);
         let made: Value = serde_json::from_str(&said).expect("one object");
         let text =
@@ -95,35 +95,35 @@ impl Cluster {
         (text("id"), text("key"))
     }
 
-    /// Takes a key back.
-    pub fn revoke_key(&self, id: &str) {
+    /// Revokes a key.
+    pub(crate) fn revoke_key(&self, id: &str) {
         self.admin(&["keys", "revoke", id]);
     }
 
-    /// Asks one replica, not through the proxy; an answer that does not come is status 0.
-    pub async fn get(&self, idx: usize, path: &str, key: &str) -> (u16, Value) {
+    /// Asks one replica directly, not through the proxy; a missing answer is status 0.
+    pub(crate) async fn get(&self, idx: usize, path: &str, key: &str) -> (u16, Value) {
         let url = format!("http://{}{path}", self.replicas[idx].address);
         let Ok(reply) = self.http.get(url).bearer_auth(key).send().await else { return (0, Value::Null) };
         (reply.status().as_u16(), reply.json().await.unwrap_or_default())
     }
 
-    /// What one replica says of itself.
-    pub async fn stats(&self, idx: usize) -> Value {
+    /// Returns the statistics of one replica.
+    pub(crate) async fn stats(&self, idx: usize) -> Value {
         let (status, stats) = self.get(idx, "/v1/stats", &self.key).await;
         assert_eq!(status, 200, "replica {idx}: {stats}");
         stats
     }
 
-    /// Waits until a replica writes so many answers at the same time.
-    pub async fn wait_for_running(&self, idx: usize, answers: u64) {
+    /// Waits until a replica writes this many answers at the same time.
+    pub(crate) async fn wait_for_running(&self, idx: usize, answers: u64) {
         wait_until("answers are being written", async || {
             self.stats(idx).await["slots_used"].as_u64() >= Some(answers)
         })
         .await;
     }
 
-    /// Starts a replica that has ended, where it was, and waits until it is asked again.
-    pub async fn start_again(&mut self, idx: usize) {
+    /// Starts an ended replica again at its address, and waits until it gets requests.
+    pub(crate) async fn start_again(&mut self, idx: usize) {
         let replica = &mut self.replicas[idx];
         replica.process = self::replica(&replica.address, &self.postgres, self.speed).await;
         self.wait_for_both().await;

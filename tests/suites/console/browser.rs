@@ -1,6 +1,6 @@
-//! A headless Chromium of its own, driven over WebDriver.
+//! A headless Chromium, driven over WebDriver.
 //!
-//! Always: the driver, and with it the browser and its profile folder, ends with its handle.
+//! What always holds: the driver, the browser and its profile folder end with the handle.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,11 +15,11 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// A guard against hangs.
-pub const HANG: Duration = Duration::from_secs(120);
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// A running browser.
-pub struct Browser {
-    /// Its one window.
+pub(crate) struct Browser {
+    /// The only window.
     pub client: Client,
     webdriver: String,
     // The order matters: the driver ends the browser before the profile is removed.
@@ -27,8 +27,8 @@ pub struct Browser {
     _profile: tempfile::TempDir,
 }
 
-/// What keeps this machine from driving a browser.
-pub fn lacking() -> Option<&'static str> {
+/// Returns what this machine lacks to drive a browser.
+pub(crate) fn lacking() -> Option<&'static str> {
     let found = |name: &str| {
         std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
@@ -41,8 +41,8 @@ pub fn lacking() -> Option<&'static str> {
 }
 
 impl Browser {
-    /// Starts one.
-    pub async fn start() -> Browser {
+    /// Starts a browser.
+    pub(crate) async fn start() -> Browser {
         let profile = tempfile::tempdir().expect("make a folder");
         let mut driver = Command::new("chromedriver")
             .arg("--port=0")
@@ -62,7 +62,7 @@ impl Browser {
             }
         });
         let port = port.await.expect("chromedriver starts in time");
-        // Whatever else it says is read, so that it never waits for a reader.
+        // The rest of its output is read too, so that it never waits for a reader.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let webdriver = format!("http://127.0.0.1:{port}");
         let arguments = [
@@ -83,18 +83,18 @@ impl Browser {
             .await
             .expect("open a browser");
         let browser = Browser { client, webdriver, _driver: driver, _profile: profile };
-        // A window that nobody looks at has no focus, and then no element of its page has.
+        // A window that is not shown has no focus, and then no element of its page has it either.
         browser.cdp("Emulation.setFocusEmulationEnabled", json!({ "enabled": true })).await;
         browser
     }
 
-    /// Ends it.
-    pub async fn close(self) {
+    /// Ends the browser.
+    pub(crate) async fn close(self) {
         self.client.clone().close().await.expect("close the browser");
     }
 
-    /// Asks Chromium itself for something.
-    pub async fn cdp(&self, command: &str, parameters: Value) -> Value {
+    /// Sends a command of the Chrome DevTools Protocol.
+    pub(crate) async fn cdp(&self, command: &str, parameters: Value) -> Value {
         let session = self.client.session_id().await.expect("ask").expect("a session");
         let url = format!("{}/session/{session}/goog/cdp/execute", self.webdriver);
         let body = json!({ "cmd": command, "params": parameters });
@@ -104,8 +104,8 @@ impl Browser {
         value["value"].take()
     }
 
-    /// Shows pages as on a screen of this size, in light or dark.
-    pub async fn screen(&self, width: u32, height: u32, dark: bool) {
+    /// Emulates a screen of this size, in light or dark.
+    pub(crate) async fn screen(&self, width: u32, height: u32, dark: bool) {
         let phone = width < 600;
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": if phone { 2 } else { 1 }, "mobile": phone });
         self.cdp("Emulation.setDeviceMetricsOverride", size).await;
@@ -113,8 +113,8 @@ impl Browser {
         self.cdp("Emulation.setEmulatedMedia", json!({ "features": [scheme] })).await;
     }
 
-    /// Writes a picture of the whole page, and says where.
-    pub async fn picture(&self, folder: &Path, name: &str) -> PathBuf {
+    /// Writes a picture of the whole page; returns its path.
+    pub(crate) async fn picture(&self, folder: &Path, name: &str) -> PathBuf {
         let taken = self.cdp("Page.captureScreenshot", json!({ "captureBeyondViewport": true })).await;
         let data = taken["data"].as_str().expect("a picture");
         let bytes = base64::engine::general_purpose::STANDARD.decode(data).expect("base64");
@@ -123,8 +123,8 @@ impl Browser {
         path
     }
 
-    /// The element of a CSS selector, once it is there.
-    pub async fn find(&self, css: &str) -> Element {
+    /// Returns the element of a CSS selector, as soon as it exists.
+    pub(crate) async fn find(&self, css: &str) -> Element {
         let found = self.client.wait().at_most(HANG).for_element(Locator::Css(css)).await;
         match found {
             Ok(found) => found,
@@ -132,12 +132,13 @@ impl Browser {
         }
     }
 
-    /// What an element shows, as soon as the page has it (a click returns before the next page is there).
-    pub async fn text(&self, css: &str) -> String {
+    /// Returns the text of an element, as soon as the page has it. A click returns before the next page is
+    /// loaded.
+    pub(crate) async fn text(&self, css: &str) -> String {
         self.until(css, |_| true).await
     }
 
-    /// The whole page's text, to tell what was there instead.
+    /// Returns the whole page's text, for error messages.
     async fn page(&self) -> String {
         match self.client.find(Locator::Css("body")).await {
             Ok(body) => body.text().await.unwrap_or_else(|err| err.to_string()),
@@ -145,8 +146,8 @@ impl Browser {
         }
     }
 
-    /// Waits until an element shows a text that `fits`, and says it.
-    pub async fn until(&self, css: &str, fits: impl Fn(&str) -> bool) -> String {
+    /// Waits until an element shows a text that `fits`; returns the text.
+    pub(crate) async fn until(&self, css: &str, fits: impl Fn(&str) -> bool) -> String {
         let shown = async {
             loop {
                 if let Ok(found) = self.client.find(Locator::Css(css)).await
@@ -164,25 +165,25 @@ impl Browser {
         }
     }
 
-    /// Types a value in the place of a field's.
-    pub async fn fill(&self, css: &str, value: &str) {
+    /// Replaces the value of a field by typing.
+    pub(crate) async fn fill(&self, css: &str, value: &str) {
         let field = self.find(css).await;
         field.clear().await.expect("empty a field");
         field.send_keys(value).await.expect("type");
     }
 
-    /// Clicks, where it is scrolled to.
-    pub async fn click(&self, css: &str) {
+    /// Scrolls to the element and clicks it.
+    pub(crate) async fn click(&self, css: &str) {
         self.find(css).await.click().await.expect("click");
     }
 
-    /// The value of a script's `return`.
-    pub async fn run(&self, script: &str) -> Value {
+    /// Runs a script; returns the value of its `return`.
+    pub(crate) async fn run(&self, script: &str) -> Value {
         self.client.execute(script, Vec::new()).await.expect("run a script")
     }
 
-    /// Types keys where the focus is.
-    pub async fn keys(&self, keys: &str) {
+    /// Types keys into the element with the focus.
+    pub(crate) async fn keys(&self, keys: &str) {
         self.client.active_element().await.expect("a focus").send_keys(keys).await.expect("type");
     }
 }

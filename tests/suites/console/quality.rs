@@ -1,4 +1,4 @@
-//! The chart of an evaluation: a file such as `baton-eval --curves` writes, of the model that is served.
+//! The chart of an evaluation, from a file as `baton-eval --curves` writes it for the served model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{World, browser_here, pictures};
 /// Subset, metric, questions, score of the full prompt, and scores at r 0.1, 0.25 and 0.5.
 type Row = (&'static str, &'static str, u32, f64, [f64; 3]);
 
-/// Figures of the demo models at L 8, as an evaluation gave them: two metrics, subsets by kind and length.
+/// Figures of the demo models at L 8 from an evaluation: two metrics, subsets by kind and length.
 const ROWS: &[Row] = &[
     ("all", "contains", 144, 0.042, [0.042, 0.035, 0.035]),
     ("all", "exact_match", 559, 0.821, [0.748, 0.835, 0.837]),
@@ -25,8 +25,8 @@ fn share(score: f64, n: u32) -> Value {
     json!({ "n": n, "score": score, "low": (score - 0.03).max(0.0), "high": (score + 0.03).min(1.0) })
 }
 
-/// Writes the file; returns where it is.
-pub fn curves(folder: &Path) -> PathBuf {
+/// Writes the file; returns its path.
+pub(crate) fn curves(folder: &Path) -> PathBuf {
     let sha256 = |name: &str| {
         let model = Model::open(&models_folder().join(name)).expect("a demo model opens");
         json!({ "name": model.name(), "sha256": model.file_sha256() })
@@ -64,13 +64,13 @@ async fn the_chart_of_an_evaluation_shows_what_speaks_of_the_scene() {
     let chart = "const svg = document.querySelector('svg[aria-labelledby^=quality]'); const figure = svg.closest('figure');";
     let asked = async |what: &str| browser.run(&format!("{chart} return {what}")).await;
     assert_eq!(asked("figure.querySelector('h3').textContent").await, "Score (exact match) over r");
-    // One metric: all questions, then the parts that lose most at the scene's r.
+    // One metric is shown: all questions, then the subsets that lose most at the scene's r.
     let legend = asked("[...figure.querySelectorAll('.legend li')].map(li => li.textContent)").await;
     assert_eq!(legend, json!(["facts/all", "facts/long/512", "facts/two_hop/2048"]));
     assert_eq!(asked("svg.querySelectorAll('polygon.band').length").await, 3);
     let notes = asked("[...svg.querySelectorAll('text.note')].map(text => text.textContent)").await;
     assert_eq!(notes, json!(["facts/all, full prompt", "r 0.25"]));
-    // Every line is drawn within the axes, from the least r to the full prompt.
+    // Every line is inside the axes, from the smallest r to the full prompt.
     let points = asked("[...svg.querySelectorAll('polyline.line')].map(line => line.points.length)").await;
     assert_eq!(points, json!([4, 4, 4]));
     let outside = "[...svg.querySelectorAll('polyline.line')].flatMap(line => [...line.points]) \

@@ -1,4 +1,5 @@
-//! A device whose sequences fail for good after so many steps, as those of a ring do that nobody is left of.
+//! A device whose sequences fail for good after some steps, like those of a ring that has lost all its
+//! devices.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use baton_protocol::Corrector;
 
 use super::{ASSIST_TOKENS, TOKENS_MAX, ask, check_shown, continuation_by, line, taken_over};
 
-/// An engine that fails from a step on.
+/// An engine that fails after some steps.
 struct Failing {
     engine: Engine,
     steps_left: usize,
@@ -74,7 +75,7 @@ impl Sequences for Failing {
     }
 }
 
-/// A device that fails after so many steps, and a cloud with another model.
+/// Makes a device that fails after `steps` steps, and a cloud with another model.
 fn pair(steps: usize) -> Pair {
     let cloud = demo_model("demo-cloud.gguf").expect("the demo model is in the checkout");
     let device = demo_model("demo-device.gguf").expect("the demo model is in the checkout");
@@ -85,8 +86,8 @@ fn pair(steps: usize) -> Pair {
     Pair::over(cloud, device, 0.25, Corrector::Cloud).expect("set up both sides")
 }
 
-/// What was written before the cloud was asked to go on is the cloud's and the device's own; what follows is what the
-/// cloud's model alone writes after that text.
+/// Checks the answer's parts. Before the cloud was asked to go on, the tokens are the cloud's and the
+/// device's own. After that, they are what the cloud's model alone writes after that text.
 fn check(fault: LineFault, steps: usize) -> Option<usize> {
     let what = format!("{fault:?}, the device fails after {steps} steps");
     let mut pair = pair(steps);
@@ -131,11 +132,11 @@ fn a_device_that_fails_for_good_at_any_step_hands_the_answer_to_the_cloud() {
 #[test]
 fn a_cloud_whose_line_was_cut_is_asked_again_by_a_device_that_fails() {
     for cut in [1, 7, ASSIST_TOKENS as usize - 1] {
-        // It has failed before the line is cut, or long after.
+        // The device fails before the cut, or long after it.
         for steps in [0, 30, 37] {
             assert!(check(LineFault::CutOnceAt(cut), steps).is_some(), "cut at {cut}, {steps} steps");
         }
     }
-    // Nothing had come of the cloud: the device wrote all there was.
+    // Nothing had come from the cloud, so the device wrote everything until then.
     assert!(check(LineFault::CutOnceAt(0), 37) > Some(0));
 }

@@ -1,5 +1,6 @@
-//! Half-sent heads against both programs: more of them than a program has connections, from the addresses of its other
-//! clients and beyond. Others are served all the while, and in the end every half-sent head is cut off.
+//! Half-sent request heads against both programs: more than a program has connections, from the addresses of
+//! its other clients and from others. Other clients are served all the time, and in the end every half-sent
+//! head is cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use tokio::task::JoinSet;
 
 use super::{BETWEEN_ATTACKERS, service};
 
-/// Half-sent heads: more than the 2,048 connections of both programs.
+/// Number of half-sent heads: more than the 2,048 connections of both programs.
 const HEADS: usize = 2400;
-/// Requests of somebody who behaves, spread over the attack.
+/// Requests of a well-behaved client, spread over the attack.
 const REQUESTS: usize = 12;
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Sends the beginning of a head and waits until the connection ends; a reset is an end as well.
+/// Sends the beginning of a head and waits until the connection ends; a reset counts as an end.
 async fn half_a_head(address: SocketAddr) {
     let Ok(mut stream) = TcpStream::connect(address).await else { return };
     if stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc").await.is_ok() {
@@ -28,9 +29,10 @@ async fn half_a_head(address: SocketAddr) {
     }
 }
 
-/// Attacks `address`; `ask` is one request of another client, by its number, which must succeed.
+/// Attacks `address`. `ask` makes one request of another client, which must succeed; its argument is the
+/// request's number.
 async fn attack(address: SocketAddr, ask: impl AsyncFn(usize)) {
-    // The sockets of this side are open files as well.
+    // The sockets of this side are open files too.
     let own = baton_edge::HttpLimits { connections_max: HEADS, ..Default::default() }.within_open_files();
     assert!(own.connections_max >= HEADS, "this test needs {HEADS} open files, it may have {own:?}");
     let mut heads = JoinSet::new();
@@ -65,7 +67,7 @@ async fn half_sent_heads_cost_nobody_the_local_api() {
     let url = agent.url().to_owned();
     let address = url.strip_prefix("http://").expect("an http address").parse().expect("an address");
     attack(address, async |turn| {
-        // A connection of its own each time, as from a new program.
+        // A new connection each time, as from a new program.
         let client = baton_e2e::http::client();
         let body = serde_json::json!({
             "messages": [{ "role": "user", "content": format!("Letter {turn}.") }], "max_tokens": 2,

@@ -1,10 +1,11 @@
-//! A flood of wrong passwords at the console: few are looked at, memory stays bounded, and who knows the password gets in.
+//! A flood of wrong passwords at the console: few are checked, memory stays bounded, and a user with the
+//! right password gets in.
 
 use baton_e2e::hostile::logins::{Door, flood};
 
-/// What the service may grow by: two hashes of 19 MiB, and the buffers of some hundred connections.
+/// Most growth of the service: two hashes of 19 MiB each, and the buffers of a few hundred connections.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
-/// Wrong passwords at once.
+/// Number of wrong passwords sent at once.
 const FLOOD: usize = 300;
 
 #[tokio::test]
@@ -15,8 +16,8 @@ async fn a_flood_of_wrong_passwords_is_bounded_and_keeps_nobody_out() {
     let one = flood(&door, FLOOD, 66, 1).await.expect("every attempt is answered");
     assert!(one.looked_at <= 5 && one.looked_at + one.refused == FLOOD, "of one address: {one:?}");
     assert!(one.growth_bytes <= GROWTH_BYTES_MAX, "the service grew by {} bytes", one.growth_bytes);
-    // From many addresses, not enough to lock the name; beside it, somebody on a device that is known and somebody who is
-    // new.
+    // The flood comes from many addresses, but too few to lock the name. At the same time a user on a known
+    // device and a user on a new device log in.
     let (many, known, new) =
         tokio::join!(flood(&door, FLOOD, 100, 18), door.get_in(3, Some(&device)), door.get_in(4, None));
     let many = many.expect("every attempt is answered");
@@ -24,7 +25,7 @@ async fn a_flood_of_wrong_passwords_is_bounded_and_keeps_nobody_out() {
     assert!(many.growth_bytes <= GROWTH_BYTES_MAX, "the service grew by {} bytes", many.growth_bytes);
     assert_eq!(known.expect("who is known gets in").status, 200);
     assert_eq!(new.expect("who is new gets in meanwhile").status, 200);
-    // Now the name is locked, but not for the device.
+    // Now the name is locked, but not for the known device.
     flood(&door, FLOOD, 200, 50).await.expect("every attempt is answered");
     let reply = door.log_in(5, &door.password, Some(&device)).await.expect("a reply");
     assert_eq!(reply.status, 200, "{reply:?}");

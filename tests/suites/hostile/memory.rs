@@ -1,4 +1,4 @@
-//! What bodies of every kind take in memory, alone and four at once, on the real process.
+//! The memory that bodies of every kind take, alone and four at once, in the real process.
 
 use std::net::SocketAddr;
 
@@ -8,21 +8,21 @@ use tokio::task::JoinSet;
 
 use crate::service;
 
-/// What one request may take beyond its KV, and four at once.
+/// Most memory of one request beyond its KV; then of four at once.
 const ALONE_BYTES_MAX: u64 = 64 << 20;
 const FOUR_BYTES_MAX: u64 = 160 << 20;
-/// Bodies of these lengths are read whole: one whose schema is compiled, one whose values are not too many, and one that
-/// could be a prompt of the model with every character escaped.
+/// Lengths of bodies that are read whole: one whose schema is compiled, and one below the limit of values.
+/// The last could be a prompt of the model with every character escaped.
 const LENGTHS: [usize; 3] = [60 << 10, 160 << 10, 1 << 20];
-/// The longest body that the service is told to read.
+/// Longest body that the service is told to read.
 const BODY_BYTES: usize = 24 << 20;
 
-/// The statuses of a refusal, a cut-off and an answer.
+/// Checks for the status of a refusal, a cut-off or an answer.
 fn is_expected(status: u16) -> bool {
     matches!(status, 0 | 200 | 400 | 413 | 429)
 }
 
-/// Sends a body as it is, or packed, and gives the growth of the service.
+/// Sends a body plain and compressed; returns the growth of the service.
 async fn grown(address: SocketAddr, memory: &mut PeakMemory, name: &str, path: &str, body: &[u8]) -> u64 {
     let mut growth = 0;
     for gzip in [false, true] {
@@ -72,7 +72,7 @@ async fn a_request_takes_bounded_memory_whatever_it_holds() {
         let growth = memory.growth().expect("the service runs");
         assert!(growth <= FOUR_BYTES_MAX, "four times {}: {growth} bytes", bulk.name);
     }
-    // What the allocator keeps of all these together.
+    // This is what the allocator keeps after all of these.
     let kept = all.growth().expect("the service runs");
     assert!(kept <= FOUR_BYTES_MAX, "the service has kept {kept} bytes");
     neighbour(address, 2, 20).await.expect("the service still answers");

@@ -1,11 +1,11 @@
-//! A tenant who wants more tokens than the day has, against the real process.
+//! A tenant who asks for more tokens than the day's quota, against the real process.
 
 use std::net::SocketAddr;
 
 use baton_e2e::hostile::quota::{ask, limited_service, question};
 use tokio::task::JoinSet;
 
-/// Tokens of a day: of forty questions some fit.
+/// Tokens of a day, enough for some of forty questions.
 const TOKENS: u64 = 500;
 
 #[tokio::test]

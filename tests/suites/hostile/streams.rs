@@ -1,4 +1,4 @@
-//! Readers that go away, and tenants that guess at each other's prompts, against the real process.
+//! Readers that disconnect, and tenants that guess each other's prompts, against the real process.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use baton_e2e::hostile::streams::{abandon, figures, figures_when, form, look, tw
 
 use super::service;
 
-/// As many as there are slots, twice.
+/// Number of abandoned streams: twice the number of slots.
 const ABANDONED: u64 = 8;
 
 #[tokio::test]

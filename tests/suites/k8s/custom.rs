@@ -1,16 +1,16 @@
-//! The fields that these manifests use of kinds that a cluster may have beside its own: KEDA, the Prometheus operator, the
-//! Gateway API and its inference extension. A field that is not here is refused: it is either misspelt or new, and then
-//! its definition must be looked up.
+//! The fields that these manifests use of kinds outside of Kubernetes itself: KEDA, the Prometheus operator,
+//! the Gateway API and its inference extension. A field that is not listed here is refused: it is misspelt or
+//! new, and then its definition must be looked up.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What every object has.
+/// The parts that every object has.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Object<S> {
+pub(crate) struct Object<S> {
     api_version: String,
     kind: String,
     metadata: Metadata,
@@ -29,19 +29,19 @@ struct Metadata {
 }
 
 /// gateway.networking.k8s.io/v1
-pub type HttpRoute = Object<HttpRouteSpec>;
+pub(crate) type HttpRoute = Object<HttpRouteSpec>;
 /// inference.networking.k8s.io/v1
-pub type InferencePool = Object<InferencePoolSpec>;
+pub(crate) type InferencePool = Object<InferencePoolSpec>;
 /// monitoring.coreos.com/v1
-pub type PrometheusRule = Object<PrometheusRuleSpec>;
+pub(crate) type PrometheusRule = Object<PrometheusRuleSpec>;
 /// keda.sh/v1alpha1
-pub type ScaledObject = Object<ScaledObjectSpec>;
+pub(crate) type ScaledObject = Object<ScaledObjectSpec>;
 /// monitoring.coreos.com/v1
-pub type ServiceMonitor = Object<ServiceMonitorSpec>;
+pub(crate) type ServiceMonitor = Object<ServiceMonitorSpec>;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct HttpRouteSpec {
+pub(crate) struct HttpRouteSpec {
     parent_refs: Vec<ParentRef>,
     hostnames: Vec<String>,
     rules: Vec<RouteRule>,
@@ -104,7 +104,7 @@ struct BackendRef {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct InferencePoolSpec {
+pub(crate) struct InferencePoolSpec {
     selector: LabelMatch,
     target_ports: [PortNumber; 1],
     endpoint_picker_ref: EndpointPicker,
@@ -140,14 +140,14 @@ enum FailureMode {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PrometheusRuleSpec {
-    /// As in a file of rules, which promtool checks.
+pub(crate) struct PrometheusRuleSpec {
+    /// The groups, as in a file of rules, which promtool checks.
     pub groups: Vec<Value>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ServiceMonitorSpec {
+pub(crate) struct ServiceMonitorSpec {
     selector: LabelMatch,
     endpoints: Vec<Endpoint>,
 }
@@ -163,19 +163,19 @@ struct Endpoint {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct ScaledObjectSpec {
+pub(crate) struct ScaledObjectSpec {
     scale_target_ref: ScaleTarget,
-    /// Replicas where nothing waits.
+    /// Replicas if nothing waits.
     pub min_replica_count: u32,
-    /// Replicas at most.
+    /// Most replicas.
     pub max_replica_count: u32,
     polling_interval: u32,
     cooldown_period: u32,
-    /// What holds while the figures are away.
+    /// The setting while the figures are missing.
     pub fallback: Fallback,
-    /// How fast it goes.
+    /// How fast it scales.
     pub advanced: Advanced,
-    /// What it goes by.
+    /// The figures by which it scales.
     pub triggers: Vec<Trigger>,
 }
 
@@ -189,9 +189,9 @@ struct ScaleTarget {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Fallback {
+pub(crate) struct Fallback {
     failure_threshold: u32,
-    /// Replicas at least.
+    /// Least replicas.
     pub replicas: u32,
     behavior: FallbackBehavior,
 }
@@ -204,21 +204,21 @@ enum FallbackBehavior {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Advanced {
-    /// Of the autoscaler that KEDA makes.
+pub(crate) struct Advanced {
+    /// Settings of the autoscaler that KEDA makes.
     pub horizontal_pod_autoscaler_config: AutoscalerConfig,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AutoscalerConfig {
-    /// The API's own type, checked as such.
+pub(crate) struct AutoscalerConfig {
+    /// The API's own type, checked like any other.
     pub behavior: k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscalerBehavior,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Trigger {
+pub(crate) struct Trigger {
     #[serde(rename = "type")]
     form: TriggerForm,
     /// Its name in KEDA's own metrics.
@@ -237,11 +237,11 @@ enum TriggerForm {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct PrometheusTrigger {
+pub(crate) struct PrometheusTrigger {
     server_address: String,
-    /// PromQL.
+    /// The query in PromQL.
     pub query: String,
-    /// For each replica.
+    /// The threshold for each replica.
     pub threshold: String,
     ignore_null_values: String,
 }

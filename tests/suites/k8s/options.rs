@@ -1,5 +1,5 @@
-//! Manifests are true to the program: its own parser reads their arguments and variables, and the real program answers on
-//! the paths that they probe and scrape.
+//! The manifests agree with the program: its own parser reads their arguments and variables, and the real
+//! program answers on the paths that they probe and scrape.
 
 use std::{collections::BTreeSet, process::Stdio, time::Duration};
 
@@ -23,22 +23,22 @@ use super::{
 
 /// Variables that the program reads through libraries, not through its own parser.
 const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG"];
-/// How long the program may take to print its address: a hang guard.
+/// Longest time for the program to print its address: a guard against hangs.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// What the pods of a Deployment serve, as the program understands it.
 #[derive(Debug)]
-pub struct Served {
-    /// Name and number of each port, in the order of the pod's.
+pub(crate) struct Served {
+    /// Name and number of each port, in the pod's order.
     pub listens: Vec<(&'static str, u16)>,
-    /// How long running answers may go on after SIGTERM.
+    /// How long running answers may continue after SIGTERM.
     pub drain: Duration,
-    /// Where the database is.
+    /// Address of the database.
     pub database: String,
 }
 
-/// A subcommand's options: name without the dashes, and the variable that sets it.
-pub fn known(subcommand: &str) -> Vec<(String, Option<String>)> {
+/// Returns a subcommand's options: the name without dashes, and the variable that sets it.
+pub(crate) fn known(subcommand: &str) -> Vec<(String, Option<String>)> {
     let cli = Cli::command();
     let command = cli.find_subcommand(subcommand).unwrap_or_else(|| panic!("no subcommand `{subcommand}`"));
     let options = command.get_arguments().filter_map(|arg| {
@@ -48,7 +48,7 @@ pub fn known(subcommand: &str) -> Vec<(String, Option<String>)> {
     options.collect()
 }
 
-/// What stands in for a value that only the cluster has.
+/// Returns a substitute for a value that only the cluster has.
 fn value(variable: &EnvVar) -> Result<String, String> {
     if let Some(value) = &variable.value {
         return Ok(value.clone());
@@ -67,7 +67,7 @@ fn value(variable: &EnvVar) -> Result<String, String> {
     Err(format!("{} comes from elsewhere than a Secret", variable.name))
 }
 
-/// The settings file that a pod mounts, as the program's own reader makes options of it.
+/// Returns the settings file that a pod mounts, as options, made by the program's own reader.
 fn settings(render: &Render, pods: &Pods, path: &str) -> Result<Vec<String>, String> {
     let volumes = pods.spec.volumes.iter().flatten();
     let mut maps = volumes.filter_map(|volume| Some((&volume.name, volume.config_map.as_ref()?)));
@@ -86,7 +86,7 @@ fn settings(render: &Render, pods: &Pods, path: &str) -> Result<Vec<String>, Str
     Ok(words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect())
 }
 
-/// The command line of a pod with its settings file and its variables as options.
+/// Returns the command line of a pod, with its settings file and its variables as options.
 fn words(render: &Render, pods: &Pods) -> Result<Vec<String>, String> {
     let container = pods.container();
     if container.command.is_some() {
@@ -118,8 +118,8 @@ fn option<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
 /// Reads a pod's command line as the program does.
 ///
 /// # Errors
-/// The program's own message where it would not start.
-pub fn served(render: &Render, pods: &Pods) -> Result<Served, String> {
+/// Fails with the program's own message if it would not start.
+pub(crate) fn served(render: &Render, pods: &Pods) -> Result<Served, String> {
     let words = words(render, pods)?;
     let Command::Serve(serve) = Cli::try_parse_from(&words).map_err(|err| err.to_string())?.command else {
         return Err(format!("{} does not serve", pods.title));
@@ -176,7 +176,7 @@ fn what_does_not_exist_is_refused() {
     assert!(variable.contains("does not read the variable `BATON_NO_SUCH`"), "{variable}");
 }
 
-/// Paths that a render asks each port for, with the port's name.
+/// Returns the paths that a render requests from each port, with the port's name.
 fn asked(render: &Render) -> BTreeSet<(&'static str, String)> {
     let mut asked = BTreeSet::new();
     for pods in pods(render).iter().filter(|pods| pods.kind == "Deployment") {
@@ -195,12 +195,12 @@ fn asked(render: &Render) -> BTreeSet<(&'static str, String)> {
     asked
 }
 
-/// The pod's own command line with the demo model and free ports of the loopback.
+/// Returns the pod's own command line with the demo model and free ports of the loopback.
 fn local(words: &[String]) -> Vec<String> {
     let model = models_folder().join("demo-cloud.gguf");
     let change = |word: &String| {
         Some(match word.split_once('=').map(|(name, _)| name) {
-            // Its settings stand among the words already.
+            // Its settings are already among the words.
             Some("--config") => return None,
             Some(name @ ("--listen" | "--metrics-listen")) => format!("{name}=127.0.0.1:0"),
             Some("--model") => format!("--model={}", model.display()),

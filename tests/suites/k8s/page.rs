@@ -1,4 +1,4 @@
-//! The operator's page is true: what it names exists, and its example can be recomputed.
+//! The operator's page is correct: everything that it names exists, and its example can be recomputed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ fn page() -> String {
     read(&folder().join("README.md"))
 }
 
-/// What stands between single back quotes, blocks left out.
+/// Returns the texts between single back quotes, without those in blocks.
 fn quoted(page: &str) -> Vec<&str> {
     let prose = page.split("\n```").step_by(2);
     prose.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
 }
 
-/// The lines of the blocks.
+/// Returns the lines of the code blocks.
 fn block_lines(page: &str) -> impl Iterator<Item = &str> {
     page.split("\n```").skip(1).step_by(2).flat_map(|block| block.lines().skip(1))
 }
@@ -96,7 +96,7 @@ fn commands_on_the_page_are_commands() {
     assert!(seen >= 4, "the page shows {seen} commands: it is not read right");
 }
 
-/// Rounded as it is printed.
+/// Checks a value rounded as it is printed.
 fn is_printed(value: f64, digits: i32, page: f64) -> bool {
     let scale = 10_f64.powi(digits);
     ((value * scale).round() / scale - page).abs() < 1e-9

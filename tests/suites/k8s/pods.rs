@@ -1,4 +1,4 @@
-//! Pods: who they run as, what they may use, how they are probed and how they end.
+//! Pods: the user they run as, what they may use, how they are probed and how they end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,14 +18,14 @@ use super::{
     version,
 };
 
-/// The claim that the operator fills: see "Models" in the operator's page.
+/// The volume claim that the operator fills: see "Models" in the operator's page.
 const MODEL_CLAIM: &str = "baton-models";
 /// The Secret that the operator makes, and its keys.
 const SECRET: (&str, &[&str]) = ("baton-cloud", &["database-url", "database-ca.crt"]);
 
 /// The pods of one Deployment or Job.
 #[derive(Debug)]
-pub struct Pods {
+pub(crate) struct Pods {
     /// `Kind/name`.
     pub title: String,
     /// `Deployment` or `Job`.
@@ -37,26 +37,26 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// The one container.
-    pub fn container(&self) -> &Container {
+    /// Returns the only container.
+    pub(crate) fn container(&self) -> &Container {
         assert_eq!(self.spec.containers.len(), 1, "{}", self.title);
         &self.spec.containers[0]
     }
 
-    /// Names of the container's ports.
-    pub fn port_names(&self) -> BTreeSet<String> {
+    /// Returns the names of the container's ports.
+    pub(crate) fn port_names(&self) -> BTreeSet<String> {
         self.container().ports.iter().flatten().filter_map(|port| port.name.clone()).collect()
     }
 
-    /// The number of a port.
-    pub fn port(&self, name: &str) -> Option<i64> {
+    /// Returns the number of a port.
+    pub(crate) fn port(&self, name: &str) -> Option<i64> {
         let mut ports = self.container().ports.iter().flatten();
         ports.find(|port| port.name.as_deref() == Some(name)).map(|port| i64::from(port.container_port))
     }
 }
 
-/// The pods of a render, Deployments first.
-pub fn pods(render: &Render) -> Vec<Pods> {
+/// Returns the pods of a render, Deployments first.
+pub(crate) fn pods(render: &Render) -> Vec<Pods> {
     let template = |object: &Value| {
         let template = match object["kind"].as_str() {
             Some("Deployment") => {
@@ -89,7 +89,7 @@ fn hold(rule: &str, offence: impl Fn(&Render, &Pods, &mut Vec<String>)) {
     }
 }
 
-/// The one Deployment of a render, and what its pods serve.
+/// Returns the only Deployment of a render, and what its pods serve.
 fn served(render: &Render) -> (Deployment, Pods, Served) {
     let object = render.of("Deployment").next().expect("one deployment");
     let deployment = serde_json::from_value(object.clone()).expect("it is of its type");
@@ -288,7 +288,7 @@ fn secrets_are_named_and_never_written() {
         }
         for secret in pods.spec.volumes.iter().flatten().filter_map(|volume| volume.secret.as_ref()) {
             let name = secret.secret_name.as_deref().unwrap_or_default();
-            // Only what is named: the password is not mounted beside the certificate.
+            // Only the named keys are mounted; the password is not mounted beside the certificate.
             let keys: Vec<&str> = secret.items.iter().flatten().map(|item| item.key.as_str()).collect();
             if name != SECRET.0 || keys.is_empty() || keys.iter().any(|key| !SECRET.1.contains(key)) {
                 offences.push(format!("{}: Secret `{name}` keys {keys:?} as files", pods.title));

@@ -1,4 +1,4 @@
-//! Manifests as they are written and as kustomize renders them.
+//! Manifests as written, and as kustomize renders them.
 
 use std::{
     collections::BTreeMap,
@@ -29,9 +29,9 @@ const COMPONENTS: &[&str] = &[
 ];
 const OVERLAYS: &[&str] = &["dev-sqlite", "edge-cpu", "prod-postgres"];
 
-/// What one kustomization gives.
+/// The result of one kustomization.
 #[derive(Debug)]
-pub struct Render {
+pub(crate) struct Render {
     /// `overlays/NAME` or `base+NAME`.
     pub name: String,
     /// Its objects.
@@ -39,14 +39,14 @@ pub struct Render {
 }
 
 impl Render {
-    /// Objects of one kind.
-    pub fn of<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    /// Returns the objects of one kind.
+    pub(crate) fn of<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |object| object["kind"] == kind)
     }
 }
 
-/// `Kind/name`, as messages name an object.
-pub fn title(object: &Value) -> String {
+/// Returns `Kind/name`, for messages.
+pub(crate) fn title(object: &Value) -> String {
     format!(
         "{}/{}",
         object["kind"].as_str().unwrap_or("?"),
@@ -54,16 +54,16 @@ pub fn title(object: &Value) -> String {
     )
 }
 
-/// The documents of a YAML text.
-pub fn documents(text: &str, what: &str) -> Vec<Value> {
+/// Returns the documents of a YAML text.
+pub(crate) fn documents(text: &str, what: &str) -> Vec<Value> {
     serde_norway::Deserializer::from_str(text)
         .map(|document| Value::deserialize(document).unwrap_or_else(|err| panic!("{what}: {err}")))
         .filter(|document| !document.is_null())
         .collect()
 }
 
-/// Every folder with a kustomization, and what that says.
-pub fn kustomizations() -> BTreeMap<PathBuf, Value> {
+/// Returns every folder with a kustomization, and its content.
+pub(crate) fn kustomizations() -> BTreeMap<PathBuf, Value> {
     fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, Value>) {
         for entry in std::fs::read_dir(folder).expect("list a folder") {
             let path = entry.expect("list a folder").path();
@@ -82,13 +82,13 @@ pub fn kustomizations() -> BTreeMap<PathBuf, Value> {
     found
 }
 
-/// The strings of a list that may be missing.
-pub fn strings<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
+/// Returns the strings of a list that may be missing.
+pub(crate) fn strings<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     value[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// The objects of every file that a kustomization lists as a resource, with the file.
-pub fn written() -> Vec<(PathBuf, Value)> {
+/// Returns the objects of every file that a kustomization lists as a resource, with the file.
+pub(crate) fn written() -> Vec<(PathBuf, Value)> {
     let mut found = Vec::new();
     for (folder, kustomization) in kustomizations() {
         for resource in strings(&kustomization, "resources") {
@@ -104,8 +104,9 @@ pub fn written() -> Vec<(PathBuf, Value)> {
     found
 }
 
-/// Every overlay, and each component over the base; none where there is no renderer, which is said once.
-pub fn renders() -> &'static [Render] {
+/// Renders every overlay, and each component over the base; empty if there is no renderer, which is printed
+/// once.
+pub(crate) fn renders() -> &'static [Render] {
     static RENDERS: OnceLock<Vec<Render>> = OnceLock::new();
     RENDERS.get_or_init(|| {
         let Some(renderer) = kustomize::renderer() else {
@@ -175,7 +176,7 @@ fn every_file_is_used_by_a_kustomization() {
                 offences.push(format!("{}: `{part}` is not there", folder.display()));
             }
         }
-        // Rules and their tests are read by promtool.
+        // Rules and their tests are for promtool.
         if folder.ends_with("observability") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Objects fit together: what selects, names or points at something finds it.
+//! The objects are consistent: every selector, name and reference finds its target.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use super::{
 
 /// The namespace that every overlay puts its objects into.
 const NAMESPACE: &str = "baton";
-/// Pods that others bring: the endpoint picker of the inference extension.
+/// Pods from other sources: the endpoint picker of the inference extension.
 const FOREIGN_PODS: &[&str] = &["baton-cloud-epp"];
 
 type Labels = BTreeMap<String, String>;
@@ -28,12 +28,12 @@ fn typed<T: DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap_or_else(|err| panic!("{}: {err}", title(object)))
 }
 
-/// Whether every wanted label is there.
-pub fn selects(wanted: &Labels, labels: &Labels) -> bool {
+/// Returns whether every wanted label is there.
+pub(crate) fn selects(wanted: &Labels, labels: &Labels) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// The pods that a selector finds; an offence where it finds none and none of others is meant.
+/// Returns the pods that a selector finds; adds an offence if it finds none and no foreign pod is meant.
 fn selected<'a>(wanted: &Labels, pods: &'a [Pods], who: &str, offences: &mut Vec<String>) -> Vec<&'a Pods> {
     let found: Vec<&Pods> = pods.iter().filter(|pod| selects(wanted, &pod.labels)).collect();
     let foreign =
@@ -44,7 +44,7 @@ fn selected<'a>(wanted: &Labels, pods: &'a [Pods], who: &str, offences: &mut Vec
     found
 }
 
-/// Holds one rule to every render; the rule adds its offences.
+/// Checks one rule on every render; the rule adds its offences.
 #[track_caller]
 fn hold(rule: &str, offences_of: impl Fn(&Render, &mut Vec<String>)) {
     for render in renders() {
@@ -169,7 +169,7 @@ fn the_database_can_be_reached_where_it_is_elsewhere() {
     }
 }
 
-/// Name and number of every port of a Service.
+/// Returns name and number of every port of a Service.
 fn service_ports(render: &Render, service: &str) -> Vec<(String, i64)> {
     let found = render.of("Service").find(|object| object["metadata"]["name"] == service);
     let ports = found.and_then(|object| object["spec"]["ports"].as_array()).into_iter().flatten();
@@ -212,7 +212,7 @@ fn routes_lead_to_services() {
     });
 }
 
-/// Every path that a route lets through, with the object that does.
+/// Returns every path that an Ingress or a route lets through.
 fn routed(render: &Render) -> Vec<String> {
     let ingress = render.of("Ingress").flat_map(|object| object["spec"]["rules"].as_array()).flatten();
     let ingress =

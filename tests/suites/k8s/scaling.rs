@@ -1,4 +1,4 @@
-//! Autoscaling and alerts: what the cluster's objects say is what promtool tests.
+//! Autoscaling and alerts: the cluster's objects have the same rules as the files that promtool tests.
 
 use baton_cloud::metrics::METRICS;
 use k8s_openapi::api::autoscaling::v2::{HorizontalPodAutoscaler, HorizontalPodAutoscalerBehavior};
@@ -10,8 +10,8 @@ use super::{
     render::{documents, written},
 };
 
-/// Files of rules and of their tests, as promtool reads them.
-pub fn rule_files() -> (Vec<String>, Vec<String>) {
+/// Returns the files of rules and the files of their tests, for promtool.
+pub(crate) fn rule_files() -> (Vec<String>, Vec<String>) {
     let listed = std::fs::read_dir(folder().join("observability")).expect("list a folder");
     let names = listed.map(|entry| entry.expect("list a folder").file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> =
@@ -26,7 +26,7 @@ fn object<T: serde::de::DeserializeOwned>(kind: &str) -> T {
     serde_json::from_value(object).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 
-/// The groups of a file of rules.
+/// Returns the groups of a file of rules.
 fn groups(file: &str) -> Vec<Value> {
     let text = read(&folder().join("observability").join(file));
     let mut documents = documents(&text, file);
@@ -34,7 +34,7 @@ fn groups(file: &str) -> Vec<Value> {
     documents.remove(0)["groups"].as_array().unwrap_or_else(|| panic!("{file} has no groups")).clone()
 }
 
-/// The expression that a recording rule of `scaling.yaml` stands for, on one line.
+/// Returns the expression of a recording rule of `scaling.yaml`, on one line.
 fn recorded(name: &str) -> String {
     let groups = groups("scaling.yaml");
     let mut rules = groups.iter().filter_map(|group| group["rules"].as_array()).flatten();
@@ -79,7 +79,7 @@ fn queries_are_the_recorded_sums() {
     }
 }
 
-/// At most one pod up in 180 s, one down in 300 s.
+/// Checks the pace: at most one pod up in 180 s, one down in 300 s.
 #[track_caller]
 fn check_pace(behavior: &HorizontalPodAutoscalerBehavior) {
     for (rules, seconds) in [(&behavior.scale_up, 180), (&behavior.scale_down, 300)] {

@@ -1,4 +1,4 @@
-//! Checkers of others: kubernetes-validate and checkov on everything that is rendered, promtool on the rules.
+//! External checkers: kubernetes-validate and checkov on everything rendered, promtool on the rules.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,11 +7,12 @@ use std::{
 
 use super::{folder, render::renders, scaling::rule_files};
 
-/// Kinds of the API itself; kubernetes-validate has no schema of others.
+/// API groups of Kubernetes itself; kubernetes-validate has no schema of others.
 const OWN_GROUPS: &[&str] =
     &["apps/v1", "autoscaling/v2", "batch/v1", "networking.k8s.io/v1", "policy/v1", "v1"];
 
-/// A program of the folder that `./x k8s` fills, or of the path; none is said once, with the reason.
+/// Finds a program in the folder that `./x k8s` fills, or in the path; if it is missing, prints the reason
+/// once.
 fn tool(name: &str, wanted: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().expect("the running program has a path");
     let installed = own.ancestors().nth(3).map(|target| target.join("k8s-tools/bin").join(name));
@@ -40,14 +41,15 @@ fn passes(what: &str, out: &Output) {
     assert!(out.status.success(), "{what}:\n{said}\n{complained}");
 }
 
-/// Writes what is rendered, a file each; the kinds that a cluster has by itself where only these are wanted.
+/// Writes each render to a file; with `own_only`, only kinds of Kubernetes itself.
 fn write_renders(into: &Path, own_only: bool) -> Vec<String> {
     let mut files = Vec::new();
     for render in renders() {
         let file = format!("{}.yaml", render.name.replace('/', "-"));
         let is_own = |version: Option<&str>| version.is_some_and(|version| OWN_GROUPS.contains(&version));
         let kept = render.objects.iter().filter(|object| !own_only || is_own(object["apiVersion"].as_str()));
-        // JSON is YAML that every reader understands alike: `off` is not a word of its own in it.
+        // JSON is YAML that every reader understands in the same way; for example, `off` is never a Boolean
+        // in it.
         let documents: Vec<String> = kept.map(|object| format!("{object:#}\n")).collect();
         std::fs::write(into.join(&file), documents.join("---\n")).expect("write a render");
         files.push(file);
@@ -66,7 +68,7 @@ fn kubernetes_validate_finds_nothing() {
         return;
     }
     passes("kubernetes-validate", &run(&program, &arguments, scratch.path()));
-    // It does find something where there is something.
+    // It must find an error if there is one.
     let text = std::fs::read_to_string(scratch.path().join(&files[0])).expect("read a render");
     let wrong = text.replace("minReadySeconds", "minReadySecond");
     assert_ne!(wrong, text);

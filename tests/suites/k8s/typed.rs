@@ -1,5 +1,5 @@
-//! Every object is read into the type that the API has for it and written again: what the type does not know is lost on
-//! the way, so a misspelt or misplaced field shows as a difference.
+//! Every object is read into the API's type and written again. Fields that the type does not know are lost,
+//! so a misspelt or misplaced field shows as a difference.
 
 use k8s_openapi::{
     Resource,
@@ -21,7 +21,7 @@ use super::{
     render::{renders, title, written},
 };
 
-/// Why an object is not of its type; none where it is.
+/// Returns why an object does not match its type; `None` if it does.
 fn offence(object: &Value) -> Option<String> {
     let version = object["apiVersion"].as_str().unwrap_or_default();
     let kind = object["kind"].as_str().unwrap_or_default();
@@ -59,7 +59,7 @@ fn core(version: &str, kind: &str, object: &Value) -> Result<(), String> {
     Err(format!("`{version}` has no `{kind}` that this suite knows"))
 }
 
-/// Reads and writes; names the first place where the two differ.
+/// Reads and writes an object; the error names the first place where the two differ.
 fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
     let typed: T = serde_json::from_value(object.clone()).map_err(|err| err.to_string())?;
     let back = serde_json::to_value(&typed).map_err(|err| err.to_string())?;
@@ -88,7 +88,7 @@ fn difference(written: &Value, back: &Value, at: &str) -> Option<String> {
     }
 }
 
-/// What a type writes where nothing was said.
+/// Checks for a value that a type writes for a missing field.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

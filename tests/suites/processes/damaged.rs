@@ -1,4 +1,4 @@
-//! Model files that are damaged, or cut short while they are in use: errors that say so, from programs that go on.
+//! Model files that are damaged, or cut short while in use: the programs report errors and go on running.
 
 use std::{
     fs::OpenOptions,
@@ -11,24 +11,25 @@ use baton_e2e::{
     http::client,
     process::{AgentProcess, CloudProcess, models_folder, program},
 };
-use baton_engine::{gguf::Gguf, synthetic::SyntheticModel};
+use baton_engine::gguf::Gguf;
+use baton_synthetic::SyntheticModel;
 use serde_json::json;
 use tokio::process::Command;
 
 use super::{check_refused, refused};
 
-/// Tokens of an answer that takes long.
+/// Number of tokens of a long answer.
 const ANSWER_TOKENS: u32 = 60_000;
-/// Tokens that the model can hold: more than that.
+/// Number of tokens that the model can hold: more than that.
 const CONTEXT_TOKENS: u32 = 65_000;
-/// How long an answer may go on after its model is gone: a hang guard, not a measurement.
+/// Longest time of an answer after its model is gone: a guard against hangs, not a measurement.
 const HANG: Duration = Duration::from_secs(120);
 
 fn demo() -> PathBuf {
     models_folder().join("demo-device.gguf")
 }
 
-/// A model whose answers do not end by themselves.
+/// Writes a model whose answers do not end by themselves.
 fn endless(path: &Path) {
     let like = Gguf::open(demo()).expect("the demo model is in the checkout");
     let format = like.tensor("token_embd.weight").expect("every model has one").format;
@@ -50,7 +51,8 @@ fn question(model: Option<&str>, stream: bool, max_tokens: u32) -> serde_json::V
     body
 }
 
-/// Asks for an endless answer, cuts the model's file short once the answer has begun, and gives what came after.
+/// Asks for an endless answer, cuts the model's file short once the answer has begun, and returns what came
+/// after.
 async fn cut_within_an_answer(url: &str, name: Option<&str>, model: &Path) -> String {
     let asked =
         client().post(format!("{url}/v1/chat/completions")).json(&question(name, true, ANSWER_TOKENS)).send();
@@ -87,7 +89,7 @@ async fn a_model_that_is_cut_short_in_an_answer_ends_the_answer_and_not_the_agen
     let rest = cut_within_an_answer(agent.url(), None, &model).await;
     assert!(rest.contains("\"error\""), "the answer does not say that it is not whole: {rest}");
     assert!(agent.ended().expect("the system says").is_none(), "the agent has ended");
-    // It goes on refusing: what it has in memory is not the model any more.
+    // It keeps refusing, because its memory no longer holds the model.
     let again =
         client().post(format!("{}/v1/chat/completions", agent.url())).json(&question(None, false, 4)).send();
     let again = again.await.expect("a reply");
@@ -111,7 +113,7 @@ async fn a_model_that_is_cut_short_in_an_answer_ends_the_answer_and_not_the_clou
         client().post(format!("{url}/v1/chat/completions")).json(&question(Some("endless"), false, 4)).send();
     let again = again.await.expect("the cloud is there");
     assert!(again.status().is_server_error(), "{}", again.status());
-    // Whoever watches over the service is told to start it again.
+    // A supervisor learns from this to restart the service.
     for path in ["healthz", "readyz"] {
         let said = client().get(format!("{url}/{path}")).send().await.expect("the cloud is there");
         assert_eq!(said.status(), 503, "{path}");
@@ -120,13 +122,13 @@ async fn a_model_that_is_cut_short_in_an_answer_ends_the_answer_and_not_the_clou
     }
 }
 
-/// The demo model with a scale that is no number in the middle of its first layer.
+/// Writes the demo model with a scale that is not a number in the middle of its first layer.
 fn with_a_bad_scale(path: &Path) {
     let mut bytes = std::fs::read(demo()).expect("the demo model is in the checkout");
     let gguf = Gguf::from_bytes(bytes.clone()).expect("it is a model");
     let file = gguf.parts().next().expect("a file").as_ptr() as usize;
     let at = gguf.tensor("blk.0.attn_q.weight").expect("its queries").data.as_ptr() as usize - file;
-    // Blocks of Q8_0 begin with their scale in 16 bits.
+    // A block of Q8_0 begins with its scale in 16 bits.
     bytes[at..at + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
     std::fs::write(path, bytes).expect("write the model");
 }

@@ -1,4 +1,4 @@
-//! Two models in one cloud, and a scene with an adapter that the device has, too.
+//! Two models in one cloud, and a scene with an adapter that the device has too.
 
 use std::{ffi::OsString, path::Path, process::Command, sync::Arc};
 
@@ -8,19 +8,20 @@ use baton_e2e::{
 };
 use baton_engine::{
     Adapter, Detokenizer, Engine, EngineOptions, Model, PromptSegment, StepSeq, Wanted, gguf::Gguf,
-    prompt::assemble, synthetic::SyntheticAdapter,
+    prompt::assemble,
 };
+use baton_synthetic::SyntheticAdapter;
 use serde_json::{Value, json};
 
 use super::{Setting, setting};
 
-/// Tokens that the cloud writes of the scene's answers.
+/// Number of tokens of the scene's answers that the cloud writes.
 const ASSIST_TOKENS: usize = 8;
-/// Tokens that an answer must have, so that both sides write.
+/// Least tokens of an answer, so that both sides write.
 const ANSWER_TOKENS_MIN: usize = 24;
 const TOKENS_MAX: usize = 160;
 
-/// What the model alone says to the question, greedily, and how many tokens that is.
+/// Returns what the model alone answers to the question, greedily, and the number of tokens.
 fn alone(model: &Arc<Model>, adapter: Option<&Arc<Adapter>>, setting: &Setting) -> (String, usize) {
     let question = format!("\n\nQuestion: {}", setting.asked.question.text);
     let texts =
@@ -50,7 +51,8 @@ fn alone(model: &Arc<Model>, adapter: Option<&Arc<Adapter>>, setting: &Setting) 
 
 const SYSTEM: &str = "You answer from the document.";
 
-/// The weakest adapter of random numbers that changes this answer and leaves it long; its file and what is said with it.
+/// Finds the weakest random adapter that changes this answer and leaves it long; returns its file and the
+/// answer with it.
 fn telling_adapter(model: &Arc<Model>, setting: &Setting, plain: &str) -> (Vec<u8>, String) {
     for step in 1..40 {
         let synthetic =
@@ -66,7 +68,7 @@ fn telling_adapter(model: &Arc<Model>, setting: &Setting, plain: &str) -> (Vec<u
     panic!("no strength changes the answer and leaves it long");
 }
 
-/// A database with the scene in force.
+/// Makes a database with the published scene.
 fn database(scratch: &Path) -> String {
     let path = scratch.join("cloud.db").display().to_string();
     let length = ASSIST_TOKENS.to_string();
@@ -107,13 +109,14 @@ async fn a_scene_with_an_adapter_is_relayed_and_models_are_chosen_by_name() {
     let cloud = cloud.expect("the cloud starts with two models");
     let url = format!("http://{}", cloud.address());
 
-    // Cloud and device have the same model and adapter: together they write what it alone would.
+    // Cloud and device have the same model and adapter, so together they write what that model alone would
+    // write.
     let on_device = format!("law={}", file.display());
     let report = setting.ask(&url, &["--scene", "law", "--adapter", &on_device]).await.expect("an answer");
     assert_eq!(report.answer, want);
     assert!(report.tokens_from_cloud > 0 && report.tokens_from_device > 0, "both wrote: {report:?}");
     assert!(report.notes.is_empty(), "{:?}", report.notes);
-    // A device without the file goes on with its model alone, and says so.
+    // A device without the adapter's file goes on with its model alone, and says so.
     let report = setting.ask(&url, &["--scene", "law"]).await.expect("an answer");
     assert_eq!(report.notes.len(), 1, "{:?}", report.notes);
     assert_eq!(report.notes[0]["code"], "adapter_missing");

@@ -1,4 +1,4 @@
-//! Private values in conversations of several turns: none crosses the line, by `baton chat` or by `baton serve`.
+//! Private values in conversations of several turns: none is sent, by `baton chat` or by `baton serve`.
 
 use std::process::Stdio;
 
@@ -12,14 +12,14 @@ use tokio::{io::AsyncWriteExt, process::Command};
 
 use super::{cloud, readable};
 
-/// What a person says in turn; only the first message has the words that give values away.
+/// The user's messages in order; only the first has the words that show which values are private.
 const TURNS: [&str; 4] = [
     "My phone: 5550143. Password: Zebra7crossing. Mail jo.quill@example.com, passport number X1234567.",
     "Was it 5550143 or 555-0143? And zebra7crossing?",
     "JO.QUILL@EXAMPLE.COM, jo.quill [at] example.com; X1234567.",
     "Compare \"５５５０１４３\" with Zebra7\u{200b}crossing once more.",
 ];
-/// What may not be in anything that was sent.
+/// Texts that must not be in anything that was sent.
 const PRIVATE: [&str; 7] = ["5550143", "555-0143", "ebra7", "quill", "QUILL", "X1234567", "５５５０１４３"];
 
 fn check_nothing_private(proxy: &Proxy, turns: usize) {
@@ -32,10 +32,10 @@ fn check_nothing_private(proxy: &Proxy, turns: usize) {
     }
 }
 
-/// `baton` with this command before a cloud at `url`, short answers only.
+/// Makes a command of `baton` with a cloud at `url`.
 fn baton(command: &str, url: &str, folder: &std::path::Path) -> Command {
     let mut baton = Command::new(program("baton").expect("the program is built"));
-    // The cloud writes all: a device that is faster would not wait until the request has gone out.
+    // The cloud writes the whole answer, because a faster device would not wait until the request was sent.
     baton.arg(command).args(["--mode", "cloud", "--cloud", url, "--yes"]);
     baton.arg("--model").arg(models_folder().join("demo-device.gguf")).arg("--config-dir").arg(folder);
     baton
@@ -65,7 +65,7 @@ async fn applications_of_baton_serve_send_no_private_value_in_any_turn() {
     let client = client();
     let mut last: Option<String> = None;
     for turn in TURNS {
-        // An application that keeps nothing but its last answer, in which the device had put the values back.
+        // An application that keeps only its last answer, in which the device has restored the values.
         let mut messages: Vec<Value> = Vec::new();
         if let Some(last) = &last {
             messages.push(json!({ "role": "assistant", "content": format!("You said: {last}") }));

@@ -1,5 +1,5 @@
-//! The command line as people and shells meet it: interrupts, closed pipes, odd input, and a terminal that text from
-//! outside must not steer.
+//! The command line as people and shells use it: interrupts, closed pipes, odd input, and a terminal that
+//! external text must not control.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,10 +13,10 @@ use std::{
 use baton_e2e::process::{models_folder, program};
 use baton_protocol::{ErrorBody, ErrorCode};
 
-/// How long a program may take to say something: a hang guard, not a measurement.
+/// Longest time for a program to print something: a guard against hangs, not a measurement.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A folder with a document, and `baton` with its settings there.
+/// A folder with a document and the settings of `baton`.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -50,7 +50,7 @@ impl Place {
         baton
     }
 
-    /// `baton ask` about the document, on this device alone.
+    /// Makes a `baton ask` about the document, on this device alone.
     fn ask(&self, arguments: &[&str]) -> Command {
         let document = self.path("doc.txt").display().to_string();
         let all =
@@ -66,7 +66,7 @@ fn run(command: &mut Command) -> (Output, String) {
     (out, said)
 }
 
-/// Pieces of a stream as they come.
+/// Returns the pieces of a stream as they come.
 fn pieces(mut stream: impl std::io::Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -127,12 +127,12 @@ fn a_full_disk_is_named() {
         assert_eq!(out.status.code(), Some(1), "{said}");
         assert!(said.contains("No space left on device"), "{said}");
     }
-    // A log that cannot be written is no reason to fail.
+    // If the log cannot be written, the answer still succeeds.
     let out = place.ask(&["--max-tokens", "4"]).stderr(full()).output().expect("it starts");
     assert!(out.status.success() && !out.stdout.is_empty());
     let (out, said) = run(&mut place.ask(&["--report", "/dev/full", "--max-tokens", "4"]));
     assert!(said.contains("write `/dev/full`: No space left") && out.status.code() == Some(1), "{said}");
-    // A report that cannot be written is found out before an answer is.
+    // A report that cannot be written is noticed before the answer is made.
     let nowhere = place.path("no/folder.json").display().to_string();
     let (out, said) = run(&mut place.ask(&["--report", &nowhere, "--max-tokens", "4"]));
     assert!(out.stdout.is_empty() && said.contains("folder.json") && out.status.code() == Some(1), "{said}");
@@ -173,7 +173,7 @@ fn an_interrupted_answer_ends_with_the_status_of_its_signal() {
     }
 }
 
-/// On Linux the whole of 127.0.0.0/8 is this machine.
+/// On Linux all addresses of 127.0.0.0/8 belong to this machine.
 #[cfg(target_os = "linux")]
 #[test]
 fn serve_answers_at_its_own_address_and_ends_in_order() {
@@ -233,7 +233,7 @@ fn a_killed_answer_leaves_what_was_shown_and_a_suspended_one_goes_on() {
     signal(&child, "-CONT");
     assert!(ended(&mut child).success());
     assert_eq!(std::fs::read(&text).expect("read"), whole.stdout);
-    // Nothing of either is left that would be in the way of the next answer.
+    // Neither leaves anything that would disturb the next answer.
     let (again, said) = run(&mut place.ask(&["--max-tokens", "48"]));
     assert_eq!(again.stdout, whole.stdout, "{said}");
 }
@@ -267,7 +267,7 @@ fn a_file_is_named_once_and_a_missing_home_is_no_obstacle() {
     let mut homeless = baton();
     homeless.env_remove("HOME").env_remove("XDG_CONFIG_HOME").env_remove("BATON_CONFIG_DIR");
     homeless.args(["ask", &document, "Q", "--model", &model, "--max-tokens", "4", "--instant"]);
-    // A cloud that is not there; what holds for one answer is not kept, and needs no folder.
+    // The cloud does not exist. A consent for one answer is not stored, so it needs no folder.
     let (out, said) = run(homeless.args(["--yes", "--cloud", "127.0.0.1:1"]));
     assert!(out.status.success() && !out.stdout.is_empty(), "{said}");
     assert!(!said.contains("remembered") && said.contains("cannot reach the cloud"), "{said}");
@@ -307,14 +307,14 @@ fn each_cloud_is_asked_about() {
     terminal.press("y\n");
     let (status, shown) = terminal.end();
     assert_eq!(status, Some(0), "{shown}");
-    // What was allowed is remembered, for this cloud alone.
+    // The consent is stored, for this cloud only.
     let (out, said) = run(&mut ask("127.0.0.1:1"));
     assert!(out.status.success() && said.contains("cannot reach the cloud"), "{said}");
     let (out, said) = run(&mut ask("127.0.0.1:2"));
     assert!(out.status.code() == Some(1) && said.contains("http://127.0.0.1:2 may be used"), "{said}");
 }
 
-/// A service that refuses everything in these words.
+/// Starts a service that refuses every request with this message.
 fn refusing_cloud(words: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let address = listener.local_addr().expect("its address");
@@ -322,11 +322,11 @@ fn refusing_cloud(words: &str) -> String {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut request = [0; 65536];
-            // Whatever was asked, in as many pieces as it comes: the client reads the answer.
+            // The request may come in several pieces; only the reply matters.
             let _read = stream.read(&mut request);
             let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n";
             let _sent = write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len());
-            // What of the request is still on its way is taken, so that the answer is not lost with a reset.
+            // The rest of the request is read, so that the reply is not lost by a reset.
             let _closed = stream.shutdown(std::net::Shutdown::Write);
             let _rest = std::io::copy(&mut stream, &mut std::io::sink());
         }
@@ -334,7 +334,7 @@ fn refusing_cloud(words: &str) -> String {
     address.to_string()
 }
 
-/// A program on a terminal of its own, by `script`, which every Linux has.
+/// A program on its own terminal, made with `script`, which every Linux has.
 #[cfg(target_os = "linux")]
 struct Terminal {
     child: Child,
@@ -361,7 +361,7 @@ impl Terminal {
         Self { child, keys, pieces, shown: Vec::new(), read: 0 }
     }
 
-    /// Waits until this is shown, behind what was waited for before.
+    /// Waits until this text is shown, after the texts waited for before.
     #[track_caller]
     fn wait_for(&mut self, text: &str) {
         loop {
@@ -385,7 +385,7 @@ impl Terminal {
         String::from_utf8_lossy(&self.shown).into_owned()
     }
 
-    /// Waits for the end; the status and all that was shown.
+    /// Waits for the end; returns the status and all that was shown.
     fn end(mut self) -> (Option<i32>, String) {
         let status = ended(&mut self.child);
         while let Ok(piece) = self.pieces.recv_timeout(LIMIT) {
@@ -403,7 +403,7 @@ fn ctrl_c_at_the_prompt_drops_the_line_and_a_second_one_leaves() {
     let mut terminal = Terminal::start(&chat);
     terminal.wait_for("> ");
     terminal.press("Hello there\n");
-    // After the first answer, as before it.
+    // After the first answer it is the same as before it.
     terminal.wait_for("\n> ");
     terminal.press("half of a li\x03");
     terminal.wait_for("Ctrl-C again");
@@ -416,7 +416,7 @@ fn ctrl_c_at_the_prompt_drops_the_line_and_a_second_one_leaves() {
     let (status, shown) = terminal.end();
     assert_eq!(status, Some(130), "{shown}");
     assert!(!shown.contains("error"), "{shown}");
-    // The end of input is a way out too.
+    // The end of input leaves too.
     let mut terminal = Terminal::start(&chat);
     terminal.wait_for("> ");
     terminal.press("\x04");
@@ -435,7 +435,7 @@ fn a_person_who_waits_sees_how_far_the_prompt_is() {
     terminal.wait_for(" left");
     let (status, shown) = terminal.end();
     assert_eq!(status, Some(0), "{shown}");
-    // Each line of progress is taken away before anything else is shown.
+    // Each progress line is removed before anything else is shown.
     let kept =
         shown.split("\r\x1b[K").filter(|piece| !piece.starts_with("this device reads")).collect::<String>();
     let lines: Vec<&str> = kept.lines().filter(|line| !line.contains("EMULATION")).collect();
@@ -458,11 +458,11 @@ fn text_from_outside_does_not_steer_a_terminal() {
     for steers in ["\x1b]0", "\x07", "\x1b[2J", "\u{9b}", "\u{202e}"] {
         assert!(!shown.contains(steers), "{steers:?} reached the terminal: {shown:?}");
     }
-    // The name of a file is from outside too.
+    // The name of a file is external text too.
     let named = place.path("\x1b[31mred.txt").display().to_string();
     let (status, shown) = Terminal::start(&place.baton("ask", &[&named, "Q", "--no-cloud"])).end();
     assert!(status == Some(1) && shown.contains("␛[31mred.txt") && !shown.contains("\x1b[31"), "{shown:?}");
-    // And what is wrong on a command line may be one.
+    // A wrong argument may be external text too.
     let (status, shown) = Terminal::start(&place.baton("ask", &["--\x1b[31m", "Q"])).end();
     assert!(status == Some(2) && !shown.contains("\x1b["), "{shown:?}");
 }
@@ -509,7 +509,7 @@ fn what_cannot_be_done_is_said_with_what_helps() {
     let demo = ["--document", &document, "--question", "Q", "--cloud-model", &missing];
     check("baton-demo", &demo, "none.gguf`: No such file");
 
-    // `ask` has no API that would shorten a prompt.
+    // `ask` has no API option that would shorten a prompt.
     let (out, said) = run(&mut place.ask(&["--kv-tokens", "10", "--ratio", "0.5"]));
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("(--kv-tokens)") && !said.contains("truncation"), "{said}");

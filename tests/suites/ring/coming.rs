@@ -1,4 +1,4 @@
-//! A worker that comes back while the head serves.
+//! A worker that returns while the head serves.
 
 use super::devices::{Served, ring};
 

@@ -1,4 +1,4 @@
-//! The suite's rings: the demo's model, workers with a thread each, and who asks them.
+//! The suite's rings: the demo's model, workers with one thread each, and functions that ask them.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -10,22 +10,22 @@ use baton_e2e::home::{self, Home, Planned, Seat, Task, event, finish_within, mod
 use baton_e2e::process::{AgentProcess, Running, lines, models_folder};
 use serde_json::{Value, json};
 
-/// A hang guard for whatever one program is to do.
+/// Longest time for one step of a program: a guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Milliseconds between heartbeats: three are longer than a busy machine may make a program wait, so that only those
-/// devices are lost that something happens to.
+/// Milliseconds between heartbeats. Three of them are longer than a busy machine may delay a program, so that
+/// a device is lost only if a test disturbs it.
 const HEARTBEAT: &str = "1000";
 
-/// A ring of a head and workers of these names.
-pub async fn ring(names: &[&str]) -> anyhow::Result<Home> {
+/// Makes a ring of a head and workers of these names.
+pub(crate) async fn ring(names: &[&str]) -> anyhow::Result<Home> {
     let workers: Vec<Seat> = names.iter().map(|name| Seat::new(*name).with("--threads").with("1")).collect();
     let head = Seat::new("head").with("--ring-heartbeat").with(HEARTBEAT);
     Home::with_copy(&std::env::temp_dir(), &model(), head, &workers).await
 }
 
-/// The ring under this plan: what its bench prints.
-pub async fn bench(
+/// Runs a bench on the ring with this plan; returns what it prints.
+pub(crate) async fn bench(
     home: &Home,
     shares: &[(&str, usize)],
     rounds: usize,
@@ -34,23 +34,28 @@ pub async fn bench(
     home.run(&Task::of_tokens(tokens), &Planned::shares(shares, rounds)).await
 }
 
-/// The same, begun.
-pub fn begin(home: &Home, shares: &[(&str, usize)], rounds: usize, tokens: usize) -> anyhow::Result<Running> {
+/// Starts a bench on the ring with this plan.
+pub(crate) fn begin(
+    home: &Home,
+    shares: &[(&str, usize)],
+    rounds: usize,
+    tokens: usize,
+) -> anyhow::Result<Running> {
     home.start(&Task::of_tokens(tokens), &Planned::shares(shares, rounds))
 }
 
-/// The object that a bench prints at its end.
-pub async fn finish(head: &mut Running) -> anyhow::Result<Value> {
+/// Returns the object that a bench prints at its end.
+pub(crate) async fn finish(head: &mut Running) -> anyhow::Result<Value> {
     finish_within(head, HANG).await
 }
 
-/// What one device writes.
-pub async fn alone(tokens: usize) -> anyhow::Result<Value> {
+/// Runs the bench on one device.
+pub(crate) async fn alone(tokens: usize) -> anyhow::Result<Value> {
     home::alone(&model(), &Task::of_tokens(tokens)).await
 }
 
-/// The text of an answer, of one device or of a ring.
-pub async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> {
+/// Returns the text of an answer, from one device or from a ring.
+pub(crate) async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> {
     let document = models_folder().join("README.md");
     let length = ["--max-tokens", "48"];
     if let Some(home) = home {
@@ -65,8 +70,8 @@ pub async fn ask(home: Option<&Home>, question: &str) -> anyhow::Result<String> 
     Ok(report.answer)
 }
 
-/// The workers' parts of models, and when they were written to.
-pub fn fetched(home: &Home) -> anyhow::Result<Vec<(PathBuf, std::time::SystemTime)>> {
+/// Returns the workers' files with parts of models, and when each was last written.
+pub(crate) fn fetched(home: &Home) -> anyhow::Result<Vec<(PathBuf, std::time::SystemTime)>> {
     let mut found = Vec::new();
     for worker in &home.workers {
         for entry in std::fs::read_dir(worker.folder.join("models")).context("list a worker's models")? {
@@ -83,29 +88,29 @@ pub fn fetched(home: &Home) -> anyhow::Result<Vec<(PathBuf, std::time::SystemTim
     Ok(found)
 }
 
-/// A device agent that serves.
-pub struct Served {
+/// A device agent that serves the chat API.
+pub(crate) struct Served {
     agent: AgentProcess,
     client: reqwest::Client,
 }
 
 impl Served {
-    /// One device's, without a ring.
-    pub async fn alone() -> anyhow::Result<Self> {
+    /// Starts the agent of one device, without a ring.
+    pub(crate) async fn alone() -> anyhow::Result<Self> {
         let mut command = Seat::new("alone").baton()?;
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--threads", "1", "--model"]);
         command.arg(model());
         Ok(Self { agent: AgentProcess::start(&mut command).await?, client: baton_e2e::http::client() })
     }
 
-    /// A ring's head, under this plan as long as its devices are there.
-    pub async fn of(home: &Home, shares: &[(&str, usize)], rounds: usize) -> anyhow::Result<Self> {
+    /// Starts a ring's head, which uses this plan while its devices are present.
+    pub(crate) async fn of(home: &Home, shares: &[(&str, usize)], rounds: usize) -> anyhow::Result<Self> {
         let agent = home.serve(&Planned::shares(shares, rounds), &["--no-cloud"]).await?;
         Ok(Self { agent, client: baton_e2e::http::client() })
     }
 
-    /// The answer to a question, greedily.
-    pub async fn answer(&self, question: &str, tokens: usize) -> anyhow::Result<String> {
+    /// Returns the answer to a question, decoded greedily.
+    pub(crate) async fn answer(&self, question: &str, tokens: usize) -> anyhow::Result<String> {
         let body = json!({
             "messages": [{ "role": "user", "content": question }], "temperature": 0, "max_tokens": tokens,
         });
@@ -115,14 +120,14 @@ impl Served {
         Ok(answer["choices"][0]["message"]["content"].as_str().context("no text")?.to_owned())
     }
 
-    /// The ring's figures.
-    pub async fn stats(&self) -> anyhow::Result<Value> {
+    /// Returns the ring's statistics.
+    pub(crate) async fn stats(&self) -> anyhow::Result<Value> {
         let response = self.client.get(format!("{}/ring.json", self.agent.url())).send().await?;
         Ok(response.error_for_status()?.json::<Value>().await?["stats"].clone())
     }
 
-    /// Waits until so many devices are in the ring.
-    pub async fn has_devices(&mut self, devices: usize) -> anyhow::Result<Value> {
+    /// Waits until this many devices are in the ring.
+    pub(crate) async fn has_devices(&mut self, devices: usize) -> anyhow::Result<Value> {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.agent.ended()? {
@@ -140,17 +145,17 @@ impl Served {
     }
 }
 
-/// What came of a guess at a head's code.
-pub struct Guess {
+/// The result of a guess at a head's code.
+pub(crate) struct Guess {
     pub joined: bool,
-    /// What the program that guessed says.
+    /// The output of the guessing program.
     pub words: String,
-    /// Devices that the head has pinned afterwards.
+    /// Number of devices that the head has paired with afterwards.
     pub pinned: usize,
 }
 
-/// A head shows a code, and a device tries another one.
-pub async fn guess() -> anyhow::Result<Guess> {
+/// Starts a head that shows a code; a device tries another code.
+pub(crate) async fn guess() -> anyhow::Result<Guess> {
     let scratch = tempfile::tempdir()?;
     let state = scratch.path().join("head");
     let mut init = Seat::new("head").baton()?;

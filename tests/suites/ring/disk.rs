@@ -1,4 +1,4 @@
-//! A worker without room for its part of the model.
+//! A worker whose disk has no room for its part of the model.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +9,13 @@ use baton_e2e::home::{Home, Seat, model};
 /// Tokens of an answer.
 const TOKENS: usize = 16;
 
-/// A file system of so few bytes; gone when dropped.
+/// A small file system; unmounted when dropped.
 struct SmallDisk {
     place: PathBuf,
 }
 
 impl SmallDisk {
-    /// `None` where none can be mounted: that needs root, and Linux.
+    /// Mounts it; returns `None` if that is not possible, because it needs root and Linux.
     fn mount(place: &Path) -> Option<Self> {
         std::fs::create_dir(place).expect("make a folder");
         let mounted =
@@ -31,7 +31,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily, since a worker that was just killed may have it open still.
+        // Unmounted lazily, because a worker that was just killed may still have a file open.
         let _unmounted = Command::new("umount").arg("-l").arg(&self.place).status();
     }
 }
@@ -54,7 +54,8 @@ async fn a_worker_whose_disk_is_full_is_named_and_the_ring_answers_without_it() 
     assert_eq!(answer["written"], want["written"]);
     let lost = answer["ring"]["lost"].to_string();
     assert!(lost.contains("full") && lost.contains("disk is full"), "{}", answer["ring"]);
-    // What came of its part was no model, and nobody took it for one. With room it goes on from there and takes part.
+    // The part that it had fetched was not a complete model, and was not used as one. With more room it
+    // continues from there and takes part.
     disk.grow();
     let mut bench = begin(&home, &plan, 1, TOKENS).expect("start the head");
     let answer = finish(&mut bench).await.expect("the ring answers");

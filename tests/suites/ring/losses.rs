@@ -1,4 +1,5 @@
-//! A worker is killed, stopped or cut off at every phase of an answer: its process by a signal, its wires by a proxy.
+//! A worker is killed, stopped or cut off in every phase of an answer: its process by a signal, its
+//! connections by a proxy.
 
 use std::time::{Duration, Instant};
 
@@ -19,22 +20,23 @@ enum Fate {
     Stopped,
 }
 
-/// When, from the moment at which the worker has its part, as shares of the time that an answer takes: while the prompt is
-/// computed, and between tokens.
+/// When it happens, counted from the moment at which the worker has its part, as shares of an answer's time.
+/// The moments are both in the prompt and between tokens.
 const SHARES: [f64; 5] = [0.0, 0.1, 0.25, 0.5, 0.75];
-/// How many more moments are tried where none of these fell into an answer, as other programs took the CPUs meanwhile.
+/// Number of further moments to try if none of these was during an answer, because other programs used the
+/// CPUs.
 const MORE: u32 = 16;
 const PLAN: [(&str, usize); 3] = [("head", 1), ("desk", 2), ("phone", 2)];
 
-/// The moments, for answers that take so long.
+/// Returns the moments for answers of this duration; the flag marks the further ones.
 fn moments(lasts: Duration) -> impl Iterator<Item = (bool, Duration)> {
     let more = (1..=MORE).map(move |at| (true, lasts * at / MORE));
     SHARES.into_iter().map(move |share| (false, lasts.mul_f64(share))).chain(more)
 }
 
-/// Waits until the worker has its part of the head's ring; what it said.
+/// Waits until the worker has its part of the head's ring; returns its event.
 ///
-/// Panics if the head ends before that: with what it said, which names the reason.
+/// Panics with the head's output if the head ends before that.
 async fn has_part(head: &mut Running, phone: &mut Worker) -> Value {
     tokio::select! {
         ready = phone.says("ready") => ready.expect("the worker has its part"),
@@ -42,7 +44,7 @@ async fn has_part(head: &mut Running, phone: &mut Worker) -> Value {
     }
 }
 
-/// How long an answer takes that nothing happens to, from the moment at which the worker has its part.
+/// Measures an undisturbed answer, from the moment at which the worker has its part.
 async fn undisturbed(home: &mut Home) -> Duration {
     let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
     has_part(&mut head, &mut home.workers[1]).await;
@@ -53,13 +55,13 @@ async fn undisturbed(home: &mut Home) -> Duration {
     lasts
 }
 
-/// Sends a signal to a process of this test's.
+/// Sends a signal to a process of this test.
 fn signal(pid: u32, name: &str) {
     let sent = std::process::Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
     assert!(sent.expect("run kill").success(), "kill -{name} {pid}");
 }
 
-/// One answer during which the worker meets its fate; what the head's bench says.
+/// Runs one answer during which the worker is disturbed; returns what the head's bench prints.
 async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
     let mut head = begin(home, &PLAN, 2, TOKENS).expect("start the head");
     let phone = &mut home.workers[1];
@@ -70,11 +72,11 @@ async fn answer(home: &mut Home, fate: Fate, moment: Duration) -> Value {
     finish(&mut head).await.expect("the head goes on and its answer is whole")
 }
 
-/// The worker is there for the next head.
+/// Makes the worker ready for the next head.
 async fn back(phone: &mut Worker, fate: Fate) {
     match fate {
         Fate::Killed => {
-            // That it is dead is known once the system has taken its port back.
+            // Its end is certain only after the system has released its port.
             phone.kill().await.expect("it is dead");
             phone.again().await.expect("start the worker again");
         }
@@ -119,11 +121,11 @@ async fn a_worker_that_stands_still_costs_time_and_no_token() {
 /// How the worker `phone` is cut off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Cut {
-    /// All its links end, both ways.
+    /// All its connections end, in both directions.
     All,
-    /// The link that was opened last ends: the ring's into it.
+    /// Only the newest connection ends: the ring's connection to it.
     Newest,
-    /// Nothing passes any more, and nothing ends.
+    /// No data passes any more, but no connection ends.
     Silent,
 }
 
@@ -160,7 +162,7 @@ async fn cut_at_every_moment(how: Cut) {
             assert_eq!(lost, 0, "one cut link costs an epoch and no device: {stats}");
         }
         recovered += usize::from(stats["recoveries"] != 0);
-        // Ends what is left of its links, so that the worker is free for the next head.
+        // Ends its remaining connections, so that the worker is free for the next head.
         drop(wire);
         home.workers[1].says("head_gone").await.expect("the worker notices that its head is gone");
     }

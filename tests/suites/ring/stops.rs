@@ -1,4 +1,4 @@
-//! The demo and the bench of rings, told to stop: no process and no folder of theirs is left.
+//! The demo and the bench of rings are told to stop: none of their processes or folders is left.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use baton_e2e::process::{Running, program};
 
-/// A hang guard.
+/// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Command lines of running processes with this folder in them.
+/// Returns the command lines of running processes that contain this folder.
 fn processes(folder: &Path) -> Vec<String> {
     let folder = folder.display().to_string();
     let all = std::fs::read_dir("/proc").expect("list processes").filter_map(Result::ok);
-    // Of a process that has just ended there is none.
+    // A process that has just ended has none.
     let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
     lines.filter(|line| line.contains(&folder)).collect()
@@ -33,8 +33,8 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.expect("list a folder").file_name().display().to_string()).collect()
 }
 
-/// Starts a program beside copies of its fellows, tells it to stop when `others` processes run beside it, and looks for
-/// what it left.
+/// Starts a program beside copies of the other programs, tells it to stop when `others` processes run, and
+/// looks for what it left.
 async fn check(name: &str, arguments: &[&str], others: usize, signal: &str, status: i32) {
     let own = program(name).expect("the program is built");
     let scratch = tempfile::tempdir_in(own.parent().expect("a folder")).expect("make a folder");
@@ -62,7 +62,7 @@ async fn check(name: &str, arguments: &[&str], others: usize, signal: &str, stat
     assert_eq!(names(&temporary), [""; 0], "{name} {arguments:?}, {signal}");
     let made = scratch.path().join("ring");
     if made.is_dir() {
-        // The bench keeps the model that it has made.
+        // The bench keeps the model that it made.
         let kept = names(&made);
         assert!(kept.iter().all(|name| name == "plans.gguf"), "{kept:?}");
     }

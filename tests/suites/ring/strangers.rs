@@ -1,12 +1,13 @@
-//! Strangers at a running ring: port scanners, recordings of real links, and whoever guesses a code. None is heard, none
-//! costs the ring anything.
+//! Strangers at a running ring: port scanners, recordings of real connections, and a device that guesses a
+//! code. None is accepted, and none disturbs the ring.
 
 use super::devices::{alone, begin, bench, finish, guess, ring};
 use super::wire::{Wire, shout};
 
 const TOKENS: usize = 64;
 
-/// What scanners and clumsy programs send: nothing much, other protocols, and claims of great lengths.
+/// Returns data that scanners and faulty programs send: almost nothing, other protocols, and announcements of
+/// great lengths.
 fn noise() -> Vec<Vec<u8>> {
     let mut all = vec![
         b"GET / HTTP/1.1\r\nHost: ring\r\n\r\n".to_vec(),
@@ -15,7 +16,7 @@ fn noise() -> Vec<Vec<u8>> {
         vec![0; 4096],
         vec![0xff; 1 << 20],
     ];
-    // Bytes without any meaning, the same in every run.
+    // Random bytes, the same in every run.
     let mut state = 0x9e37_79b9_u32;
     all.push(
         (0..10_000)
@@ -34,7 +35,7 @@ async fn scanners_and_recordings_reach_nothing_while_an_answer_runs() {
     let mut home = ring(&["desk"]).await.expect("a ring of two devices");
     let wire = Wire::before(&home, 0).await.expect("a proxy before the worker");
     let plan = [("head", 2), ("desk", 3)];
-    // An answer whose links are recorded.
+    // An answer whose connections are recorded.
     let first = bench(&home, &plan, 1, TOKENS).await.expect("the ring's answer");
     assert_eq!(first["written"], want["written"]);
     let recorded: Vec<Vec<u8>> = wire.sent().into_iter().filter(|sent| sent.len() > 64).collect();
@@ -44,7 +45,8 @@ async fn scanners_and_recordings_reach_nothing_while_an_answer_runs() {
     let desk = home.workers[0].address;
     for bytes in noise().iter().chain(&recorded) {
         let heard = shout(desk, bytes).await.expect("the worker cuts strangers off");
-        // At most the handshake's answer, of a fixed size, which nobody without the key can read.
+        // The device sends at most the handshake's reply, of a fixed size, which nobody without the key can
+        // read.
         assert!(heard.len() < 256, "{} bytes for a stranger", heard.len());
     }
     let have = finish(&mut head).await.expect("the ring's answer");

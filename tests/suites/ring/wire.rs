@@ -1,6 +1,6 @@
-//! The wire to a device, in a test's hand: a TCP proxy that passes bytes, cuts connections, or swallows what comes.
+//! A TCP proxy in front of a device that passes bytes, cuts connections, or swallows data.
 //!
-//! Reads nothing of what passes (it is encrypted), and changes no byte.
+//! Does not interpret the data, which is encrypted, and changes no byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -13,12 +13,12 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What is kept of what callers send, for a test to send again.
+/// Most bytes of a caller's data that are kept, for a test to send again.
 const KEPT_BYTES_MAX: usize = 1 << 16;
 
 /// What happens to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(crate) enum Way {
     /// They pass.
     Open,
     /// Every connection is cut, and new ones are cut as they come.
@@ -27,17 +27,17 @@ pub enum Way {
     Silent,
 }
 
-/// Everything that connections look at.
+/// The state that all connections share.
 struct Shared {
     way: watch::Sender<Way>,
-    /// Counts calls of [`Wire::cut_newest`], each with the number of the connection it meant.
+    /// The number of the connection to cut, set by [`Wire::cut_newest`].
     newest: watch::Sender<Option<usize>>,
     opened: Mutex<usize>,
     sent: Mutex<Vec<Vec<u8>>>,
 }
 
-/// A proxy before one device; it ends when dropped.
-pub struct Wire {
+/// A proxy in front of one device; it ends when dropped.
+pub(crate) struct Wire {
     address: SocketAddr,
     shared: Arc<Shared>,
     task: tokio::task::JoinHandle<()>,
@@ -50,15 +50,15 @@ impl Drop for Wire {
 }
 
 impl Wire {
-    /// Puts a proxy before a worker: from now on head and other workers reach it there.
-    pub async fn before(home: &Home, worker: usize) -> anyhow::Result<Self> {
+    /// Puts a proxy in front of a worker; from now on the head and other workers reach it there.
+    pub(crate) async fn before(home: &Home, worker: usize) -> anyhow::Result<Self> {
         let worker = &home.workers[worker];
         let wire = Self::to(worker.address).await?;
         home.lead_through(worker, wire.address)?;
         Ok(wire)
     }
 
-    /// A proxy on a free port before `target`.
+    /// Starts a proxy on a free port in front of `target`.
     async fn to(target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.context("bind the proxy")?;
         let address = listener.local_addr()?;
@@ -72,19 +72,19 @@ impl Wire {
         Ok(Self { address, shared, task })
     }
 
-    /// From now on.
-    pub fn set(&self, way: Way) {
+    /// Sets what happens to bytes from now on.
+    pub(crate) fn set(&self, way: Way) {
         self.shared.way.send_replace(way);
     }
 
-    /// Cuts the connection that was opened last, and no other.
-    pub fn cut_newest(&self) {
+    /// Cuts only the connection that was opened last.
+    pub(crate) fn cut_newest(&self) {
         let newest = *self.shared.opened.lock().expect("no holder of this lock panics");
         self.shared.newest.send_replace(newest.checked_sub(1));
     }
 
-    /// The beginnings of what callers have sent, by connection.
-    pub fn sent(&self) -> Vec<Vec<u8>> {
+    /// Returns the first bytes that callers sent, by connection.
+    pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         self.shared.sent.lock().expect("no holder of this lock panics").clone()
     }
 }
@@ -112,7 +112,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, shared: Arc<Shared>) 
                 anyhow::Ok(())
             };
             tokio::select! {
-                // A device that is not there ends the connection, as without a proxy.
+                // If the device does not exist, the connection ends, as without a proxy.
                 _ended = passed => {}
                 () = cut(&shared, number) => {}
             }
@@ -129,13 +129,13 @@ async fn cut(shared: &Shared, number: usize) {
     }
 }
 
-/// Passes bytes on while the way is open; `keep` names the connection whose beginning is kept.
+/// Forwards bytes while the way is open; `keep` is the number of the connection whose first bytes are kept.
 async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, keep: Option<usize>) {
     let mut way = shared.way.subscribe();
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         if *way.borrow_and_update() == Way::Silent {
-            // What was read is gone: even where the way opens again, this connection is broken.
+            // The bytes that were read are lost, so this connection is broken even if the way opens again.
             std::future::pending::<()>().await;
         }
         if let Some(number) = keep {
@@ -149,12 +149,12 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
     }
 }
 
-/// Sends these bytes to a device as a stranger; whatever it answers until it ends the connection.
-pub async fn shout(at: SocketAddr, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+/// Sends these bytes to a device as a stranger; returns what it answers until it closes the connection.
+pub(crate) async fn shout(at: SocketAddr, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(at).await.context("connect as a stranger")?;
     let mut heard = Vec::new();
     let talk = async {
-        // A device may end the connection before all is said.
+        // A device may close the connection before everything is sent.
         let _cut = stream.write_all(bytes).await;
         let _ended = stream.read_to_end(&mut heard).await;
     };

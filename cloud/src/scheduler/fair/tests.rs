@@ -1,26 +1,11 @@
-//! Seeded properties of the fair queue: shares within their bound, nobody starves, no slot is left idle.
+//! Seeded properties of the fair queue: shares within their bound, no starvation, no idle slot.
 
 use std::time::Duration;
 
+use baton_random::SplitMix64;
+
 use super::*;
 use crate::scheduler::JobSpec;
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 fn request(id: u64, tenant: u64, weight: u32, tokens: usize) -> Request {
     let share = Share { tenant, weight };
@@ -92,28 +77,28 @@ fn requests_are_taken_out_anywhere() {
     assert_eq!(ids(&mut queue), [1, 2]);
 }
 
-/// Over any time in which two tenants wait without a break, `|W_i / w_i - W_j / w_j| <= l_i / w_i + l_j / w_j`.
+/// While two tenants both wait without a break, `|W_i / w_i - W_j / w_j| <= l_i / w_i + l_j / w_j`.
 #[test]
 fn shares_stay_within_one_request_of_their_weights() {
     for seed in 0..300 {
-        let mut rng = Rng(seed);
-        let tenants = 2 + rng.below(4);
-        let weights: Vec<u32> = (0..tenants).map(|_| 1 + rng.below(1000) as u32).collect();
-        let longest = 2 + rng.below(4000);
+        let mut rng = SplitMix64::new(seed);
+        let tenants = 2 + rng.remainder(4);
+        let weights: Vec<u32> = (0..tenants).map(|_| 1 + rng.remainder(1000) as u32).collect();
+        let longest = 2 + rng.remainder(4000);
         let mut queue = FairQueue::default();
         let mut next_id = 0;
-        let mut add = |queue: &mut FairQueue, rng: &mut Rng, tenant: u64| {
-            let tokens = 2 + rng.below(longest) as usize;
+        let mut add = |queue: &mut FairQueue, rng: &mut SplitMix64, tenant: u64| {
+            let tokens = 2 + rng.remainder(longest);
             queue.push_back(request(next_id, tenant, weights[tenant as usize], tokens));
             next_id += 1;
         };
-        // Everybody always has something waiting: what was taken is put behind again.
-        for tenant in 0..tenants {
-            for _ in 0..1 + rng.below(5) {
+        // Every tenant always has something waiting: a request that is taken is replaced.
+        for tenant in 0..tenants as u64 {
+            for _ in 0..1 + rng.remainder(5) {
                 add(&mut queue, &mut rng, tenant);
             }
         }
-        let mut given = vec![0.0_f64; tenants as usize];
+        let mut given = vec![0.0_f64; tenants];
         let bound = |i: usize| (longest + 2) as f64 / f64::from(weights[i]);
         for _ in 0..400 {
             let taken = queue.pop_front().unwrap();
@@ -137,17 +122,17 @@ fn shares_stay_within_one_request_of_their_weights() {
 #[test]
 fn nobody_starves_and_work_is_conserved() {
     for seed in 0..300 {
-        let mut rng = Rng(seed);
-        let weights: Vec<u32> = (0..5).map(|_| 1 + rng.below(1000) as u32).collect();
+        let mut rng = SplitMix64::new(seed);
+        let weights: Vec<u32> = (0..5).map(|_| 1 + rng.remainder(1000) as u32).collect();
         let mut queue = FairQueue::default();
         let (mut added, mut taken) = (0_u64, 0_u64);
         let mut waited_since = std::collections::HashMap::new();
         for step in 0..2000_u64 {
-            let tenant = rng.below(5);
-            // Tenant 0 floods: two of three.
-            let tenant = if rng.below(3) < 2 { 0 } else { tenant };
-            if rng.below(20) < 11 && added < 700 {
-                let tokens = 2 + rng.below(500) as usize;
+            let tenant = rng.remainder(5) as u64;
+            // Tenant 0 floods the queue: two of three requests.
+            let tenant = if rng.remainder(3) < 2 { 0 } else { tenant };
+            if rng.remainder(20) < 11 && added < 700 {
+                let tokens = 2 + rng.remainder(500);
                 queue.push_back(request(added, tenant, weights[tenant as usize], tokens));
                 waited_since.insert(added, step);
                 added += 1;

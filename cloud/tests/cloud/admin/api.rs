@@ -1,4 +1,4 @@
-//! The admin API: revisions, refusals, and what changes leave behind.
+//! Tests the admin API: revisions, refusals, and the effects of changes.
 
 use serde_json::{Value, json};
 
@@ -143,7 +143,7 @@ async fn a_secret_is_shown_once() {
     assert_ne!(secret, second);
     for path in ["keys", "audit", "overview", &format!("keys/{id}")] {
         let body = world.get(&ada, &format!("{API}/{path}")).await.body;
-        // Behind `btk_`, the id and `_`.
+        // The secret part begins after `btk_`, the id and `_`.
         assert!(!body.contains(&secret[17..]) && !body.contains(&second[17..]), "{path}");
     }
     let tag = world.get(&ada, &format!("{API}/keys/{id}")).await.header("etag").to_owned();
@@ -197,7 +197,7 @@ async fn the_document_describes_itself() {
     assert!(
         document["paths"][format!("{API}/scenes/{{id}}/publish")]["post"]["responses"]["default"].is_object()
     );
-    // Every reference leads somewhere.
+    // Every reference has a target.
     for part in document.to_string().split("\"$ref\":\"#/").skip(1) {
         let path = format!("/{}", part.split('"').next().unwrap());
         assert!(document.pointer(&path).is_some(), "{path}");

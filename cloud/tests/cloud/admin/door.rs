@@ -1,11 +1,11 @@
-//! Who gets in: roles, sessions, origins, tokens, headers.
+//! Tests access to the console: roles, sessions, origins, tokens, headers.
 
 use baton_cloud::access::{Actor, Role};
-use baton_cloud::admin::rules::{self, Need};
+use baton_cloud::admin::rules::{self, Requirement};
 
 use super::{API, Caller, PASSWORD, World};
 
-/// A path with something in the place of its parameters that is not there.
+/// Returns a path whose parameters name things that do not exist.
 fn path(rule: &rules::Rule) -> String {
     let plain = rule.path.replace("{version}", "1").replace("{hash}", "0").replace("{id}", "nothing");
     plain.replace("{name}", "nobody")
@@ -32,7 +32,7 @@ async fn every_route_lets_in_exactly_its_roles() {
         } else {
             answer.status == 303 && answer.header("location").starts_with("/admin/login")
         };
-        assert_eq!(sent_away, matches!(rule.need, Need::Role(_)), "{rule:?} for nobody: {answer:?}");
+        assert_eq!(sent_away, matches!(rule.need, Requirement::Role(_)), "{rule:?} for nobody: {answer:?}");
         for (at, (role, name)) in roles.into_iter().enumerate() {
             // Some of these routes end the session.
             if world.get(&callers[at], "/admin/scenes").await.status != 200 {
@@ -50,7 +50,7 @@ async fn every_route_lets_in_exactly_its_roles() {
 #[tokio::test]
 async fn nothing_answers_before_there_is_an_administrator() {
     let world = World::empty(false).await;
-    for rule in rules::RULES.iter().filter(|rule| rule.need != Need::Nothing) {
+    for rule in rules::RULES.iter().filter(|rule| rule.need != Requirement::Nothing) {
         let answer = ask(&world, rule, None).await;
         assert_eq!(answer.status, 503, "{rule:?}");
         assert!(answer.body.contains("run `baton-cloud bootstrap`"), "{rule:?}: {answer:?}");
@@ -70,7 +70,7 @@ async fn a_stranger_sends_no_more_than_a_name_and_a_password() {
     let kind = ("content-type", "application/json");
     let answer = world.send("POST", &format!("{API}/session"), &[kind], &json).await;
     assert_eq!(answer.status, 413, "{answer:?}");
-    // Who has logged in sends longer texts, but no thousands of fields and values.
+    // A person who has logged in may send longer texts, but not thousands of fields and values.
     let ada = world.log_in("ada").await;
     let headers = [("cookie", ada.cookie.as_str()), ("x-csrf-token", ada.csrf.as_str()), form];
     let answer = world.send("POST", "/admin/tenants", &headers, &"a&".repeat(100_000)).await;
@@ -120,7 +120,7 @@ async fn other_sites_are_refused() {
     }
     assert_eq!(send("sec-fetch-site", "cross-site").await, 403);
     assert_eq!(send("origin", "http://console.example").await, 400, "the body is looked at");
-    // Nor may another site log anybody in.
+    // Another site may not log anybody in either.
     let headers = [("origin", "https://evil.example"), ("content-type", "application/x-www-form-urlencoded")];
     let answer = world.send("POST", "/admin/login", &headers, &format!("name=ada&password={PASSWORD}")).await;
     assert_eq!((answer.status, answer.cookie().as_str()), (403, ""));
@@ -144,7 +144,7 @@ async fn a_log_in_begins_a_new_session_and_ends_the_old_one() {
     let alive =
         async |cookie: &str| world.send("GET", "/admin", &[("cookie", cookie)], "").await.status == 200;
     assert!(alive(&second).await && !alive(&first).await && !alive(planted).await);
-    // A log-out ends the session here, not only in the browser.
+    // A log-out ends the session on the server, not only in the browser.
     let answer = world.get(&Caller { cookie: second.clone(), csrf: String::new() }, "/admin").await;
     let csrf =
         answer.body.split("name=\"csrf\" value=\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
@@ -182,7 +182,7 @@ async fn a_stranger_learns_nothing_of_who_there_is() {
     let known = try_one("ada").await;
     assert_eq!(known, try_one("nobody").await);
     assert_eq!(known.0, 401);
-    // Too many wrong ones: told to wait, whoever is named.
+    // After too many wrong passwords the reply is 429, for any name.
     let mut last = known;
     for _ in 0..6 {
         last = try_one("ada").await;
@@ -221,7 +221,7 @@ async fn bodies_are_bounded() {
     let ada = world.log_in("ada").await;
     let answer = world.form(&ada, "/admin/tenants", &[("label", &"x".repeat(600_000))]).await;
     assert_eq!(answer.status, 413);
-    // Who has not logged in may hold less.
+    // Without a log-in, the limit is lower.
     for (path, kind) in
         [("/admin/login", "application/x-www-form-urlencoded"), ("/admin/api/v1/session", "application/json")]
     {

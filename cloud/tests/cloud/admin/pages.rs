@@ -1,8 +1,8 @@
-//! Pages of the console: they work as plain forms, and people who cannot see or point can use them.
+//! Tests pages of the console: they work as plain forms, and people who cannot see or point can use them.
 
 use super::{Answer, Caller, World};
 
-/// Tags of a page: name and attributes.
+/// Returns the tags of a page: name and attributes.
 fn tags(html: &str) -> Vec<(String, Vec<(String, String)>)> {
     let mut tags = Vec::new();
     for part in html.split('<').skip(1) {
@@ -34,7 +34,7 @@ fn attribute<'t>(tag: &'t (String, Vec<(String, String)>), name: &str) -> Option
     tag.1.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
 }
 
-/// What every page must hold to.
+/// Checks the rules for every page.
 #[track_caller]
 fn check_page(path: &str, answer: &Answer) {
     assert_eq!(answer.header("content-type"), "text/html; charset=utf-8", "{path}: {answer:?}");
@@ -87,7 +87,7 @@ fn check_page(path: &str, answer: &Answer) {
             "{path}: {tag:?}"
         );
     }
-    // All forms but the log-in carry the token.
+    // All forms except the log-in contain the token.
     let forms = tags.iter().filter(|tag| tag.0 == "form" && attribute(tag, "method") == Some("post")).count();
     let tokens = tags.iter().filter(|tag| attribute(tag, "name") == Some("csrf")).count();
     assert!(tokens == forms || path.starts_with("/admin/login"), "{path}: {forms} forms, {tokens} tokens");
@@ -104,7 +104,7 @@ fn fields<'a>(revision: &'a str, changes: &[(&'a str, &'a str)]) -> Vec<(&'a str
         ("revision", revision),
         ("ratio_mode", "manual"),
         ("ratio", "0.25"),
-        ("assist_mode", "auto"),
+        ("assist_tokens_mode", "auto"),
         ("assist_tokens", ""),
         ("xi", "0.25"),
         ("assist_floor", "4"),
@@ -184,7 +184,7 @@ async fn a_scene_is_published_and_rolled_back_by_forms_alone() {
     let world = World::new().await;
     let edna = world.log_in("edna").await;
     let page = world.get(&edna, "/admin/scenes/doc-qa").await;
-    // The line breaks in front of `Question:` live through the form.
+    // The line breaks before `Question:` are kept by the form.
     assert!(
         page.body.contains("name=\"question_prefix\" rows=\"3\">\n\n\nQuestion: </textarea>"),
         "{}",
@@ -230,11 +230,11 @@ async fn the_second_editor_is_told_and_loses_nothing() {
         "{}",
         told.body
     );
-    // The page knows the newest revision: saving again is meant.
+    // The page has the newest revision, so saving again is intended.
     let tag = revision(&told, "/admin/scenes/doc-qa/draft");
     let saved = world.form(&ada, "/admin/scenes/doc-qa/draft", &fields(&tag, &[("ratio", "0.75")])).await;
     assert_eq!(saved.status, 303);
-    // Nor is something published that was not reviewed.
+    // A revision that was not reviewed is not published either.
     let answer = world.form(&edna, "/admin/scenes/doc-qa/publish", &[("revision", "2")]).await;
     assert_eq!(answer.status, 412, "{answer:?}");
 }

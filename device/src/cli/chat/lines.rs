@@ -1,7 +1,7 @@
-//! Lines of standard input as they come, of a terminal or of a pipe.
+//! Reads lines of standard input, from a terminal or a pipe.
 //!
-//! A thread reads, so that nothing of the program waits for it: at a prompt Ctrl-C is heard, and at the end the thread is
-//! left behind. What is held is bounded.
+//! A thread reads, so that the program never waits for input: Ctrl-C works at a prompt, and the thread is
+//! abandoned at the end. Memory is bounded.
 
 use std::io::Read as _;
 
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::cli::document::{DOCUMENT_BYTES_MAX, DocumentError, check_text};
 
-/// Bytes read at once, and pieces that may wait.
+/// Most bytes read at once; then the most pieces that may wait.
 const PIECE_BYTES: usize = 16 << 10;
 const PIECES_MAX: usize = 4;
 
@@ -17,9 +17,9 @@ const PIECES_MAX: usize = 4;
 #[derive(Debug, Default)]
 struct LineBuffer {
     bytes: Vec<u8>,
-    /// Bytes known to hold no newline.
+    /// Number of leading bytes that hold no newline.
     searched: usize,
-    /// A line was too long: what is left of it is dropped.
+    /// The current line is too long; the rest of it is dropped.
     skipping: bool,
 }
 
@@ -28,7 +28,7 @@ impl LineBuffer {
         self.bytes.extend_from_slice(piece);
     }
 
-    /// The next whole line, without its end.
+    /// Returns the next whole line, without its end.
     fn next(&mut self) -> Option<Result<String, DocumentError>> {
         loop {
             let newline = self.bytes[self.searched..].iter().position(|&byte| byte == b'\n');
@@ -38,7 +38,7 @@ impl LineBuffer {
                     return None;
                 }
                 self.clear();
-                // Said once, however much of the line follows.
+                // The error is returned once, however long the line is.
                 if std::mem::replace(&mut self.skipping, true) {
                     return None;
                 }
@@ -52,7 +52,7 @@ impl LineBuffer {
         }
     }
 
-    /// What stands behind the last newline, at the end of input.
+    /// Returns the text after the last newline, at the end of input.
     fn rest(&mut self) -> Option<Result<String, DocumentError>> {
         if self.bytes.is_empty() || std::mem::take(&mut self.skipping) {
             return None;
@@ -61,14 +61,14 @@ impl LineBuffer {
         Some(text(std::mem::take(&mut self.bytes)))
     }
 
-    /// Drops the line under way.
+    /// Drops the incomplete line.
     fn clear(&mut self) {
         self.bytes.clear();
         self.searched = 0;
     }
 }
 
-/// A line without its end.
+/// Decodes a line and removes its end.
 fn text(line: Vec<u8>) -> Result<String, DocumentError> {
     check_text("-".as_ref(), line).map(|text| text.trim_end_matches('\n').to_owned())
 }
@@ -81,7 +81,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Begins to read.
+    /// Starts to read.
     pub(super) fn start() -> std::io::Result<Self> {
         let (sender, pieces) = mpsc::channel(PIECES_MAX);
         std::thread::Builder::new().name("stdin".into()).spawn(move || {
@@ -102,7 +102,7 @@ impl Lines {
         Ok(Self { pieces, buffer: LineBuffer::default() })
     }
 
-    /// The next line without its end; `None` at the end of input.
+    /// Returns the next line without its end; `None` at the end of input.
     pub(super) async fn next(&mut self) -> Option<Result<String, DocumentError>> {
         loop {
             if let Some(line) = self.buffer.next() {
@@ -116,7 +116,7 @@ impl Lines {
         }
     }
 
-    /// Drops what came of the line under way.
+    /// Drops what was read of the incomplete line.
     pub(super) fn drop_line(&mut self) {
         self.buffer.clear();
     }

@@ -1,4 +1,4 @@
-//! What a person who waits for an answer is shown: one line on the terminal, which is gone when text comes.
+//! Shows progress to a person who waits for an answer: one line on the terminal, removed when text comes.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,22 @@ use baton_protocol::ProgressStage;
 
 use crate::relay::{Progress, Source};
 
-/// Waits that are shorter need no words.
+/// Shorter waits are not shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The line of one answer.
+/// The progress line of one answer.
 #[derive(Debug)]
 pub(super) struct ProgressLine {
     asked: Instant,
 }
 
 impl ProgressLine {
-    /// The question is asked.
+    /// Starts when the question is asked.
     pub(super) fn begin() -> Self {
         Self { asked: Instant::now() }
     }
 
-    /// Shows how far it is, if that takes a while.
+    /// Shows the progress, if the wait is long.
     pub(super) fn show(&self, progress: &Progress) {
         if is_long(self.asked.elapsed(), progress.eta_ms) {
             baton_terminal::status(&words(progress));
@@ -29,7 +29,7 @@ impl ProgressLine {
     }
 }
 
-/// Whether the whole wait needs words. An estimate is the cloud's, and may be any number.
+/// Returns whether the whole wait is long. The estimate comes from the cloud and may be any number.
 fn is_long(waited: Duration, eta_ms: Option<f64>) -> bool {
     let left = eta_ms
         .map_or(Duration::ZERO, |ms| Duration::try_from_secs_f64(ms.max(0.0) / 1e3).unwrap_or(Duration::MAX));
@@ -52,7 +52,7 @@ fn words(progress: &Progress) -> String {
     }
 }
 
-/// A time in words, no more exact than an estimate is; `None` if there is nothing to say.
+/// Formats a time with the precision of an estimate; returns `None` if it is not a valid time.
 fn about(ms: f64) -> Option<String> {
     let seconds = ms / 1e3;
     if !seconds.is_finite() || seconds < 0.0 {
@@ -108,7 +108,7 @@ mod tests {
         for odd in [f64::NAN, f64::INFINITY, -5.0] {
             check(Source::Cloud, Prefill, 4_000, Some(odd), cloud);
         }
-        // A prompt of no tokens is no reason to stop.
+        // A prompt without tokens must not cause a panic.
         let empty = Progress { source: Source::Cloud, stage: Prefill, computed: 0, total: 0, eta_ms: None };
         assert_eq!(words(&empty), "the cloud reads the prompt: 0 of 0 tokens (0 %)");
     }

@@ -1,8 +1,9 @@
-//! Answers with an adapter: written as the device alone would write them with it, beside others without.
+//! Tests answers with an adapter: each is what the device alone would write with it, also beside answers
+//! without one.
 
 use super::*;
 
-/// Takes the answer over after `accepted`; gives the device's own tokens.
+/// Takes over the answer after `accepted`; returns the device's own tokens.
 fn own_tokens(engine: &mut LocalEngine, spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
     engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
     engine.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(accepted.to_vec()) });
@@ -22,7 +23,7 @@ fn a_takeover_goes_on_as_the_device_alone_would_with_that_adapter() {
     let adapters = [1, 2].map(adapter);
     let ids = adapters.clone().map(|adapter| engine.add_adapter(adapter).unwrap());
     let plain = spec(&document(10), 20, false);
-    // Tokens that none of them would have written, so that a wrong one shows.
+    // No adapter would have written these tokens, so that a wrong adapter shows.
     let accepted: Vec<TokenId> = "qzxjkvwpym".bytes().map(TokenId::from).collect();
     let mut answers = Vec::new();
     for at in [None, Some(0), Some(1), None, Some(0)] {
@@ -63,6 +64,6 @@ fn each_adapter_finds_its_own_prefix_again() {
     let (none, tokens) = cached(&plain);
     assert_eq!(none, 0);
     assert_eq!(cached(&adapted).0, 0, "not what the model alone has computed");
-    // The last token is computed again, and the block that it is in may be.
+    // The last token is computed again, and possibly the block that holds it.
     assert!(cached(&plain).0 + 32 >= tokens - 1 && cached(&adapted).0 + 32 >= tokens - 1);
 }

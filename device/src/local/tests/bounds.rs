@@ -1,13 +1,13 @@
-//! What a verification pass holds at most, however long the accepted part is.
+//! Tests that a verification pass holds a bounded number of logits, however long the accepted part is.
 
 use super::watched::watched;
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tokens of the accepted part: more than the logits of one step are for.
+/// Number of accepted tokens; their logits are more than one step may return.
 const ACCEPTED: u32 = 300;
 
-/// A model of so many tokens that the logits of the accepted part are too many.
+/// Makes a model with a vocabulary so large that the logits of the accepted part are too many.
 fn wide_model() -> Arc<Model> {
     let wide = SyntheticModel {
         d_model: 64,
@@ -19,12 +19,12 @@ fn wide_model() -> Arc<Model> {
     Model::from_gguf(Gguf::from_bytes(wide.to_gguf().unwrap()).unwrap()).unwrap()
 }
 
-/// Letters in an order in which no two of them are one token.
+/// Returns letters in an order in which no two of them form one token.
 fn accepted() -> Vec<TokenId> {
     (0..ACCEPTED).map(|i| TokenId::from(b'a') + i * 7 % 26).collect()
 }
 
-/// The model's own choices at every position of the accepted part, from the logits of a single step.
+/// Returns the model's own choices at every accepted position, from the logits of a single step.
 fn choices(model: &Arc<Model>, spec: &AnswerSpec) -> Vec<TokenId> {
     let mut engine = Engine::new(model.clone(), options(1024)).unwrap();
     let seq = engine.create();
@@ -41,7 +41,7 @@ fn choices(model: &Arc<Model>, spec: &AnswerSpec) -> Vec<TokenId> {
     rows.enumerate().map(|(i, row)| sampler.sample(row, i as u64, &accepted[..i])).collect()
 }
 
-/// An engine that holds the prompt and has been told to verify the accepted part.
+/// Prepares an engine that holds the prompt and has the command to verify the accepted part.
 fn verifying(mut engine: LocalEngine, spec: &AnswerSpec, accepted: Accepted) -> LocalEngine {
     engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
     run(&mut engine);
@@ -89,7 +89,7 @@ fn a_long_accepted_part_is_verified_in_steps_of_bounded_logits() {
     }
 }
 
-/// Breaks off after so many layers.
+/// Cancels a step after this many layers.
 struct CancelAfter(usize);
 
 impl StepControl for CancelAfter {
@@ -106,7 +106,7 @@ fn a_verification_that_is_cancelled_between_its_steps_changes_nothing() {
     let engine = LocalEngine::new(model.clone(), options(1024)).unwrap();
     let mut engine = verifying(engine, &spec, Accepted::Ids(accepted()));
     let before = engine.held();
-    // The model has two layers.
+    // The model has two layers, so this cancels in the second step.
     let outcome = engine.pass(&mut CancelAfter(3));
     assert!(outcome.cancelled && outcome.reports.is_empty());
     assert_eq!(engine.held(), before);

@@ -1,4 +1,5 @@
-//! A SentencePiece device takes over from a cloud with another tokenizer: no letter is lost or doubled.
+//! Tests that a SentencePiece device takes over from a cloud with another tokenizer: no letter is lost or
+//! doubled.
 
 use super::watched::watched;
 use super::*;
@@ -10,10 +11,10 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const BYTE: i32 = 6;
 
-/// Pieces; what comes earlier is merged first.
+/// The vocabulary's pieces; earlier ones are merged first.
 const PIECES: &str = "▁ ▁T ▁Th ▁The ▁s ▁sh ▁shi ▁ship ▁i ▁is ▁n ▁né ▁island ▁née x y yz";
 
-/// A model of random weights whose tokenizer is SentencePiece's, with a space before the text.
+/// Makes a model of random weights with a SentencePiece tokenizer that puts a space before the text.
 fn scored_model() -> Arc<Model> {
     let mut tokens: Vec<(String, f32, i32)> =
         vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
@@ -51,14 +52,15 @@ fn scored_model() -> Arc<Model> {
     Model::from_gguf(Gguf::from_bytes(file.to_bytes().unwrap()).unwrap()).unwrap()
 }
 
-/// The token of this text, `▁` for a space.
+/// Returns the token of this text; `▁` stands for a space.
 fn id(model: &Model, piece: &str) -> TokenId {
     let text = piece.replace('▁', " ");
     let found = |id: &TokenId| model.tokenizer().token_bytes(*id) == text.as_bytes();
     (259..model.tokenizer().vocab_len() as TokenId).find(found).unwrap()
 }
 
-/// The accepted text and what is shown behind it, where the model writes each piece of `writes` after the one before it.
+/// Returns the accepted text and the text shown after it, if the model writes the second piece of each pair
+/// in `writes` after the first.
 fn shown(model: &Arc<Model>, accepted: &str, keep: Keep, writes: &[(&str, &str)]) -> String {
     let mut next: HashMap<TokenId, TokenId> =
         writes.iter().map(|&(last, next)| (id(model, last), id(model, next))).collect();

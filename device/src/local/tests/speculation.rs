@@ -1,4 +1,4 @@
-//! Proposed tokens change how many passes an answer takes, and nothing else.
+//! Tests that proposed tokens change only the number of passes of an answer.
 
 use super::*;
 use baton_engine::speculation::{Draft, DraftError, Policy, Proposer, SpeculationStats};
@@ -19,7 +19,7 @@ struct Written {
     stats: SpeculationStats,
 }
 
-/// The whole answer of a device alone.
+/// Writes the whole answer on a device alone.
 fn write(model: &Arc<Model>, speculator: Option<Speculator>, spec: &AnswerSpec, kv_tokens: usize) -> Written {
     let engine = LocalEngine::new(model.clone(), options(kv_tokens)).unwrap();
     let mut engine = engine.with_speculation(speculator);
@@ -33,7 +33,7 @@ fn write(model: &Arc<Model>, speculator: Option<Speculator>, spec: &AnswerSpec, 
         let outcome = engine.pass(&mut ());
         if let Some(decoded) = outcome.decoded {
             assert_eq!(outcome.content.prefill_tokens, decoded.proposed);
-            // As a machine would measure it that is bound by reading weights.
+            // The time that a machine would measure that is limited by reading weights.
             engine.took(decoded, 10.0 + decoded.proposed as f64);
             passes += 1;
         }
@@ -55,7 +55,7 @@ fn draft(target: &Model, draft: &Arc<Model>) -> Option<Speculator> {
     Some(Speculator::new(Proposer::Draft(Box::new(draft)), Policy::Always))
 }
 
-/// Greedy, sampled, and sampled with every filter and a penalty.
+/// Returns greedy sampling, plain sampling, and sampling with every filter and a penalty.
 fn samplings(seed: u64) -> [SamplingParams; 3] {
     let greedy = SamplingParams { seed, ..SamplingParams::default() };
     let warm = SamplingParams { temperature: 0.9, ..greedy };
@@ -104,7 +104,7 @@ fn a_model_that_drafts_for_itself_is_always_right() {
 
 #[test]
 fn answers_end_where_they_end_without_proposals() {
-    // Token limits around what is proposed, and a cache that is full before the limit.
+    // Token limits near the number of proposed tokens, and a cache that is full before the limit.
     for tokens_max in 1..12 {
         let spec = spec(&document(6), tokens_max, false);
         check(&model(), &spec, 1024, draft(&model(), &model()));
@@ -171,7 +171,7 @@ fn a_draft_catches_up_a_part_at_a_time() {
     let stats = check(&model(), &spec, 1024, draft(&model(), &model()));
     assert!(stats.speculative_steps > 0, "{stats:?}");
     assert!(stats.steps - stats.speculative_steps >= 4, "some hundred tokens, 128 in a pass: {stats:?}");
-    // A draft whose cache is too small proposes nothing, and nobody notices.
+    // A draft model whose cache is too small proposes nothing, and the answer stays the same.
     let small = Draft::new(&model(), model(), options(64)).unwrap();
     let small = Speculator::new(Proposer::Draft(Box::new(small)), Policy::Always);
     assert_eq!(check(&model(), &spec, 1024, Some(small)).proposed, 0);

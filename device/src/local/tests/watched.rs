@@ -1,15 +1,15 @@
-//! An engine of which every step is seen by a test, which may change what it gives.
+//! An engine whose every step a test sees; the test may change the output.
 
 use super::*;
 use baton_engine::SeqOutput;
 
-/// An engine, and what is done with each step and its output.
+/// An engine, and the function that gets each step and its output.
 struct Watched<F> {
     engine: Engine,
     after_step: F,
 }
 
-/// An engine over the model for a [`LocalEngine`], with room for 1,024 tokens.
+/// Makes a [`LocalEngine`] over such an engine, with room for 1,024 tokens.
 pub(crate) fn watched<F>(model: Arc<Model>, after_step: F) -> LocalEngine
 where
     F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send + 'static,

@@ -1,10 +1,11 @@
-//! Tables whose header row names a column of secrets or numbers: rows of text with commas, semicolons, tabs or bars.
+//! Finds values in tables whose header row names a column of secrets or numbers. Rows are text with commas,
+//! semicolons, tabs or bars.
 
 use super::{Found, digits, key, password, pattern, push};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
-// What a cell of a header row says of the cells under it.
+// Words in a cell of a header row, by what the cells below hold.
 pattern!(
     HEADER,
     concat!(
@@ -22,7 +23,7 @@ pattern!(ID, r"^[A-Za-z]{0,5}[ -]?[0-9][0-9A-Za-z ./-]{4,24}$");
 
 /// Longest line of a table, in bytes.
 const LINE_BYTES_MAX: usize = 4096;
-/// What may part the cells, the rarest in text first.
+/// Separators of cells; the rarest in text comes first.
 const SEPARATORS: &[u8] = b"\t|;,";
 
 /// What a column holds.
@@ -43,7 +44,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         }
         let start = line_start(text, word.start());
         let header = line(text, start);
-        // Each part of a long line is read once.
+        // Each part of a long line is read only once.
         read_to = header.end.max(line(text, word.start()).end);
         if header.end < word.end() {
             continue;
@@ -54,16 +55,16 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// A row that names columns.
+/// A header row.
 struct Header {
-    /// What parts its cells.
+    /// The separator of its cells.
     separator: u8,
     count: usize,
-    /// The columns that are known, with their places.
+    /// The known columns, with their positions.
     columns: Vec<(usize, Column)>,
 }
 
-/// The header row that this line is, if it names a known column.
+/// Reads the line as a header row; returns `None` if it names no known column.
 fn header_row(text: &str, header: &Range<usize>) -> Option<Header> {
     let row = &text[header.clone()];
     if row.len() > LINE_BYTES_MAX {
@@ -71,7 +72,7 @@ fn header_row(text: &str, header: &Range<usize>) -> Option<Header> {
     }
     let separator = SEPARATORS.iter().copied().find(|&b| row.as_bytes().contains(&b))?;
     let cells = cells(text, header, separator);
-    // Lines of programs are indented, or end as a list does.
+    // Lines of program code are indented, or end as a list does.
     let code = separator != b'|' && (row.starts_with([' ', '\t']) || row.trim_end().ends_with([',', ';']));
     let labels = cells.iter().all(|cell| cell.is_empty() || LABEL.is_match(&text[cell.clone()]));
     let known = cells.iter().enumerate().filter_map(|(at, cell)| Some((at, column(&text[cell.clone()])?)));
@@ -81,7 +82,7 @@ fn header_row(text: &str, header: &Range<usize>) -> Option<Header> {
     is.then_some(Header { separator, count: cells.len(), columns: known })
 }
 
-/// What a cell of a header row announces, if that is all it says.
+/// Returns what a header cell says its column holds, if the cell says nothing else.
 fn column(cell: &str) -> Option<Column> {
     let caps = HEADER.captures(cell)?;
     let word = caps.get(0)?;
@@ -104,7 +105,8 @@ fn column(cell: &str) -> Option<Column> {
         .filter(|_| rest <= 16)
 }
 
-/// Finds the values in the rows that begin at `at` and have as many cells as their header; gives where they end.
+/// Finds the values in the rows that begin at `at` and have as many cells as their header; returns where
+/// these rows end.
 fn rows(text: &str, at: usize, header: &Header, found: &mut Vec<Found>) -> usize {
     let mut end = at;
     loop {
@@ -126,7 +128,7 @@ fn rows(text: &str, at: usize, header: &Header, found: &mut Vec<Found>) -> usize
     }
 }
 
-/// The kind of a cell's value; `None` if it is none.
+/// Returns the kind of a cell's value; `None` if the value is not private.
 fn kind(column: Column, value: &str) -> Option<EntityKind> {
     let count = digits(value).len();
     let is = match column {
@@ -144,7 +146,7 @@ fn kind(column: Column, value: &str) -> Option<EntityKind> {
     })
 }
 
-/// Where the line that holds `at` begins. A line also ends at an escaped break.
+/// Returns where the line that holds `at` begins. An escaped line break ends a line too.
 fn line_start(text: &str, at: usize) -> usize {
     let head = super::head(text, at, LINE_BYTES_MAX);
     let plain = head.rfind('\n').map_or(0, |i| i + 1);
@@ -152,7 +154,7 @@ fn line_start(text: &str, at: usize) -> usize {
     at - head.len() + plain.max(escaped)
 }
 
-/// The line that begins at `start`, without its break; one that is too long is cut.
+/// Returns the line that begins at `start`, without its break; a line that is too long is cut.
 fn line(text: &str, start: usize) -> Range<usize> {
     let rest = &text[start..];
     let rest = &rest[..rest.floor_char_boundary(LINE_BYTES_MAX + 4)];
@@ -160,7 +162,7 @@ fn line(text: &str, start: usize) -> Range<usize> {
     start..start + rest[..plain].find("\\n").unwrap_or(plain)
 }
 
-/// Where the line behind the one that ends at `end` begins; `end` if there is none.
+/// Returns where the line after the one that ends at `end` begins; `end` if there is none.
 fn after_break(text: &str, end: usize) -> usize {
     let rest = &text[end..];
     let slashes = rest.bytes().take(8).take_while(|&b| b == b'\\').count();
@@ -171,7 +173,8 @@ fn after_break(text: &str, end: usize) -> usize {
     }
 }
 
-/// The cells of a row, without spaces, quotes and marks around them. A bar at either end of the row parts nothing.
+/// Returns the cells of a row, without spaces, quotes and marks around them. A bar at either end of the row
+/// is not a separator.
 fn cells(text: &str, row: &Range<usize>, separator: u8) -> Vec<Range<usize>> {
     let around = |c: char| matches!(c, ' ' | '\t' | '"' | '\'' | '`' | '\\' | '\r');
     let mut cells = Vec::new();

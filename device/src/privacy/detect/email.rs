@@ -1,10 +1,10 @@
-//! E-mail addresses: scanned outwards from each `@`, or from what people write for it.
+//! Finds e-mail addresses: scans outwards from each `@`, or from what people write instead of it.
 
 use super::{Found, after, before, ends, pattern, push};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
-/// Characters of the part before the `@`.
+/// Most characters of the part before the `@`.
 const LOCAL_CHARS_MAX: usize = 256;
 const DOMAIN_CHARS_MAX: usize = 253;
 
@@ -45,11 +45,11 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// Looks for an address whose `@`, however it is written, is this range.
+/// Looks for an address around this range, which is its `@` in some spelling.
 fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
     let mut left = sign.start;
     let mut right = sign.end;
-    // An address may be broken at its sign.
+    // An address may have a line break at its `@`.
     if let Some(rest) = text[..left].strip_suffix('\n') {
         left = rest.trim_end_matches('\r').len();
     }
@@ -67,7 +67,7 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
         return;
     }
     let (local, domain) = (&text[start..left], &text[right..end]);
-    // The user of a code host is nobody; `icon@2x.png` is a file.
+    // `git` at a code host is not a person; `icon@2x.png` is a file.
     let nobody = local == "git" && after(text, end) == Some(':');
     let file = [".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg"].iter().any(|kind| domain.ends_with(kind));
     if !nobody && !file {
@@ -75,7 +75,7 @@ fn find_around(text: &str, sign: &Range<usize>, found: &mut Vec<Found>) {
     }
 }
 
-/// Words before a sign that stands for "at" a place.
+/// Words before an `@` that means "at" a place.
 const AT_PLACES: &[&str] = &[
     "us",
     "me",
@@ -106,7 +106,7 @@ const AT_PLACES: &[&str] = &[
     "meet",
 ];
 
-/// Whether an address may have these spaces before and behind its sign.
+/// Checks whether an address may have these spaces before and after its `@`.
 fn spaced(local: &str, gaps: [bool; 2], domain: &str) -> bool {
     if gaps == [false, false] {
         return true;
@@ -114,7 +114,7 @@ fn spaced(local: &str, gaps: [bool; 2], domain: &str) -> bool {
     let top = domain.rsplit('.').next().unwrap_or_default().to_lowercase();
     let marked = local.contains(|c: char| matches!(c, '.' | '_' | '-' | '+') || c.is_ascii_digit());
     let named = match gaps {
-        // A handle begins with its sign.
+        // The name of an account begins with its `@`.
         [true, false] => marked,
         _ => marked || local.len() > 1 && !AT_PLACES.contains(&local.to_lowercase().as_str()),
     };
@@ -129,7 +129,7 @@ fn is_mark(c: char) -> bool {
     matches!(c as u32, 0x300..=0x36f)
 }
 
-/// Where the local part that ends at `end` begins; `end` if there is none.
+/// Returns where the local part that ends at `end` begins; `end` if there is none.
 fn local_start(text: &str, end: usize) -> usize {
     if let Some(inner) = text[..end].strip_suffix('"') {
         let quoted = super::head(text, inner.len(), LOCAL_CHARS_MAX);
@@ -145,7 +145,7 @@ fn local_start(text: &str, end: usize) -> usize {
     let count =
         text[..end].chars().rev().take(LOCAL_CHARS_MAX).take_while(|&c| allowed(c)).map(char::len_utf8);
     let mut start = end - count.sum::<usize>();
-    // Marks before a name belong to what stands around it.
+    // Marks before a name belong to the text around it.
     start += text[start..end].len()
         - text[start..end].trim_start_matches(['.', '-', '\'', '+', '#', '$', '%', '~', '^']).len();
     let opens = text[start..end].starts_with('_') && !text[..start].ends_with(|c: char| c.is_alphanumeric());
@@ -159,7 +159,7 @@ fn local_start(text: &str, end: usize) -> usize {
     start
 }
 
-/// Top-level domains that are followed by text without a space in their languages.
+/// Top-level domains after which text goes on without a space in their languages.
 const CJK_TOP: &[&str] = &[
     "公司",
     "中国",
@@ -182,13 +182,13 @@ const CJK_TOP: &[&str] = &[
     "集团",
     "我爱你",
 ];
-/// Top-level domains before which an address may be broken over a line.
+/// Top-level domains for which an address may have a line break or a space in it.
 const COMMON_TOP: &[&str] = &[
     "com", "org", "net", "edu", "gov", "info", "io", "de", "fr", "es", "it", "pt", "nl", "pl", "ru", "cn",
     "jp", "uk", "eu",
 ];
 
-/// Where the domain that begins at `start` ends, if there is one with at least one dot.
+/// Returns where the domain that begins at `start` ends, if there is a domain with at least one dot.
 fn domain_end(text: &str, start: usize) -> Option<usize> {
     if text[start..].starts_with('[') {
         let close = text[start..].bytes().take(48).position(|b| b == b']')? + start;
@@ -212,10 +212,10 @@ fn domain_end(text: &str, start: usize) -> Option<usize> {
     end
 }
 
-/// Where the text goes on behind the dot at `at`. An address that is `open` has no top-level domain yet.
+/// Returns the position after the dot at `at`. `open`: the address has no top-level domain yet.
 fn dot(text: &str, at: usize, open: bool) -> Option<usize> {
     let rest = &text[at..];
-    // The dot may stand on either side of a line break.
+    // The dot may be on either side of a line break.
     let near = &rest[..rest.floor_char_boundary(DOMAIN_CHARS_MAX)];
     if let Some(m) = BROKEN.captures(near).filter(|_| open).and_then(|caps| caps.get(1)) {
         return ends(near, m.end()).then_some(at + m.start());
@@ -225,7 +225,7 @@ fn dot(text: &str, at: usize, open: bool) -> Option<usize> {
     }
     let (dot, rest) = match after(text, at)? {
         '.' => (1, &rest[1..]),
-        // The full stop of Chinese ends a sentence, unless a plain name follows at once.
+        // A Chinese full stop ends a sentence, unless a lower-case Latin letter follows it directly.
         c @ ('\u{3002}' | '\u{ff61}') if after(text, at + c.len_utf8())?.is_ascii_lowercase() => {
             (c.len_utf8(), &rest[c.len_utf8()..])
         }
@@ -270,7 +270,7 @@ fn label_end(text: &str, start: usize) -> usize {
     start + text[start..end].trim_end_matches('-').len()
 }
 
-/// Whether the name that goes on at `at` is followed by a dot, so that it is not the last one.
+/// Checks whether the label that continues at `at` is followed by a dot, so that it is not the last one.
 fn next_is_dot(text: &str, at: usize) -> bool {
     text[at..].chars().take(63).find(|c| !c.is_alphanumeric()) == Some('.')
 }

@@ -1,5 +1,6 @@
-//! National identity, social security and tax numbers: by form and check digits alone where these are strong, else
-//! with the word before them. Passports, licences and accounts by the word only.
+//! Finds national identity, social security and tax numbers. If form and check digits are strong, they are
+//! enough; otherwise a word must come before the number. Passports, licences and accounts are found only by a
+//! word.
 
 use super::{Found, before, begins, ends, head, in_longer_number, pattern, push};
 use crate::privacy::EntityKind;
@@ -8,16 +9,16 @@ use regex::{Regex, RegexSet};
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// What has to stand before a number of a form.
+/// What must come before a number of a form.
 enum Needs {
-    /// Nothing: its form and check digits say enough.
+    /// Nothing: form and check digits are enough.
     Nothing,
     /// One of these words.
     Word(&'static [&'static str]),
 }
 use Needs::{Nothing, Word};
 
-/// A form of number: pattern from its first character, what it needs, and whether its letters and digits check.
+/// A form of number: its pattern, what must come before it, and the check of its letters and digits.
 struct Form {
     pattern: &'static str,
     needs: Needs,
@@ -41,7 +42,8 @@ const GERMAN: &[&str] = &[
 const NORDIC: &[&str] = &["cpr", "personnummer", "personnr", "fødselsnummer", "fodselsnummer"];
 const PORTUGUESE: &[&str] = &["nif", "contribuinte", "nipc"];
 
-/// Sources: the issuers' published rules. Each pattern is read from the start of a candidate.
+/// All known forms. Sources: the issuers' published rules. Each pattern is matched at the start of a
+/// candidate.
 const FORMS: &[Form] = &[
     form(r"[0-9]{3}-[0-9]{2}-[0-9]{4}", Nothing, sum::us_ssn),
     form(r"[0-9]{3}[ -]?[0-9]{2}[ -]?[0-9]{4}", Word(US), |_| true),
@@ -71,7 +73,7 @@ const FORMS: &[Form] = &[
         sum::italian,
     ),
     form(r"[2-9][0-9]{3}[ -][0-9]{4}[ -][0-9]{4}", Nothing, |id| {
-        // Three years in a row are none.
+        // Three years in a row are not an id.
         sum::verhoeff(id) && !id.chunks(4).all(|group| group.starts_with(b"20") || group.starts_with(b"19"))
     }),
     form(r"[2-9][0-9]{3}[ -]?[0-9]{4}[ -]?[0-9]{4}", Word(&["aadhaar", "uidai", "आधार"]), |_| true),
@@ -138,7 +140,7 @@ pattern!(
     NAMED_VALUE,
     r"^[^0-9\n]{0,20}?(\n[ \t]{0,8})?((?:[A-Z]{1,5}[ -]?)?[0-9][0-9A-Z]*(?:[ ./-][0-9][0-9A-Z]*){0,5})"
 );
-/// Bytes before a number in which its word may stand.
+/// Most bytes between a word and the number after it.
 const WORD_BYTES_MAX: usize = 48;
 /// Longest number of a form, in bytes.
 const FORM_BYTES_MAX: usize = 32;
@@ -162,7 +164,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         let year = digits == 8
             && value.contains(['.', '/', '-'])
             && value.split(['.', '/', '-']).any(|part| part.len() == 4);
-        // What stands in the next line must fill it.
+        // A value on the next line must fill that line.
         let alone = caps.get(1).is_none()
             || matches!(text[range.end..].chars().next(), None | Some('\n' | ',' | ';' | '|' | '<' | '"'));
         let fits = (6..=20).contains(&digits) || digits >= 2 && is_lettered(value);
@@ -172,15 +174,15 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// Whether a value mixes letters with digits as passports of some countries do.
+/// Checks whether a value mixes letters with digits, as passports of some countries do.
 fn is_lettered(value: &str) -> bool {
     (8..=10).contains(&value.len())
         && value.bytes().all(|b| b.is_ascii_alphanumeric())
         && value.bytes().filter(u8::is_ascii_alphabetic).count() >= 2
 }
 
-/// Where a number with its first digit at `digit` may begin: there, at letters right before it, or at letters with one
-/// separator between.
+/// Returns where a number with its first digit at `digit` may begin: at the digit, at letters directly before
+/// it, or at letters with one separator between.
 fn starts(text: &str, digit: usize) -> impl Iterator<Item = usize> {
     let letters = |end: usize| {
         let count =
@@ -198,7 +200,7 @@ fn starts(text: &str, digit: usize) -> impl Iterator<Item = usize> {
         .filter(|&start| begins(text, start) && before(text, start) != Some('+'))
 }
 
-/// The end of the longest number that begins at `start`.
+/// Returns the end of the longest number that begins at `start`.
 fn best(text: &str, start: usize) -> Option<usize> {
     let rest = &text[start..];
     let rest = &rest[..rest.floor_char_boundary(FORM_BYTES_MAX)];
@@ -220,13 +222,13 @@ fn best(text: &str, start: usize) -> Option<usize> {
         .max()
 }
 
-/// Whether the number is a part of a longer row of numbers. A sentence may end behind it.
+/// Checks whether the number is part of a longer row of numbers.
 fn joined(text: &str, range: &Range<usize>) -> bool {
     let first = text.as_bytes()[range.start];
     in_longer_number(text, range) && first.is_ascii_digit()
 }
 
-/// Whether one of `words` stands shortly before `at`.
+/// Checks whether one of `words` is shortly before `at`.
 fn named(text: &str, at: usize, words: &[&str]) -> bool {
     let head = head(text, at, WORD_BYTES_MAX).to_lowercase();
     words.iter().any(|word| {

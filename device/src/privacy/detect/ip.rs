@@ -1,4 +1,4 @@
-//! Addresses of machines: IPv4, IPv6, MAC.
+//! Finds addresses of machines: IPv4, IPv6 and MAC.
 
 use super::{Found, after, before, begins, ends, head, pattern, push, stands_alone};
 use crate::privacy::EntityKind;
@@ -15,7 +15,7 @@ pattern!(
         r"(?:[^0-9a-z\n]|is|ist|est|id|address|adresse|wifi|wlan|lan|eth[0-9]){0,16}?([0-9a-f]{12})"
     )
 );
-/// Words before a number with dots that is no address.
+/// Words before a number with dots that is not an address.
 const NUMBERED: &[&str] = &[
     "version",
     "versión",
@@ -28,7 +28,7 @@ const NUMBERED: &[&str] = &[
     "release",
     "build",
 ];
-/// Words before a number of a text's part, all of whose parts are small.
+/// Words before the number of a section or figure; all parts of such a number are small.
 const PARTS: &[&str] = &[
     "section",
     "chapter",
@@ -48,7 +48,7 @@ const PARTS: &[&str] = &[
     "paragraph",
     "article",
 ];
-/// Words before an address.
+/// Words that often come before an address.
 const ADDRESSED: &[&str] = &[
     "ip",
     "host",
@@ -90,7 +90,7 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
     let named = |words: &[&str]| words.iter().any(|word| prefix.ends_with(word));
     let small = || text[range.clone()].split('.').all(|part| part.len() <= 2);
     let numbered = before(text, range.start) == Some('.') || named(NUMBERED) || named(PARTS) && small();
-    // Four single digits number a section or a version, unless something says otherwise.
+    // Four single digits are mostly the number of a section or a version.
     let short = range.len() == 7;
     let addressed = || {
         after(text, range.end).is_some_and(|c| matches!(c, ':' | '/'))
@@ -104,13 +104,13 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
         && (!short || addressed())
 }
 
-/// The address in this range, or in what follows the first colon of it: `client:2001:db8::1`.
+/// Returns the address in this range, or after the first colon of it, as in `client:2001:db8::1`.
 fn ipv6(text: &str, whole: &Range<usize>) -> Option<Range<usize>> {
     whole_ipv6(text, whole).or_else(|| {
         let matched = &text[whole.clone()];
         let behind = matched.split_once(':').map(|(_, rest)| rest).filter(|rest| !rest.starts_with(':'))?;
         let range = whole_ipv6(text, &(whole.end - behind.len()..whole.end))?;
-        // Names of programs are parted by colons too.
+        // Names in programs have colons too.
         let groups = text[range.clone()].split(':').filter(|group| !group.is_empty()).count();
         (groups > 2 || behind.find(':') == Some(4)).then_some(range)
     })
@@ -124,7 +124,7 @@ fn whole_ipv6(text: &str, whole: &Range<usize>) -> Option<Range<usize>> {
     let range = whole.start..whole.start + keep;
     let mut groups = candidate.split(':').filter(|g| !g.is_empty()).peekable();
     groups.peek()?;
-    // `[1::2]` steps through a list.
+    // `[1::2]` is a slice of a list.
     let small = groups.all(|g| g.len() <= 2 && g.bytes().all(|b| b.is_ascii_digit()));
     let has_digit = candidate.bytes().any(|b| b.is_ascii_digit());
     let is_address = candidate.parse::<Ipv6Addr>().is_ok() && (!small || candidate == "::1");

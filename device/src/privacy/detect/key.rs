@@ -1,4 +1,5 @@
-//! API keys, access tokens and private keys: by the forms of their issuers, or by the name that they are assigned to.
+//! Finds API keys, access tokens and private keys: by the forms of their issuers, or by the name that they
+//! are assigned to.
 
 use super::{Found, begins, named, pattern, push};
 use crate::privacy::EntityKind;
@@ -8,7 +9,7 @@ use std::ops::Range;
 pattern!(
     PRIVATE_KEY,
     concat!(
-        // Headers of an armoured key hold hyphens; what it encodes does not.
+        // The headers of an encoded key may hold hyphens; the encoded key does not.
         r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:(?:\s|\\{1,8}[rn])*[A-Za-z][A-Za-z-]{1,30}: ?[^\r\n\\]{0,200})*",
         r"[^-]*(?:-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5})?",
         r"|Private-Lines: [0-9]{1,3}(?:\n[A-Za-z0-9+/=]{1,76}){1,200}"
@@ -48,9 +49,9 @@ pattern!(
 
 pattern!(RUN, r"^[A-Za-z0-9_+/=.~!@#$%^*-]{8,512}");
 
-/// Bytes behind a name in which its value may end.
+/// Most bytes after a name that are searched for its value.
 const VALUE_BYTES_MAX: usize = 600;
-/// A value of this length may be longer than what was read for it.
+/// A value of at least this length may continue after the part that was read.
 const VALUE_LONG: usize = 400;
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
@@ -59,7 +60,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         push(found, EntityKind::Key, m.start()..m.start() + value.len());
     });
     for m in KNOWN.find_iter(text) {
-        // Markdown's emphasis stands on both sides.
+        // Markdown's emphasis is on both sides.
         let marked = text[..m.start()].ends_with('_');
         let value = m.as_str().trim_end_matches(|c| c == '.' || c == '_' && marked);
         if begins(text, m.start()) {
@@ -67,7 +68,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         }
     }
     let mut read_to = 0;
-    // Names inside a value that was read are no names, so that each byte is read once.
+    // Names inside a value that was read are ignored, so that each byte is read once.
     for name in ASSIGNED.find_iter(text) {
         if name.start() < read_to {
             continue;
@@ -79,7 +80,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         if !secret {
             continue;
         }
-        // A value that is longer than what was read for it goes on with the same characters.
+        // A value that is longer than the part that was read continues with the same characters.
         let more = if value.len() >= VALUE_LONG { run(&text[name.end() + value.end..]) } else { 0 };
         let range = name.end() + value.start..name.end() + value.end + more;
         read_to = read_to.max(range.end);
@@ -94,11 +95,12 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// What is assigned to a name behind which `rest` begins: its range, where reading ended, whether it is a secret.
+/// Reads the value that is assigned to a name; `rest` is the text after the name. Returns the value's range,
+/// where reading ended, and whether the value is a secret.
 fn assigned(rest: &str) -> Option<(Range<usize>, usize, bool)> {
     let bridged = named::bridge(rest);
     for from in [bridged, None] {
-        // Behind a bridge the value stands as behind a sign.
+        // After a bridge, the value is read as after a sign.
         let (head, text) = match from {
             Some((from, _)) => (1, Cow::Owned([":", &rest[from..]].concat())),
             None => (0, Cow::Borrowed(rest)),
@@ -107,7 +109,7 @@ fn assigned(rest: &str) -> Option<(Range<usize>, usize, bool)> {
         let Some(m) = VALUE.captures(&text).and_then(|caps| caps.get(1)) else { continue };
         let value = m.as_str().trim_end_matches(['.', ',', '!', '*', '_', '~', '^']);
         let start = from + m.start() - head;
-        // Behind tags alone there may be the next name of an index.
+        // After tags alone, the next name of an index may follow.
         let secret = is_secret(value) && (signed || value.contains(|c: char| c.is_ascii_digit()));
         if secret || from == 0 && named::sentence(rest).is_none() {
             return Some((start..start + value.len(), from + m.end() - head, secret));
@@ -121,16 +123,17 @@ fn assigned(rest: &str) -> Option<(Range<usize>, usize, bool)> {
     Some((from..from + value.len(), from + m.end(), secret))
 }
 
-/// Bytes of `rest` that may belong to the key before it.
+/// Returns how many bytes of `rest` may belong to the key before it.
 fn run(rest: &str) -> usize {
     rest.bytes().take_while(|b| b.is_ascii_alphanumeric() || b"_+/=.~-".contains(b)).count()
 }
 
-/// A word after "token" or "secret" is prose; a secret mixes letters with digits.
+/// Checks whether a value looks like a secret: it mixes letters with digits. A plain word after "token" or
+/// "secret" is prose.
 pub(super) fn is_secret(value: &str) -> bool {
     let digits = value.bytes().filter(u8::is_ascii_digit).count();
     let letters = value.bytes().filter(u8::is_ascii_alphabetic).count();
-    // A random string may hold no digit, but then letters change their case within it.
+    // A random string may have no digits, but then upper and lower case alternate in it.
     let cases = value
         .as_bytes()
         .windows(2)

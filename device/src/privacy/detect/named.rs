@@ -1,12 +1,13 @@
-//! What may stand between the word for a secret and the secret: words of a sentence, tags, the name of the next field.
+//! Reads what may be between the word for a secret and the secret: words of a sentence, tags, the name of the
+//! next field.
 
 use super::pattern;
 use std::ops::Range;
 
-/// Longest way from a word to its secret that is read, in bytes.
+/// Most bytes that are read from a word to its secret.
 const WAY_BYTES_MAX: usize = 160;
 
-// Tags between the two; a field "value" behind the field that names it; the beginning of a list.
+// Tags between the two; a field "value" after the field with the name; or the beginning of a list.
 pattern!(
     BRIDGE,
     concat!(
@@ -20,13 +21,13 @@ pattern!(
     r#"^\\{0,8}["']?\s{0,4},\s{0,20}(?:\\{0,8}"([^"\\\n]{3,128})\\{0,8}"|'([^'\n]{3,128})')"#
 );
 
-/// Most words between the name of a secret and what says that it follows.
+/// Most words between the name of a secret and the verb or sign before the secret.
 const WORDS_MAX: usize = 8;
 /// Verbs before a secret.
 const SAYS: &[&str] = &["is", "was", "ist", "war", "lautet", "est", "es", "era", "è", "é", "jest"];
 /// Words between the verb and the secret.
 const FILLERS: &[&str] = &["now ", "still ", "currently ", "set to ", "jetzt ", "maintenant ", "ahora "];
-/// Words after the name of a secret that say that something else follows.
+/// Words after the name of a secret that show that no secret follows.
 const ABOUT: &[&str] = &[
     "policy",
     "rotation",
@@ -54,7 +55,7 @@ const ABOUT: &[&str] = &[
     "should",
     "may",
 ];
-/// Words that begin another clause, or tell how a secret is made and kept.
+/// Words that begin another clause, or describe how a secret is made and stored.
 const OTHER_CLAUSE: &[&str] = &[
     "if",
     "when",
@@ -105,40 +106,40 @@ const OTHER_CLAUSE: &[&str] = &[
     "standard",
     "protocol",
 ];
-/// What names a way to keep a secret, not a secret.
+/// Beginnings of names of methods and addresses, which are not secrets.
 const METHODS: &[&str] = &[
     "sha1", "sha2", "sha3", "sha5", "sha-", "md5", "md4", "base64", "base32", "base58", "argon2", "bcrypt",
     "scrypt", "pbkdf2", "hmac", "aes1", "aes2", "aes-", "utf8", "utf-8", "utf-16", "rsa2", "rsa4", "rsa-",
     "oauth2", "http://", "https://", "www.",
 ];
 
-/// Whether one of these words says that no secret follows.
+/// Checks whether one of these words shows that no secret follows.
 pub(super) fn about(words: &str) -> bool {
     words.split_whitespace().any(|word| ABOUT.contains(&word))
 }
 
-/// Whether a value is the name of a method or an address, or a call in a program.
+/// Checks whether a value is the name of a method, an address, or a call in a program.
 pub(super) fn is_method(value: &str) -> bool {
     let low = value.to_lowercase();
     METHODS.iter().any(|name| low.starts_with(name)) || low.contains(['(', '[', '{']) || low.contains("::")
 }
 
-/// Where the secret begins behind tags, the name of the next field or the bracket of a list; the flag tells whether a
-/// sign says that a value follows.
+/// Returns where the secret begins after tags, the name of the next field or the bracket of a list. The flag
+/// tells whether a sign shows that a value follows.
 pub(super) fn bridge(rest: &str) -> Option<(usize, bool)> {
     if !rest.starts_with(['<', '"', '\'', ',', ':', '=', '\\', 's', ' ', '\t', '\n']) {
         return None;
     }
     let rest = &rest[..rest.floor_char_boundary(WAY_BYTES_MAX)];
     let m = BRIDGE.find(rest)?;
-    // A list of strings, not of bytes.
+    // The list must hold strings, not bytes.
     if m.as_str().trim_end().ends_with('[') && !rest[m.end()..].starts_with(['"', '\'', '\\']) {
         return None;
     }
     Some((m.end(), m.as_str().contains([':', '='])))
 }
 
-/// Where the secret begins behind words of its sentence: `for the door is`.
+/// Returns where the secret begins after words of its sentence, such as `for the door is`.
 pub(super) fn sentence(rest: &str) -> Option<usize> {
     let mut at = 0;
     for count in 0..=WORDS_MAX {
@@ -148,7 +149,7 @@ pub(super) fn sentence(rest: &str) -> Option<usize> {
         at = from + word.len();
         let low = word.to_lowercase();
         let named = low.trim_end_matches(':');
-        // A dash says something behind a bracket only.
+        // A dash counts only after a bracket.
         let dash = named == "-" && rest[..from].trim_end().ends_with(')');
         let says = count > 0 && (matches!(named, "" | "=") || dash || SAYS.contains(&named));
         if !says && !is_plain(named) {
@@ -165,7 +166,7 @@ pub(super) fn sentence(rest: &str) -> Option<usize> {
     None
 }
 
-/// Where the secret begins behind its sign or verb: behind spaces, a word such as "now", and a quote.
+/// Returns where the secret begins after its sign or verb: after spaces, a word such as "now", and a quote.
 fn said_from(rest: &str, at: usize) -> Option<usize> {
     let gap = spaces(&rest[at..]);
     let mut from = at + gap;
@@ -184,7 +185,7 @@ fn digit(word: &str) -> bool {
     word.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Whether this is a word, with nothing behind it that ends a part of the sentence.
+/// Checks whether this is a plain word without punctuation that ends a part of the sentence.
 fn is_plain(word: &str) -> bool {
     let inside = |c: char| c.is_alphanumeric() || "\u{2019}'.&/_-".contains(c);
     let bare = word.strip_prefix('(').unwrap_or(word);
@@ -194,7 +195,7 @@ fn is_plain(word: &str) -> bool {
         && bare.chars().all(inside)
 }
 
-/// The further strings of a list whose first ends at `at`.
+/// Returns the further strings of a list whose first string ends at `at`.
 pub(super) fn next_items(text: &str, mut at: usize) -> Vec<Range<usize>> {
     let mut items = Vec::new();
     loop {

@@ -1,13 +1,14 @@
-//! Payment cards and bank accounts: numbers with checksums.
+//! Finds payment cards and bank accounts: numbers with checksums.
 
 use super::{Found, before, begins, ends, pattern, push};
 use crate::privacy::EntityKind;
 use crate::privacy::checksum::{iban_len, luhn, mod97};
 use std::ops::Range;
 
-/// Digits in groups, with one separator or a line break between them.
+/// Number of digits of a payment card.
 const CARD_DIGITS: std::ops::RangeInclusive<usize> = 13..=19;
-/// Ways to write a card in groups; a last group of 1 to 4 digits may follow groups of four.
+/// Lengths of the groups in which cards are written. Groups of four are also accepted, with a last group of 1
+/// to 4 digits.
 const CARD_GROUPS: &[&[usize]] = &[&[4, 6, 5], &[4, 6, 4], &[6, 13], &[4, 4, 5], &[8, 8], &[6, 4, 6]];
 
 pattern!(GROUP, r"[0-9]+");
@@ -48,7 +49,8 @@ pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// Whether the digits at `at` are the fraction of a decimal number. A comma also parts the columns of a table.
+/// Checks whether the digits at `at` are the fraction of a decimal number. A comma may also separate the
+/// columns of a table.
 fn fraction(text: &str, at: usize) -> bool {
     match before(text, at) {
         Some('.') => text[..at - 1].ends_with(|c: char| c.is_ascii_digit()),
@@ -57,20 +59,20 @@ fn fraction(text: &str, at: usize) -> bool {
     }
 }
 
-/// Whether a number with a checksum may begin here, see [`bordered`].
+/// Checks whether a number with a checksum may begin here, see [`bordered`].
 fn begins_number(text: &str, at: usize) -> bool {
     begins(text, at) || before(text, at) == Some('_')
 }
 
-/// Whether a number with a checksum stands alone: the name of a file may go on at its underscores, unless the number
-/// holds some itself, as names in programs do.
+/// Checks whether a number with a checksum stands alone. The name of a file may continue at underscores
+/// around it, unless the number holds underscores itself, as names in programs do.
 fn bordered(text: &str, range: Range<usize>, labelled: bool) -> bool {
     let plain = !text[range.clone()].contains('_');
     let starts = begins(text, range.start) || labelled || plain && before(text, range.start) == Some('_');
     starts && (ends(text, range.end) || plain && text[range.end..].starts_with('_'))
 }
 
-/// Whether this stands between two groups of one card: a separator, a line break, or both.
+/// Checks whether this may be between two groups of one card: a separator, a line break, or both.
 fn is_gap(gap: &str) -> bool {
     let line = gap.strip_prefix(['-', ' ']).unwrap_or(gap).strip_prefix('\n');
     matches!(gap, " " | "-" | "." | "_" | "+" | "\t" | "  " | " - " | "/" | "\u{b7}")
@@ -87,7 +89,8 @@ fn is_card(digits: &[u8], separators: bool) -> bool {
     issued(digits, separators) && luhn(digits) && digits.iter().any(|&d| d != digits[0])
 }
 
-/// Whether a number of this length is issued under these leading digits (ISO/IEC 7812 ranges of the large schemes).
+/// Checks whether numbers of this length are issued with these leading digits (ISO/IEC 7812 ranges of the
+/// large schemes).
 fn issued(digits: &[u8], separators: bool) -> bool {
     match (digits[0], digits.get(1).copied().unwrap_or(b'0'), digits.len()) {
         (b'4', _, 13) => !separators,
@@ -106,7 +109,7 @@ pub(super) fn ibans(text: &str, found: &mut Vec<Found>) {
         let start = m.start();
         let labelled = super::head(text, start, 4).eq_ignore_ascii_case("iban");
         let bytes = text.as_bytes();
-        // Words such as "no 12" begin as an account does.
+        // Text such as "no 12" begins like an account number.
         let apart = m.as_str().contains(' ') && m.as_str().contains(|c: char| c.is_ascii_lowercase());
         if apart || !begins_number(text, start) && !labelled {
             continue;

@@ -1,10 +1,10 @@
-//! Passwords, PINs and one-time codes by the word before them, and the credentials in URLs.
+//! Finds passwords, PINs and one-time codes by the word before them, and the credentials in URLs.
 
 use super::{Found, named, pattern, push};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
-// Words for a password in the languages that are known here.
+// Words for "password" in the supported languages.
 pattern!(
     NAMED,
     concat!(
@@ -18,7 +18,7 @@ pattern!(
     concat!(
         r#"^(?P<name>[\w-]{0,16})(?:\\{0,8}["'`*_]){0,3}(?P<words>(?:[ \t]\p{L}[\p{L}']{0,14}){0,3})[ \t]{0,3}"#,
         r#"(?:(?P<sign>(?:=>|:=|[:=>])(?:\\{0,8}[*_]){0,3}[ \t]{0,3}(?:(?:[|>][+-]?[ \t]{0,3})?(?:\n|\\{1,8}[nrt])[ \t]{0,4}(?:-[ \t]{1,3})?){0,2})|(?P<says>[ \t+](?i:is|was|ist|lautet|est|es|è|é|to|-)[ \t+]|为|是|は|-{1,2}[ \t]|(?:을|를|은|는)[ \t]?)|(?P<space>[ \t|]))[ \t]{0,4}"#,
-        // A quote that is escaped ends at one that is escaped; within others one may be escaped.
+        // A value in escaped quotes ends at an escaped quote; a value in plain quotes may hold escaped ones.
         r#"(?:\\{1,8}(?:"(?P<double>[^"\n]{3,128})"|'(?P<single>[^'\n]{3,128})')|"(?P<whole>(?:[^"\\\n]|\\[^\n]){3,128})"|'(?P<other>(?:[^'\\\n]|\\[^\n]){3,128})'"#,
         r#"|"(?P<outer>[^"\n]{3,128})"|'(?P<last>[^'\n]{3,128})'|(?:\\{0,8}["'`])?(?P<bare>[^\s"'`>|]\S{2,127}))"#
     )
@@ -41,36 +41,37 @@ pattern!(
     PHRASE,
     r#"(?i)(?:pass[ -]?phrase|seed(?: phrase)?|recovery phrase|mnemonic(?: phrase)?|backup phrase)["'*_`]{0,2}[ \t]{0,3}(?:[:=]|is)[ \t"'*_`]{0,4}\n?(\p{Ll}{2,12}(?:[ \n]\p{Ll}{2,12}){3,24})"#
 );
-// A number that is said of a PIN in a sentence: nothing is counted in it.
+// A number after a sentence about a PIN; it must not be a count, so only punctuation or certain words may
+// follow.
 pattern!(
     PIN_SAID,
     r#"^([0-9]{3,8})([ -][0-9]{3,4})?(?:[.,;!)"'`]{1,2}(?:\s|$)|\s*$|\n|[ \t](?:and|or|but|please|now|thanks|und|et|y|e)[ \t])"#
 );
-// A code of a message that says behind it what it is.
+// A code at the start of a message that then says what it is.
 pattern!(
     CODE_FIRST,
     r"(?-u:\b)([0-9]{4,8}|[0-9]{3}[ -][0-9]{3}) (?i:is your|is the (?:verification|security|login|access|one-time|confirmation)|ist Ihr|ist dein|est votre|es tu|es su) [^.\n]{0,40}?(?i:code|pin|otp|passcode|password|código)"
 );
-// What ends a value that runs on without a space: the tag, the quote or the column that it stands in.
+// What ends a value without spaces: the tag, the quote or the column around it.
 pattern!(
     CLOSES,
     r#"</|<(?i:br|hr|p|b|i|u|td|tr|th|li|div|span|strong|em|code|pre|a|input)(?:/?>|$)|\\*["'`](?:[,;:)}\]>]|/>|\.?$)|\|$"#
 );
-// A call or an index in a program, and the type of a variable.
+// A call, an index or a variable's type in program code.
 pattern!(
     CALL,
     r#"^<[^<>]*>|^::?[A-Za-z_<]|^&'|^\[[0-9]|^\{?[A-Za-z]+(?:\|[A-Za-z]+)+\}?$|::<|[(\[{=,+][bru]?["'`]|^[A-Za-z_:]{3,}<[\[(&]|^[A-Za-z_:]{3,}<[\w:<>,&\[\];']*>[,;)]*$"#
 );
-// Where the next field begins behind a value that runs on without a space.
+// The start of the next field after a value without spaces.
 pattern!(NEXT_FIELD, r"[;&,][ ]?[A-Za-z_][A-Za-z0-9_ .-]{0,30}[=:]");
 
-// What stands for a password that is put in later.
+// A template for a password that is inserted later.
 pattern!(
     TEMPLATE,
     r"^(?:\$[({]?[A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_.]*$|(?:process|os|config|settings|self|this)\.[A-Za-z_]|\{\{|%[(A-Za-z]|\*+$|x+$|•+$)"
 );
 
-/// Words after "password:" that are no password.
+/// Words after "password:" that are not a password.
 const NO_PASSWORD: &[&str] = &[
     "required",
     "optional",
@@ -133,7 +134,7 @@ const NO_PASSWORD: &[&str] = &[
 ];
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     let mut read_to = 0;
-    // Names inside a value that was read are no names, so that each byte is read once.
+    // Names inside a value that was read are ignored, so that each byte is read once.
     for name in NAMED.find_iter(text) {
         if name.start() < read_to {
             continue;
@@ -170,7 +171,7 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
     for caps in URL.captures_iter(text) {
         let Some(info) = caps.get(1) else { continue };
-        // Apart, so that each is known when it stands alone.
+        // User and password are separate findings, so that each is known if it appears alone.
         let user = info.as_str().split(':').next().map_or(0, str::len);
         if !super::path::is_nobody(&info.as_str()[..user]) {
             push(found, EntityKind::User, info.start()..info.start() + user);
@@ -181,14 +182,15 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// Each `@` that ends the credentials of a URL, in order: what stands before it is found here, and is no address of mail.
+/// Returns the position of each `@` that ends the credentials of a URL, in order. The text before it is found
+/// here, and is not an e-mail address.
 pub(super) fn credential_ends(text: &str) -> Vec<usize> {
     URL.find_iter(text).map(|m| m.end() - 1).collect()
 }
 
-/// The number that follows the name of a PIN, `rest` beginning at byte `at` of `text`.
+/// Finds the number after the name of a PIN; `rest` begins at byte `at` of `text`.
 fn pin(text: &str, name: &str, rest: &str, at: usize) -> Option<Range<usize>> {
-    // Two groups if they end as a number does, else the first.
+    // Takes both groups if they end where a number may end, otherwise only the first.
     let whole = |caps: &regex::Captures<'_>, from: usize| {
         let (one, two) = (caps.get(1)?, caps.get(2));
         let even = two.filter(|two| two.len() == one.len() + 1).map(|two| two.end());
@@ -205,21 +207,21 @@ fn pin(text: &str, name: &str, rest: &str, at: usize) -> Option<Range<usize>> {
     {
         return Some(range);
     }
-    // The tangent is no number of a bank.
+    // `tan` in lower case is the tangent, not a bank's code.
     let from = named::sentence(rest).filter(|_| name != "tan")?;
     PIN_SAID.captures(&rest[from..]).and_then(|caps| whole(&caps, from))
 }
 
-/// The password behind tags, the name of the next field, or the bracket of a list.
+/// Finds the password after tags, the name of the next field, or the bracket of a list.
 fn behind_bridge(rest: &str) -> Option<Range<usize>> {
     let (from, signed) = named::bridge(rest)?;
-    // It stands there as behind a sign; a plain word only if there is one.
+    // It is read as after a sign; a plain word counts only if there is a sign.
     let value = password(&[":", &rest[from..]].concat())?;
     let range = from + value.start - 1..from + value.end - 1;
     (signed || !rest[range.clone()].chars().all(char::is_alphabetic)).then_some(range)
 }
 
-/// The password behind words of its sentence.
+/// Finds the password after words of its sentence.
 fn said(name: &str, rest: &str) -> Option<Range<usize>> {
     if ["pass", "pw", "mdp", "clave", "parola"].contains(&name.to_lowercase().as_str()) {
         return None;
@@ -233,35 +235,35 @@ fn said(name: &str, rest: &str) -> Option<Range<usize>> {
     is.then_some(from..from + value.len())
 }
 
-/// Whether a value in a column of passwords is one: it has no spaces, and is not empty.
+/// Checks whether a value in a column of passwords is a password: it has no spaces, and is not empty.
 pub(super) fn stands_in_column(value: &str) -> bool {
     let call = value.ends_with(['(', '{', '[', ':']) || value.contains('(') && value.ends_with(')');
     let word = !value.contains(char::is_whitespace) && value.contains(char::is_alphanumeric);
     (4..=128).contains(&value.len()) && word && !call && !is_none(value)
 }
 
-/// Whether a value is a number with a word behind it: `8-character`.
+/// Checks whether a value is a number joined with a word, such as `8-character`.
 fn measured(value: &str) -> bool {
     let rest = value.trim_start_matches(|c: char| c.is_ascii_digit());
     rest.len() < value.len()
         && rest.strip_prefix('-').is_some_and(|word| word.chars().all(char::is_alphabetic))
 }
 
-/// Whether a value holds what words of prose do not.
+/// Checks whether a value holds characters that words of prose do not have.
 fn is_odd(value: &str) -> bool {
-    // Words of prose change their case at their beginning only.
+    // Words of prose have upper case only at their beginning.
     let rises = |pair: &[u8]| pair[0].is_ascii_lowercase() && pair[1].is_ascii_uppercase();
     let sign = |c: char| matches!(c, '!' | '@' | '#' | '$' | '%' | '^' | '&' | '*' | '+' | '=');
     value.chars().any(|c| c.is_ascii_digit() || sign(c))
         || value.as_bytes().windows(2).filter(|pair| rises(pair)).count() >= 2
 }
 
-/// Whether a value says that there is none, or stands for one that is put in later.
+/// Checks whether a value says that there is no password, or is a template for one.
 fn is_none(value: &str) -> bool {
     NO_PASSWORD.contains(&value.to_lowercase().as_str()) || TEMPLATE.is_match(value)
 }
 
-/// The password that follows its name at the start of `rest`.
+/// Finds the password that follows its name at the start of `rest`.
 fn password(rest: &str) -> Option<Range<usize>> {
     let caps = ASSIGNED.captures(rest)?;
     let words = caps.name("words").map_or("", |m| m.as_str()).to_lowercase();
@@ -272,7 +274,7 @@ fn password(rest: &str) -> Option<Range<usize>> {
         ["double", "single", "whole", "other", "outer", "last"].iter().find_map(|name| caps.name(name));
     let m = quoted.or_else(|| caps.name("bare"))?;
     let value = match quoted {
-        // A quote that is escaped itself ends it.
+        // A backslash before the closing quote belongs to the quote.
         Some(m) if rest[..m.start() - 1].ends_with('\\') => m.as_str().trim_end_matches('\\'),
         Some(m) => m.as_str(),
         None => trimmed(m.as_str(), caps.name("space").is_some_and(|space| space.as_str() == "|")),
@@ -296,7 +298,7 @@ fn password(rest: &str) -> Option<Range<usize>> {
         && value.split(' ').count() <= 4
         && value.chars().all(|c| c.is_alphabetic() || c == ' ');
     let says = |word: &str| ["is", "was", "ist", "lautet", "est", "es", "è", "é", "to"].contains(&word);
-    // What is code stands in backticks, also behind a word such as "pass".
+    // Code is often in backticks, also after a word such as "pass".
     let coded = rest[..m.start()].ends_with('`');
     let spaced = caps.name("space").is_some()
         && words.split_whitespace().next_back().map_or(coded, |word| !says(word));
@@ -308,9 +310,9 @@ fn password(rest: &str) -> Option<Range<usize>> {
     is.then_some(start..start + value.len())
 }
 
-/// Without what ends the sentence or the field.
+/// Removes what ends the sentence or the field.
 fn trimmed(value: &str, piped: bool) -> &str {
-    // What a program calls ends before its first quote or type.
+    // A call in program code ends before its first quote or type.
     let call = CALL.find(value).map(|m| {
         let inside = m.as_str().find(['(', '[', '{', '=', ',', '+', '<', ':']).map_or(0, |i| i + 1);
         if m.as_str().starts_with([':', '<']) { m.start() } else { m.start() + inside }

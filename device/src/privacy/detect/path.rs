@@ -1,4 +1,4 @@
-//! User names in the paths of home folders.
+//! Finds user names in the paths of home folders.
 
 use super::{Found, before, pattern, push};
 use crate::privacy::EntityKind;
@@ -12,7 +12,7 @@ pattern!(
 );
 pattern!(TILDE, r#"(?:^|[\s"'=:(`])~([A-Za-z][A-Za-z0-9._-]{1,31})/"#);
 
-/// Names that are nobody's.
+/// User names that do not identify a person.
 const NOBODY: &[&str] = &[
     "public",
     "anonymous",
@@ -64,7 +64,7 @@ const NOBODY: &[&str] = &[
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     for caps in HOME.captures_iter(text).chain(TILDE.captures_iter(text)) {
         let (Some(whole), Some(name)) = (caps.get(0), caps.get(1)) else { continue };
-        // `/home/` and `/Users/` behind a host are pages of a site.
+        // `/home/` and `/Users/` after a host name are pages of a site.
         let rooted =
             ["/home", "/Users", "%2Fhome", "%2FUsers"].iter().any(|root| whole.as_str().starts_with(root));
         if rooted
@@ -75,8 +75,8 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
             continue;
         }
         let name_text = name.as_str().trim_end_matches(['\\', '/', '.']);
-        // A space belongs to a name only in a folder that goes on behind it: in one of Windows, or before a capital
-        // letter in one of macOS.
+        // A space belongs to a name only if the path goes on after the folder: on Windows always, on macOS
+        // before a capital letter.
         let windows = whole.as_str().contains('\\') || name_text.len() == name.as_str().len();
         let mac = whole.as_str().contains("Users")
             && name_text.split(' ').skip(1).all(|word| word.starts_with(char::is_uppercase));
@@ -97,7 +97,7 @@ const MOUNTS: &[&str] = &[
 /// Longest path before a home folder, in bytes.
 const MOUNT_BYTES_MAX: usize = 64;
 
-/// Whether the path that ends at `at` begins at the root, in a folder of mounts.
+/// Checks whether the path that ends at `at` begins at the root, in a folder of mounts.
 fn is_mount(text: &str, at: usize) -> bool {
     let head = super::head(text, at, MOUNT_BYTES_MAX);
     let path =
@@ -106,7 +106,7 @@ fn is_mount(text: &str, at: usize) -> bool {
     MOUNTS.contains(&first.trim_end_matches(|c: char| c.is_ascii_digit()).to_lowercase().as_str())
 }
 
-/// Whether a user name is that of a program or of everybody.
+/// Checks whether a user name belongs to a program or to everybody.
 pub(super) fn is_nobody(name: &str) -> bool {
     NOBODY.contains(&name.to_lowercase().as_str())
 }

@@ -1,13 +1,15 @@
-//! Telephone numbers: international ones, forms that a country uses for nothing else, and any after a word for it.
+//! Finds telephone numbers: international ones, forms that a country uses for nothing else, and any number
+//! after a word for it.
 
 use super::{Found, before, begins, digits, ends, in_longer_number, pattern, push};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
 pattern!(INTERNATIONAL, r"(?:\+|00)[1-9][0-9]{0,2}(?:[ ./-]{0,2}\n?\(?[0-9]{1,5}\)?){2,7}");
-// A value of a query, in which a plus stands for a space.
+// A value of a URL query, in which a plus means a space.
 pattern!(IN_QUERY, r"=((?:\+|00)[1-9][0-9]{0,2}(?:\+[0-9]{2,5}){2,5})");
-// Forms that need no word: North America, China, France, Japan, Russia, Brazil, mobiles of the United Kingdom.
+// Forms that need no word before them: North America, China, France, Japan, Russia, Brazil, mobile numbers of
+// the United Kingdom.
 pattern!(
     NATIONAL,
     concat!(
@@ -30,7 +32,7 @@ pattern!(
         r"|电话|手机|座机|传真|致电|联系方式|热线|電話|携帯|連絡先|ファックス|전화|휴대폰|연락처|फ़ोन|फोन|मोबाइल|هاتف|جوال"
     )
 );
-/// Words that are as often said of something else: only a number that is written as one of a phone follows them.
+/// Words that often have another meaning; after them, a number must be written like a telephone number.
 const WEAK: &[&str] = &[
     "call",
     "ring",
@@ -62,7 +64,7 @@ const WEAK: &[&str] = &[
     "contact her",
     "contact them",
 ];
-// Behind the name one of several may be numbered: `phone1`, `Phone 2:`.
+// After the word, numbers may be counted: `phone1`, `Phone 2:`.
 pattern!(
     AFTER_NAME,
     concat!(
@@ -70,19 +72,19 @@ pattern!(
         r"([^0-9+\n]{0,24}?)\n?[ \t]{0,4}([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])"
     )
 );
-// The next of several numbers behind one name.
+// The next of several numbers after one word.
 pattern!(
     NEXT_NUMBER,
     r"^(?: ?[,;/|、] ?| (?:or|and|und|oder|ou|et|o|y|e|of|en|lub|i|или|и) |或|和)([+(]{0,2}[0-9][0-9 ()./-]{4,24}[0-9])"
 );
-/// Words between a name and its number that leave no doubt.
+/// Words between "phone" and a number that show that the number belongs to the phone.
 const NUMBER_WORDS: &[&str] = &[
     "number", "numbers", "no", "nr", "num", "nummer", "numéro", "número", "numero", "home", "work", "office",
     "mobile", "is", "ist", "est", "es", "at", "me", "us", "on", "value",
 ];
 /// Most digits of a number (ITU-T E.164).
 const NUMBER_DIGITS_MAX: usize = 15;
-/// What is behind a sum of money or a measure.
+/// Units after a sum of money or a measure.
 const UNITS: &[&str] = &[
     "€", "$", "£", "¥", "%", "°", "₽", "₹", "EUR", "USD", "GBP", "CHF", "JPY", "CNY", "元", "円", "руб", "zł",
 ];
@@ -91,12 +93,12 @@ pattern!(
     r"^(?:[12][0-9]{3}[./-][0-9]{1,2}[./-][0-9]{1,2}.*|[0-9]{1,2}[./-][0-9]{1,2}[./-](?:[12][0-9])?[0-9]{2}|[12][0-9]{3} ?[-/] ?[12][0-9]{3}|(?:19|20)[0-9]{2}[-/](?:0[1-9]|1[0-2]))$"
 );
 
-// A year of four digits or more with its sign (ISO 8601).
+// A signed year of four digits or more in a date (ISO 8601).
 pattern!(SIGNED_DATE, r"^\+[0-9]{4,6}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])(?:[ T]|$)");
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     for m in INTERNATIONAL.find_iter(text) {
-        // What follows on the next line may be a part of it or not.
+        // The digits on the next line may be part of the number or not.
         let first_line = m.as_str().split('\n').next().unwrap_or_default();
         let candidates = [m.as_str(), first_line];
         if let Some(number) = candidates.into_iter().map(balanced).find(|n| international(text, m.start(), n))
@@ -140,7 +142,8 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
-/// The numbers that follow the one that ends at `at`, as long as they are written as one of a phone or are as long.
+/// Finds the numbers that follow the one that ends at `at`, if they are written like telephone numbers or
+/// have as many digits.
 fn further(text: &str, mut at: usize, count: usize, found: &mut Vec<Found>) {
     loop {
         let rest = &text[at..];
@@ -157,7 +160,7 @@ fn further(text: &str, mut at: usize, count: usize, found: &mut Vec<Found>) {
     }
 }
 
-/// The first number of what may be two with a slash or a dash between them.
+/// Returns the first number, if there are two with a slash or a dash between them.
 fn one_number(numbers: &str) -> &str {
     let first = match digits(numbers).len() > NUMBER_DIGITS_MAX {
         true => {
@@ -168,14 +171,14 @@ fn one_number(numbers: &str) -> &str {
     balanced(first.unwrap_or(numbers))
 }
 
-/// Whether a number is written as phones are, not as a count.
+/// Checks whether a number is written like a telephone number, not like a count.
 fn is_written(number: &str) -> bool {
     number.starts_with(['+', '0', '('])
         || number.contains([' ', '-', '.', '/'])
         || matches!(digits(number).len(), 10 | 11)
 }
 
-/// Whether the range behind a word for a phone is a whole number, and no date or sum.
+/// Checks whether the range after a word for a phone is a whole number, and not a date or a sum of money.
 fn is_number(text: &str, range: &Range<usize>) -> bool {
     let number = &text[range.clone()];
     (6..=NUMBER_DIGITS_MAX).contains(&digits(number).len())
@@ -184,14 +187,15 @@ fn is_number(text: &str, range: &Range<usize>) -> bool {
         && !DATE_OR_YEARS.is_match(number)
 }
 
-/// Whether words between a name and a number say that something is counted: `phone sales: 1500000`.
+/// Checks whether words between the name and the number show that something is counted, as in `phone sales:
+/// 1500000`.
 fn counts(between: &str) -> bool {
     between
         .split(|c: char| !c.is_alphabetic())
         .any(|word| !word.is_empty() && !NUMBER_WORDS.contains(&word.to_lowercase().as_str()))
 }
 
-/// Whether what begins with `+` or `00` at `start` is a whole telephone number.
+/// Checks whether the text at `start`, which begins with `+` or `00`, is a whole telephone number.
 fn international(text: &str, start: usize, number: &str) -> bool {
     let range = start..start + number.len();
     let plus = number.starts_with('+');
@@ -199,7 +203,7 @@ fn international(text: &str, start: usize, number: &str) -> bool {
     let after_digit = |text: &str| text.ends_with(|c: char| c.is_ascii_digit());
     let begins_here = match plus {
         true => !after_digit(&text[..start]),
-        // Not the inside of a longer number: `89 0044 0532`.
+        // It must not be inside a longer number, as in `89 0044 0532`.
         false => begins(text, start) && !after_digit(text[..start].trim_end_matches(' ')),
     };
     (8..=NUMBER_DIGITS_MAX).contains(&count)
@@ -209,11 +213,11 @@ fn international(text: &str, start: usize, number: &str) -> bool {
         && !decimal(text, &range)
 }
 
-/// Where the word that this name begins ends; `None` if the name is a part of another word.
+/// Returns the end of the word that begins with this name; `None` if the name is inside another word.
 fn word_end(text: &str, name: &Range<usize>) -> Option<usize> {
     let word = text[name.clone()].to_lowercase();
     let letter = |c: char| c.is_alphabetic() && (c as u32) < 0x2e80;
-    // Compounds: smartphone, Festnetztelefon.
+    // Compound words, such as smartphone or Festnetztelefon.
     let compound = word.contains("phon") || word.contains("fon") || word.contains("rufnummer");
     if !compound && before(text, name.start).is_some_and(letter) && text[name.clone()].chars().all(letter) {
         return None;
@@ -225,7 +229,7 @@ fn word_end(text: &str, name: &Range<usize>) -> Option<usize> {
     (ending == 0 || stem && word != "call" && word != "ring").then_some(name.end + ending)
 }
 
-/// A number without separators behind it, and without a bracket that stands around more than the number.
+/// Removes separators after a number, and a bracket that does not belong to it.
 fn balanced(number: &str) -> &str {
     let trim = |text: &str| text.trim_end_matches([' ', '.', '/', '-', '(', '\n']).len();
     let mut number = &number[..trim(number)];
@@ -238,7 +242,7 @@ fn balanced(number: &str) -> &str {
     &number[..trim(number)]
 }
 
-/// Whether a decimal part or a unit of money follows.
+/// Checks whether a decimal part or a unit of money follows.
 fn decimal(text: &str, range: &Range<usize>) -> bool {
     let (number, rest) = (&text[range.clone()], &text[range.end..]);
     let unit = |rest: &str| UNITS.iter().any(|unit| rest.starts_with(unit));
@@ -250,7 +254,7 @@ fn decimal(text: &str, range: &Range<usize>) -> bool {
     if number.starts_with('+') && compact && run.len() >= 10 {
         return false;
     }
-    // Sums are written in groups of three behind the first, or without groups.
+    // Sums of money are written in groups of three digits after the first group, or without groups.
     let sum = compact || run.split([' ', '.', ',']).skip(1).all(|group| group.len() == 3);
     let fraction = match rest.strip_prefix(',') {
         Some(fraction) => {

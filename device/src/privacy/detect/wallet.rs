@@ -1,5 +1,5 @@
-//! Crypto wallets: Bitcoin, Litecoin and Tron addresses and private keys by their checksums, Ethereum and Monero by their
-//! form.
+//! Finds crypto wallets. Bitcoin, Litecoin and Tron addresses and private keys are found by their checksums,
+//! Ethereum and Monero addresses by their form.
 
 use super::{Found, pattern, push, stands_alone};
 use crate::privacy::EntityKind;

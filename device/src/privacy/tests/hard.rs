@@ -1,9 +1,9 @@
-//! Lines that were tried against the redactor by hand: escapes, broken lines, invisible characters, formats of files, and
-//! text that only looks private.
+//! Difficult lines for the redactor, collected by hand: escapes, broken lines, invisible characters, file
+//! formats, and text that only looks private.
 
 use super::*;
 
-/// Text, then what may not be left of it.
+/// Text, then the parts that must not be left of it.
 const BAD: &[(&str, &[&str])] = &[
     ("https://example.com?email=jane@example.com&x=1", &["jane@"]),
     ("https://example.com/?q=jane%40example.com", &["jane%40"]),
@@ -127,7 +127,7 @@ const BAD: &[(&str, &[&str])] = &[
     ("13812345678 13912345678", &["138123", "139123"]),
     ("Jane,12345678Z,10001", &["12345678"]),
     ("Jane,11010519491231002X,10001", &["19491231"]),
-    // The word stands in the header row only.
+    // The word is only in the header row.
     ("name,password\njane,hunter2two", &["hunter2"]),
     ("name,password\r\njane,hunter2two\r\nbob,sunshine\r\n", &["hunter2", "sunshine"]),
     ("name;PIN;city\njane;4821;Bern", &["4821"]),
@@ -176,7 +176,7 @@ const BAD: &[(&str, &[&str])] = &[
     ("The%20password%20is%20hunter2two", &["hunter2"]),
     ("user=jane&password=secure%20password", &["secure", "20password"]),
     ("jane%2540example.com", &["jane"]),
-    // The word and its value in two fields, two tags, a list.
+    // The word and its value are in two fields, two tags, or a list.
     ("{\"name\":\"DB_PASSWORD\",\"value\":\"hunter2two\"}", &["hunter2"]),
     ("{\"name\":\"DB_PASSWORD\",\"type\":\"plain\",\"value\":\"hunter2two\"}", &["hunter2"]),
     ("- name: DB_PASSWORD\n  value: hunter2two", &["hunter2"]),
@@ -195,7 +195,7 @@ const BAD: &[(&str, &[&str])] = &[
     ("Password: it's4me!2", &["it's", "4me"]),
     ("Password: Tr0ub4dor'&3", &["Tr0", "&3"]),
     ("Password: aB3|xY9\"q7`z", &["aB3", "xY9", "q7"]),
-    // Long keys and armour.
+    // Long keys, and keys encoded as text.
     (
         "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB12\n\nMIIEow\nAAB=\n-----END RSA PRIVATE KEY-----",
         &["MIIE", "AAB=", "END"],
@@ -254,7 +254,7 @@ const BAD: &[(&str, &[&str])] = &[
     ("MAC地址：001b44113ab7", &["001b"]),
     ("mac_id is 001b44113ab7, hwaddr 001b44113ab8", &["001b"]),
     ("firewall rule 203.0.113.45", &["203.0"]),
-    // Papers, accounts, names of files, paths.
+    // Identity papers, accounts, file names, paths.
     ("Driving licence: MORGA657054SM9IJ", &["MORGA", "SM9IJ"]),
     ("Reisepass: C3JVT92K7", &["C3JVT"]),
     ("Account #: 4829103344", &["4829"]),

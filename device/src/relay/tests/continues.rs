@@ -1,10 +1,11 @@
-//! A device that fails in the middle of an answer: the cloud goes on after exactly what was accepted, or the answer ends
-//! with what was written.
+//! Tests a device that fails in the middle of an answer. The cloud goes on after exactly the accepted text,
+//! or the answer ends with what was written.
 
 use super::*;
 use proptest::prelude::*;
 
-/// The cloud asked to go on with token `from`: after 300 ms, then a token every 20 ms, up to token `to`.
+/// Scripts the cloud that was asked to go on with token `from`: first token after 300 ms, then one every 20
+/// ms, up to token `to`.
 fn going_on(from: usize, to: usize, reason: EndReason) -> Vec<(f64, RelayEvent)> {
     let mut first = first((to - from) as u32);
     let letter_of = cloud_letter(from);
@@ -15,12 +16,13 @@ fn going_on(from: usize, to: usize, reason: EndReason) -> Vec<(f64, RelayEvent)>
     script
 }
 
-/// An engine that fails where it would write this token.
+/// Makes an engine that fails when it would write this token.
 fn failing(at: usize) -> ScriptedEngine {
     engine(400).failing(None, Some(at))
 }
 
-/// The cloud's tokens, the device's from `device` on, the cloud's again from `back` to `end`.
+/// Returns the text of the cloud's tokens, then the device's from `device` on, then the cloud's again from
+/// `back` to `end`.
 fn letters(device: usize, back: usize, end: usize) -> String {
     (0..end).map(|i| if (device..back).contains(&i) { device_letter(i) } else { cloud_letter(i) }).collect()
 }
@@ -77,7 +79,7 @@ fn a_cloud_that_says_the_same_whenever_it_is_asked_is_not_asked_again() {
 
 #[test]
 fn it_does_not_matter_how_long_ago_the_cloud_was_heard() {
-    // 270 tokens at 45 ms: more than the 10 s that a cloud may take to its first token.
+    // 270 tokens at 45 ms take longer than the 10 s that a cloud may take for its first token.
     let mut sim = Sim::new(core(config(), 320), failing(296), good_cloud(26));
     sim.continuation = going_on(296, 320, EndReason::Cap);
     let outcome = sim.run();
@@ -89,7 +91,7 @@ fn it_does_not_matter_how_long_ago_the_cloud_was_heard() {
 fn a_cloud_that_goes_on_may_pause() {
     let mut sim = Sim::new(core(config(), 50), failing(30), good_cloud(26));
     sim.continuation = going_on(30, 50, EndReason::Cap);
-    // Nobody else is there to take over: two seconds are no silence.
+    // No device can take over, so two seconds do not count as silence.
     sim.continuation.iter_mut().skip(8).for_each(|(at, _)| *at += 2_000.0);
     let outcome = sim.run();
     assert_eq!((outcome.answer, outcome.ending), (letters(26, 30, 50), Ending::Length));
@@ -178,8 +180,8 @@ fn a_cloud_that_goes_on_to_the_end_of_its_context_ends_the_answer() {
     );
 }
 
-/// A cloud whose part is corrected by the device: without its end, and with these events so many milliseconds after the
-/// verification; and how many of its tokens stay.
+/// Scripts a cloud whose part is corrected by the device, without its `end`. `after` is an event that comes
+/// this many milliseconds after the verification. The last value is the number of cloud tokens that stay.
 fn corrected(
     idle_timeout_ms: f64,
     after: Option<(f64, RelayEvent)>,
@@ -203,7 +205,7 @@ fn a_cloud_that_is_lost_behind_its_corrected_part_is_not_missed() {
         Some(end_event(EndReason::Cancelled, 26)),
         Some(end_event(EndReason::Cap, 26)),
         Some(end_event(EndReason::Stop, 26)),
-        // It says nothing any more, and is given up 300 ms after its last token.
+        // It sends nothing more, and is given up 300 ms after its last token.
         None,
     ];
     for event in events {
@@ -232,8 +234,8 @@ fn a_device_that_fails_behind_a_corrected_part_has_the_cloud_asked_at_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whenever the device fails and whenever the cloud does: every token is somebody's of that index, and only a cloud
-    /// that is asked and does not answer leaves the answer unfinished.
+    /// Whenever the device and the cloud fail, every token is one that cloud or device writes at that index.
+    /// The answer stays unfinished only if a cloud is asked and does not answer.
     #[test]
     fn no_token_is_lost_or_doubled_whoever_fails_when(
         prompt in prop::option::of(0usize..400),

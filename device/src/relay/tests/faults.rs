@@ -1,4 +1,4 @@
-//! The fault table, row by row.
+//! Tests the faults of cloud and device, one by one.
 
 use super::*;
 use crate::relay::note::AnswerError;
@@ -34,10 +34,10 @@ fn fault_1_the_cloud_cannot_be_reached() {
 fn fault_2_a_silent_cloud_is_hedged() {
     let outcome = check(Vec::new(), 0, &["cloud_too_slow"]);
     let own_ms = outcome.timeline.ttft_user_ms.unwrap();
-    // Begun at 1,500 ms at the latest, then the whole prompt at 2.5 ms a token.
+    // The device begins at 1,500 ms at the latest; the whole prompt takes 2.5 ms a token.
     let whole_ms = 2.5 * outcome.timeline.prompt_tokens.unwrap() as f64;
     assert!(own_ms <= 1_500.0 + whole_ms + 100.0, "{own_ms} ms for {whole_ms} ms of work");
-    // A cloud that wakes up late is not listened to.
+    // A cloud that answers late is ignored.
     let mut late = good_cloud(26);
     late.iter_mut().for_each(|(at, _)| *at += 30_000.0);
     check(late, 0, &["cloud_too_slow"]);

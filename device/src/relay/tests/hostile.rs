@@ -1,9 +1,10 @@
-//! A cloud that means harm: words of its own never hold a device, and no number of its own is believed beyond bounds.
+//! Tests a hostile cloud: its reports alone never hold a device, and its numbers are limited.
 
 use super::*;
 use baton_protocol::{ErrorCode, ErrorDetail, ProgressEvent, ProgressStage};
 
-/// The answer by this device after the cloud's first tokens; its notes, and how long it took.
+/// Runs an answer that the device takes over after the cloud's first tokens; returns the notes and the total
+/// time.
 #[track_caller]
 fn taken_over(script: Vec<(f64, RelayEvent)>, cloud: usize) -> (Vec<&'static str>, f64) {
     let mut sim = Sim::new(core(config(), 100), engine(60), script);
@@ -19,13 +20,13 @@ fn the_same_token_again_is_no_sign_of_life() {
     let (notes, total_ms) = taken_over(script.clone(), 1);
     assert_eq!(notes, ["disorder", "cloud_silent"]);
     assert!(total_ms < 15_000.0, "{total_ms}");
-    // Tokens far ahead, behind a hole that is never filled.
+    // Tokens far ahead, after a missing token that never comes.
     for (i, (_, event)) in script.iter_mut().enumerate().skip(2) {
         *event = token_event(2 + i % 24);
     }
     let (_, total_ms) = taken_over(script.clone(), 1);
     assert!(total_ms < 15_000.0, "{total_ms}");
-    // Nobody else is there: the answer fails in time.
+    // Without a device the answer fails in time.
     let alone = RelayConfig { mode: RelayMode::CloudOnly, has_device: false, ..config() };
     let mut sim = Sim::new(core(alone, 100), engine(60), script);
     assert!(matches!(sim.run().ending, Ending::Failed(AnswerError::Cloud(CloudFault::Silent { .. }))));
@@ -70,12 +71,12 @@ fn only_a_prompt_that_goes_on_keeps_a_cloud_alive() {
     let alone = || RelayConfig { mode: RelayMode::CloudOnly, has_device: false, ..config() };
     let run = |script| Sim::new(core(alone(), 26), engine(60), script).run().ending;
     let at = |i: u64| 2_000.0 * i as f64;
-    // A long prompt: a minute, with a word every two seconds.
+    // A long prompt: one minute, with a report every two seconds.
     let mut script: Vec<_> =
         (1..=30).map(|i| (at(i), progress(ProgressStage::Prefill, 1_000 * i, 30_000))).collect();
     script.extend(good_cloud(26).into_iter().map(|(after, event)| (60_000.0 + after, event)));
     assert_eq!(run(script), Ending::Length);
-    // Words alone: a queue, a prompt that stands still, one that creeps, one that grows.
+    // Reports without progress: a queue, a prompt that stands still, one that is too slow, one that grows.
     for word in [
         (|_| progress(ProgressStage::Queue, 0, 30_000)) as fn(u64) -> RelayEvent,
         |_| progress(ProgressStage::Prefill, 29_999, 30_000),
@@ -118,7 +119,7 @@ fn a_clouds_own_words_and_times_are_bounded() {
 
 #[test]
 fn who_waits_is_told_at_least_every_two_seconds() {
-    // A device alone, and one that waits for a cloud that says how far it is.
+    // A device alone, and one that waits for a cloud that reports its progress.
     let alone = RelayConfig {
         mode: RelayMode::DeviceOnly,
         cost: DeviceCost { prefill_ms_per_token: 25.0, ..config().cost },

@@ -1,9 +1,10 @@
-//! Whatever the cloud sends, in whatever order: the answer ends, and its text is a cloud prefix and the device's rest.
+//! Tests that every answer ends, whatever the cloud sends in whatever order. Its text is a prefix of the
+//! cloud's and the device's rest.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A cloud that drops, repeats, reorders and delays its events, and may die.
+/// Generates clouds that drop, repeat, reorder and delay their events, and may die.
 fn hostile_cloud() -> impl Strategy<Value = Vec<(f64, RelayEvent)>> {
     let one = (0usize..30, 0.0f64..4_000.0, 0u8..12);
     (1usize..26, proptest::collection::vec(one, 0..60), any::<bool>(), 0.0f64..2_500.0).prop_map(

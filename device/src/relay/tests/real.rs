@@ -1,4 +1,5 @@
-//! With a real engine on a model of random weights: the relay writes what the cloud alone would have written.
+//! Tests with a real engine and a model of random weights: the relay writes what the cloud alone would have
+//! written.
 
 use super::*;
 use crate::local::tests::{continuation, model};
@@ -55,7 +56,7 @@ fn relay(spec: &AnswerSpec, script: Vec<(f64, RelayEvent)>) -> Outcome {
         Sim::new(core, engine, script.clone()).run()
     };
     let outcome = run(local());
-    // Proposed tokens change how many come at once, never which.
+    // Proposed tokens change how many tokens come at once, never which ones.
     let engine = local();
     let speculator = Speculation::Lookup.speculator(engine.model(), EngineOptions::default()).unwrap();
     let speculated = run(engine.with_speculation(speculator));
@@ -83,7 +84,7 @@ fn equal_models_write_the_same_greedy_and_sampled() {
 #[test]
 fn after_a_cut_the_device_continues_the_same_accepted_prefix() {
     let spec = short_spec(SamplingParams::default(), 20, 3);
-    // Tokens that this model would not have written, so that a wrong prefix shows.
+    // This model would not have written these tokens, so a wrong prefix shows.
     let cloud: Vec<u32> = "qzxjkvwpym".chars().map(letter).collect();
     for cut in 0..=cloud.len() {
         let mut script = script_of(&cloud, cloud.len(), None);
@@ -105,7 +106,7 @@ fn with_other_tokenizers_the_accepted_text_stays_and_the_device_goes_on() {
         let outcome = relay(&spec, script_of(&ids, texts.len(), Some(&texts)));
         let accepted = texts.concat();
         assert!(outcome.answer.starts_with(&accepted), "{:?} after {accepted:?}", outcome.answer);
-        // The vocabulary is bytes, so the device's continuation of the text is that of its bytes.
+        // The vocabulary is bytes, so continuing the text is the same as continuing its bytes.
         let own = tokenizer().encode(&accepted);
         let want =
             continuation(&AnswerSpec { tokens_max: own.len() + 20 - texts.len(), ..spec.clone() }, &own);

@@ -1,4 +1,5 @@
-//! Virtual time: delivers scripted cloud events, runs an engine's passes, checks invariants at every step.
+//! A simulation in virtual time: delivers scripted cloud events, runs an engine's passes, and checks
+//! invariants at every step.
 
 use super::super::*;
 use crate::local::{
@@ -27,7 +28,7 @@ impl VirtualEngine for LocalEngine {
     }
 }
 
-/// Reports as the local engine would, without arithmetic.
+/// An engine that reports like the local engine, without computing anything.
 pub(super) struct ScriptedEngine {
     token: fn(usize) -> u32,
     end_at: usize,
@@ -40,9 +41,9 @@ pub(super) struct ScriptedEngine {
     decide: Option<usize>,
     next: Option<usize>,
     open: bool,
-    /// Fails in the pass that would pass this many prompt tokens.
+    /// Fails in the pass that would reach this many prompt tokens.
     fail_at: Option<usize>,
-    /// Fails where it would write the token of this index.
+    /// Fails when it would write the token with this index.
     fail_at_token: Option<usize>,
 }
 
@@ -67,12 +68,13 @@ impl ScriptedEngine {
         }
     }
 
-    /// One that fails in the pass that would pass so many prompt tokens, or where it would write the token of this index.
+    /// Makes the engine fail in the pass that would reach this many prompt tokens, or when it would write the
+    /// token with this index.
     pub(super) fn failing(self, prompt_tokens: Option<usize>, token: Option<usize>) -> Self {
         Self { fail_at: prompt_tokens, fail_at_token: token, ..self }
     }
 
-    /// A token for every two bytes.
+    /// Counts one token for every two bytes.
     fn tokens(segments: &[Segment]) -> usize {
         segments.iter().map(|s| s.text.len() / 2).sum::<usize>().max(1)
     }
@@ -191,10 +193,10 @@ impl VirtualEngine for ScriptedEngine {
     }
 }
 
-/// A phone.
+/// The cost of a phone.
 pub(super) const COST: PassCost = PassCost { base_ms: 0.0, prefill_ms_per_token: 2.5, decode_ms: 45.0 };
 
-/// What happens when, in order.
+/// Events with their times in milliseconds, in order.
 pub(super) type Script = Vec<(f64, RelayEvent)>;
 
 /// One answer in virtual time.
@@ -202,13 +204,13 @@ pub(super) struct Sim<E> {
     pub(super) core: RelayCore,
     engine: E,
     now: f64,
-    /// How many times longer a pass takes than a phone's.
+    /// By what factor a pass takes longer than on a phone.
     pub(super) slowness: f64,
-    /// What happens when, in order; times from the question on.
+    /// The scripted events; times count from the question.
     script: VecDeque<(f64, RelayEvent)>,
-    /// What happens after the cloud was asked to go on.
+    /// The events after the cloud was asked to go on.
     pub(super) continuation: Vec<(f64, RelayEvent)>,
-    /// The same, for whatever token it is asked to go on with.
+    /// The same, made for the token with which it is asked to go on.
     pub(super) answers_from: Option<fn(usize) -> Script>,
     busy: Option<(f64, Vec<EngineReport>)>,
     waiting: VecDeque<EngineCommand>,
@@ -258,7 +260,7 @@ impl<E: VirtualEngine> Sim<E> {
         self.notes.iter().map(Note::code).collect()
     }
 
-    /// Milliseconds since the question.
+    /// Returns the milliseconds since the question.
     pub(super) fn now(&self) -> f64 {
         self.now
     }
@@ -335,7 +337,7 @@ impl<E: VirtualEngine> Sim<E> {
                 RelayEffect::Ask => self.asked = true,
                 RelayEffect::AskToContinue { accepted, .. } => {
                     self.closed = false;
-                    // Nothing of the first stream comes in the second.
+                    // No event of the first stream comes in the second.
                     self.script.retain(|(_, event)| matches!(event, RelayEvent::Cancel | RelayEvent::Timer));
                     let mut later = std::mem::take(&mut self.continuation);
                     if let Some(answer) = self.answers_from {
