@@ -1,10 +1,16 @@
-//! What a machine can check of the project's own rules: the walls between packages, where `unsafe` and SQL may
-//! stand, licences, sizes, names, and that the documents name what exists.
+//! What a machine can check of the project's own rules.
+//!
+//! These are: the walls between packages, licences, where `unsafe` and SQL may stand, sizes, names, the
+//! length of sentences, and that the documents name what exists.
 
 #[path = "tidy/packages.rs"]
 mod packages;
 #[path = "tidy/sources.rs"]
 mod sources;
+#[path = "tidy/text.rs"]
+mod text;
+#[path = "tidy/wording.rs"]
+mod wording;
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +22,8 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
 }
 
-/// Every file that git knows or would add, relative to the top; outside a git checkout, every file of the sources.
+/// Every file that git knows or would add, relative to the top; outside a git checkout, every file of the
+/// sources.
 fn files() -> Vec<PathBuf> {
     let out = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])

@@ -7,6 +7,8 @@ use super::{check, files, rust_sources, top};
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] = &["kernels/", "shared/engine/src/gguf/map.rs"];
 const LINES_MAX: usize = 600;
+/// Lines of `x`, which runs before anything is built.
+const ENTRY_LINES_MAX: usize = 40;
 const FILE_BYTES_MAX: u64 = 500_000;
 const MODELS_BYTES_MAX: u64 = 24 << 20;
 
@@ -86,8 +88,9 @@ fn text_reaches_a_terminal_through_one_filter() {
     check("output that does not go through shared/terminal", &offences);
 }
 
-/// Programs of the workshop: standard output through `shared/terminal` too, which knows a reader that has gone.
-const PRINTING_OUT: &[&str] = &["benches/src", "benches/eval/src", "tests/src"];
+/// Programs of the workshop: standard output through `shared/terminal` too, which knows a reader that has
+/// gone. `xtask` does not use the packages of the project, and has a function of its own for that.
+const PRINTING_OUT: &[&str] = &["benches/src", "benches/eval/src", "tests/src", "xtask/src"];
 
 #[test]
 fn a_closed_pipe_is_no_panic_of_benches_and_the_demo() {
@@ -132,6 +135,13 @@ fn files_stay_short() {
         .map(|(path, lines)| format!("{}: {lines} lines", path.display()))
         .collect();
     check("a source file over 600 lines", &offences);
+}
+
+#[test]
+fn the_entry_point_is_a_shim() {
+    let script = std::fs::read_to_string(top().join("x")).expect("read x");
+    let lines = script.lines().count();
+    assert!(lines <= ENTRY_LINES_MAX, "x has {lines} lines, {ENTRY_LINES_MAX} at most: xtask/ does the work");
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! The fuzz target of the ring's frames: a fixed number of inputs from a fixed seed.
+
+use std::{fs, io, path::Path, time::Instant};
+
+use crate::{
+    cargo,
+    outcome::{Outcome, Stop, out},
+    process::{self, Place, command, is_installed},
+    run::{Run, Told, logged},
+    tools::remove,
+};
+
+const MANIFEST: &str = "device/fuzz/Cargo.toml";
+
+/// The coverage instrumentation that any compiler has.
+const INSTRUMENTATION: [&str; 5] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// What libFuzzer prints if the target is instrumented. Without the counters its work is no search.
+const INSTRUMENTED: &str = "inline 8-bit counters";
+
+/// Builds and runs the target, and counts it as one test.
+///
+/// # Errors
+/// There is no place for its inputs, or it cannot be started.
+pub(crate) fn fuzz(run: &mut Run) -> Outcome {
+    let begun = Instant::now();
+    if let Some(lack) = lack() {
+        run.skip("fuzz", lack);
+        return Ok(());
+    }
+    let folder = cargo::target_folder().join("fuzz");
+    if !is_built(&folder)? {
+        run.fail();
+        return Ok(());
+    }
+    let inputs = folder.join("inputs");
+    let failed = |err: io::Error| Stop::failed(format!("inputs in {}: {err}", inputs.display()));
+    remove(&inputs).map_err(failed)?;
+    fs::create_dir_all(&inputs).map_err(failed)?;
+    let mut target = command(folder.join("release/frames"));
+    target.args(["-seed=1", "-runs=2000000", "-max_len=4096", "-rss_limit_mb=256"]);
+    target.arg(format!("-artifact_prefix={}/", folder.display())).arg(&inputs);
+    let (status, log) = logged(&mut target)?;
+    let is_well = status.success() && log.contains(INSTRUMENTED);
+    if !is_well {
+        out(log.trim_end());
+    }
+    let told = Told { passed: usize::from(is_well), failed: usize::from(!is_well), skipped: 0 };
+    run.count("fuzz", told, begun);
+    remove(&inputs).map_err(failed)
+}
+
+/// What keeps the target from being built here.
+fn lack() -> Option<&'static str> {
+    if !cfg!(target_os = "linux") {
+        return Some("run on Linux only");
+    }
+    if !is_installed("c++") {
+        return Some("no C++ compiler for libFuzzer");
+    }
+    let mut fetch = command("cargo");
+    fetch.args(["fetch", "--locked", "--manifest-path", MANIFEST]).stdout(io::stderr());
+    let is_fetched = process::run(&mut fetch, Place::Terminal).is_ok_and(|status| status.success());
+    (!is_fetched).then_some("libfuzzer-sys cannot be had")
+}
+
+fn is_built(folder: &Path) -> Outcome<bool> {
+    let mut rustc = cargo::cargo("rustc");
+    rustc.args(["--manifest-path", MANIFEST, "--bin", "frames", "--"]).args(INSTRUMENTATION);
+    Ok(process::run(rustc.env("CARGO_TARGET_DIR", folder), Place::Terminal)?.success())
+}

@@ -1,0 +1,104 @@
+//! Programs that one suite needs beside the project's own. If one cannot be had, the suite says so in a
+//! `skipped:` line.
+
+use std::{
+    fs, io,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::{
+    cargo,
+    outcome::say,
+    process::{self, Place, command, is_fine, is_installed},
+    setup::{names_in, need},
+};
+
+/// What the checkers of the manifests are locked to.
+const REQUIREMENTS: &str = "tests/k8s/requirements.txt";
+
+/// Installs what a suite needs, as far as that goes here.
+pub(crate) fn install_for(suite: &str) {
+    if suite == "console" {
+        // The browser comes with its driver.
+        need("chromedriver", "chromium-driver", "chromedriver");
+    }
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    match suite {
+        "cluster" => {
+            need("haproxy", "haproxy", "haproxy");
+            // Debian does not put PostgreSQL's own programs on the path.
+            let versions = Path::new("/usr/lib/postgresql");
+            if !names_in(versions).iter().any(|version| versions.join(version).join("bin/initdb").is_file()) {
+                need("initdb", "postgresql", "postgresql");
+            }
+        }
+        "image" => {
+            for program in ["buildah", "podman", "runc", "catatonit"] {
+                need(program, program, program);
+            }
+        }
+        "k8s" => {
+            if let Err(err) = install_checkers() {
+                say(format!("install the checkers of the manifests: {err}"));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The checkers of the manifests: two from PyPI, locked with all they stand on, and promtool. A renderer
+/// (kubectl or kustomize) is not in Debian: it is used if it is there.
+fn install_checkers() -> io::Result<()> {
+    let folder = cargo::target_folder().join("k8s-tools");
+    let stamp = folder.join("stamp");
+    let wanted = fs::read(REQUIREMENTS)?;
+    if fs::read(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    remove(&folder)?;
+    say(format!("installing kubernetes-validate and checkov into {}", folder.display()));
+    if is_fine(command("python3").args(["-m", "venv"]).arg(&folder)) && install_by_pip(&folder) {
+        fs::write(stamp, wanted)?;
+    } else {
+        remove(&folder)?;
+    }
+    if !is_installed("promtool") && !promtool_from_package(&folder) {
+        say("promtool cannot be had (Debian's prometheus)");
+    }
+    Ok(())
+}
+
+fn install_by_pip(folder: &Path) -> bool {
+    let mut pip = command(folder.join("bin/pip"));
+    pip.args(["install", "--quiet", "--no-deps", "-r", REQUIREMENTS]).stdout(io::stderr());
+    process::run(&mut pip, Place::Terminal).is_ok_and(|status| status.success())
+}
+
+/// Takes promtool out of its package: to install that would start a server.
+fn promtool_from_package(folder: &Path) -> bool {
+    let (programs, package) = (folder.join("bin"), folder.join("package"));
+    let is_made = |folder: &Path| fs::create_dir_all(folder).is_ok();
+    if !is_installed("apt-get") || !is_made(&programs) || !is_made(&package) {
+        return false;
+    }
+    let run = |command: &mut Command| is_fine(command.current_dir(&package).stdin(Stdio::null()));
+    let taken = run(command("apt-get").args(["download", "prometheus"]))
+        && names_in(&package)
+            .iter()
+            .find(|name| name.starts_with("prometheus_"))
+            .is_some_and(|file| run(command("dpkg-deb").args(["-x", file, "."])))
+        && fs::rename(package.join("usr/bin/promtool"), programs.join("promtool")).is_ok();
+    let removed = remove(&package);
+    taken && removed.is_ok()
+}
+
+/// Removes a folder, if it is there.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(err) if err.kind() != io::ErrorKind::NotFound => Err(err),
+        _ => Ok(()),
+    }
+}
