@@ -96,7 +96,7 @@ const LINT: &str = "\
 ./x lint: everything that a machine can check without running the programs. Stops at the first complaint.
 
   cargo fmt --check    formatting, of xtask/ too
-  cargo clippy         warnings are errors
+  cargo clippy         warnings are errors; also with the fewer features that the demo builds
   cargo doc            with private items; broken links are errors
   tidy                 walls between packages, SQL, sizes, names, licences (./x test tidy)
   cargo deny           published advisories; skipped without it (cargo install --locked cargo-deny)

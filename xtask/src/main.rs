@@ -1,7 +1,7 @@
 //! The commands of `./x`: sets up a machine, runs suites, lints, starts the demo and the benches.
 //!
 //! Never adds an architecture to the system's packages, and never asks for a password. Always: what it starts
-//! ends with it, however it ends ([`process`]). It has no dependencies and no `unsafe`.
+//! ends with it, however it ends ([`process`]). Its only dependency reads JSON, and it has no `unsafe`.
 
 use std::{
     env,
