@@ -41,7 +41,7 @@ pub use scene::{
     SettingField, SettingGroup, SettingKind, SettingsError, is_model_name,
 };
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
-pub use shape::{MARKS_MAX, NAME_BYTES_MAX, ShapeError, check_shape};
+pub use shape::{MARKS_MAX, NAME_BYTES_MAX, SMALL_TEXT_BYTES_MAX, ShapeError, check_shape};
 
 /// Version of the assist protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
