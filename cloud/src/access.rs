@@ -7,7 +7,6 @@
 
 pub mod book;
 pub mod class;
-pub mod gate;
 pub mod hashing;
 pub mod key;
 pub mod password;
@@ -16,8 +15,7 @@ pub mod tenant;
 pub mod user;
 
 pub use self::book::{AccessBook, Caller, Denied};
-pub use self::class::{ClassCost, DeviceClassSettings};
-pub use self::gate::{Gate, Payer, Permit, QuotaError, RequestName, Reservation, TokenNeed};
+pub use self::class::{ClassCost, DeviceClass, DeviceClassSettings};
 pub use self::key::{ApiKey, KeySecret};
 pub use self::password::PasswordError;
 pub use self::scope::{Scope, Scopes};

@@ -49,9 +49,9 @@ use self::overview::LoadHistory;
 use self::predict::{PredictFor, Prediction};
 use self::problem::{Kind, Problem};
 use self::view::SceneView;
-use crate::coefficients::Coefficients;
 use crate::http::proxies::Proxies;
 use crate::http::request_id::with_request_id;
+use crate::learn::coefficients::Coefficients;
 use crate::scene::SceneSettings;
 use crate::service::CloudService;
 

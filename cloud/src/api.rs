@@ -38,10 +38,11 @@ pub(crate) use self::body::HELD_PER_BYTE;
 use self::error::{ApiError, Dialect};
 use self::kept::{KeptAnswers, KeptLimits};
 use crate::access::book::KeyPolicy;
-use crate::access::{AccessBook, Gate, Scope};
-use crate::desk::Clock;
+use crate::access::{AccessBook, Scope};
+use crate::gate::Gate;
 use crate::http::request_id::with_request_id;
 use crate::service::CloudService;
+use crate::service::desk::Clock;
 use crate::store::{Store, now_ms};
 
 /// Limits of requests and streams.

@@ -23,7 +23,7 @@ pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 pub use self::models::{ModelConfig, ModelOptions, NamedFile};
 use crate::access::book::KeyPolicy;
-use crate::scheduler::{BacklogBound, MixedTokens, StepBudget};
+use crate::service::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
 
 /// The model to look for if none is named, relative to the working directory or to the top of a checkout.

@@ -4,6 +4,7 @@
 //! that the refiner knows the mode. Never: reads a database or a file. Always: a checked scene is within the
 //! ranges of the protocol, with `xi <= ratio` and floor <= L <= max.
 
+pub mod book;
 pub mod schema;
 
 use baton_protocol::{SceneInfo, SettingsError};

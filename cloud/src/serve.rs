@@ -1,6 +1,11 @@
 //! `serve`: opens models and database, listens, and runs until it is told to stop.
 
+pub mod metrics;
+pub mod pages;
+pub mod upkeep;
+
 mod console;
+mod reload;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,22 +26,21 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::console::Console;
-use crate::access::{AccessBook, Gate};
+use crate::access::AccessBook;
 use crate::api::{self, Access};
-use crate::book::SceneBook;
-use crate::coefficients::Coefficients;
-use crate::completion::CompletionRequest;
 use crate::config::{Config, ModelConfig};
-use crate::desk::Clock;
+use crate::gate::Gate;
 use crate::http::own::only_own;
-use crate::metrics;
-use crate::pages;
-use crate::reload::Reload;
+use crate::learn::coefficients::Coefficients;
+use crate::observe::trace::Traces;
+use crate::scene::book::SceneBook;
+use crate::serve::reload::Reload;
+use crate::serve::upkeep::Upkeep;
+use crate::service::completion::CompletionRequest;
+use crate::service::desk::Clock;
+use crate::service::worker::Worker;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
 use crate::store::{Snapshot, Store, now_ms};
-use crate::trace::Traces;
-use crate::upkeep::Upkeep;
-use crate::worker::Worker;
 
 /// Time to send the last spans at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);

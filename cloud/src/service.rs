@@ -5,9 +5,22 @@
 //! virtual time. Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends
 //! with exactly one terminal event.
 
+mod assist;
 mod error;
+mod job;
 mod prefixes;
+mod recorder;
+mod refining;
 mod served;
+
+pub mod completion;
+pub mod constrain;
+pub mod desk;
+pub mod logprobs;
+pub mod scheduler;
+pub mod stream;
+pub mod tools;
+pub mod worker;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -17,23 +30,24 @@ use baton_engine::pace_emulation::PassCost;
 use baton_engine::{AdapterId, Model};
 use baton_protocol::{AssistRequest, SceneInfo};
 
-use crate::access::Payer;
-use crate::assist::{self, Asked};
-use crate::book::SceneBook;
-use crate::coefficients::Coefficients;
-use crate::completion::{self, CompletionRequest};
-use crate::cost::Measured;
-use crate::desk::{Clock, KvFigures, NotTaken, Stage};
-use crate::job::Job;
-use crate::metrics::{Metrics, ModelUsage, Usage};
-use crate::recorder::{self, Recorder};
+use crate::access::DeviceClass;
+use crate::gate::Payer;
+use crate::learn::coefficients::Coefficients;
+use crate::learn::cost::Measured;
+use crate::learn::traffic::{TrafficKey, TrafficRow};
+use crate::observe::metrics::{Metrics, ModelUsage, Usage};
+use crate::observe::trace::{TraceParent, Traces};
+use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
-use crate::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
-use crate::store::{DeviceClass, now_ms};
-use crate::stream::AssistStream;
-use crate::trace::{TraceParent, Traces};
-use crate::traffic::{TrafficKey, TrafficRow};
-use crate::worker::{Turns, Worker};
+use crate::service::assist::Asked;
+use crate::service::completion::CompletionRequest;
+use crate::service::desk::{Clock, KvFigures, NotTaken, Stage};
+use crate::service::job::Job;
+use crate::service::recorder::Recorder;
+use crate::service::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
+use crate::service::stream::AssistStream;
+use crate::service::worker::{Turns, Worker};
+use crate::store::now_ms;
 
 pub use self::error::ServiceError;
 pub use self::served::{ModelSetup, ModelView, SetupError};

@@ -44,7 +44,7 @@ use self::db::{Db, Pool};
 pub use self::address::{Database, PostgresUrl};
 pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, ChainCheck, page_is_whole};
 pub use self::change::Expected;
-pub use self::classes::{DeviceClass, tenant_json};
+pub use self::classes::tenant_json;
 pub use self::error::StoreError;
 pub use self::keys::{NewKey, key_json};
 pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};

@@ -16,11 +16,11 @@ use std::{
 use anyhow::{Context, bail};
 use baton_cloud::{
     Clock,
-    book::SceneBook,
     scene::Scene,
+    scene::book::SceneBook,
+    service::stream::AssistStream,
+    service::worker::{Pass, Worker},
     service::{CloudService, ModelSetup, ServiceOptions},
-    stream::AssistStream,
-    worker::{Pass, Worker},
 };
 use baton_device::{
     local::{EngineCommand, EngineReport, LocalEngine, PassOutcome},

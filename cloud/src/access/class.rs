@@ -25,6 +25,21 @@ pub struct ClassCost {
     pub decode_ms: f64,
 }
 
+/// A device class as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceClass {
+    /// Its name in requests.
+    pub id: String,
+    /// Increased by 1 at every change.
+    pub revision: u64,
+    /// Its label and costs.
+    pub settings: DeviceClassSettings,
+    /// When it was last changed, in milliseconds since 1970.
+    pub updated_ms: i64,
+    /// Who changed it last.
+    pub updated_by: String,
+}
+
 impl DeviceClassSettings {
     /// Checks every bound.
     ///

@@ -17,16 +17,16 @@ use super::view::{
     SceneView, TenantInput, TenantView, UserChange, UserInput, UserView, VersionView,
 };
 use crate::access::{
-    AccessError, Actor, ApiKey, ClassCost, DeviceClassSettings, KEY_DAYS_MAX, KeySecret, Scope, Scopes,
-    Tenant, TenantSettings, User,
+    AccessError, Actor, ApiKey, ClassCost, DeviceClass, DeviceClassSettings, KEY_DAYS_MAX, KeySecret, Scope,
+    Scopes, Tenant, TenantSettings, User,
 };
-use crate::coefficients::{ALL, Coefficients, Known};
+use crate::learn::coefficients::{ALL, Coefficients, Known};
+use crate::learn::traffic::{DAY_MS, TrafficRow};
 use crate::scene::SceneSettings;
 use crate::store::{
     self, AuditCheck, AuditEnd, AuditQuery, Expected, LoginAttempt, LoginError, SceneHead, SceneHistory,
     Store, StoreError, StoreHealth,
 };
-use crate::traffic::{DAY_MS, TrafficRow};
 
 /// Rows of the audit log on one page.
 pub const AUDIT_PAGE: u32 = 50;
@@ -288,7 +288,7 @@ impl AdminService {
         id: &str,
         input: &ClassInput,
         expected: Expected,
-    ) -> Result<store::DeviceClass, Problem> {
+    ) -> Result<DeviceClass, Problem> {
         let cost = match (input.prefill_ms_per_token, input.prefill_ms_per_token2, input.decode_ms) {
             (None, None, None) => None,
             (Some(prefill_ms_per_token), prefill_ms_per_token2, Some(decode_ms)) => Some(ClassCost {
@@ -520,7 +520,7 @@ fn version_view(history: &SceneHistory, version: &store::SceneVersion) -> Versio
     }
 }
 
-fn class_view(class: &store::DeviceClass, measured: &Coefficients) -> ClassView {
+fn class_view(class: &DeviceClass, measured: &Coefficients) -> ClassView {
     let reported = measured.class(&class.id);
     let cost = class.settings.cost.unwrap_or(ClassCost {
         prefill_ms_per_token: reported.prefill_ms_per_token,

@@ -12,10 +12,10 @@ use utoipa::ToSchema;
 
 use super::Admin;
 use super::chart::{Axis, Bars, Chart, Line, grouped};
-use crate::metrics::ModelUsage;
+use crate::learn::traffic::{Histogram, MINUTE_MS, TTFT_BOUNDS_MS, TrafficRow, TrafficSums};
+use crate::observe::metrics::ModelUsage;
 use crate::service::CloudService;
 use crate::store::now_ms;
-use crate::traffic::{Histogram, MINUTE_MS, TTFT_BOUNDS_MS, TrafficRow, TrafficSums};
 
 /// How often the load is sampled.
 pub(super) const PERIOD: Duration = Duration::from_secs(5);
@@ -405,7 +405,7 @@ fn bars(id: &'static str, title: &str, x_label: &str, buckets: &[Bucket]) -> Bar
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::traffic::{RequestFigures, TrafficKey};
+    use crate::learn::traffic::{RequestFigures, TrafficKey};
 
     fn row(start_ms: i64, ttft_ms: f64, assist: u32) -> TrafficRow {
         let mut sums = TrafficSums::default();

@@ -2,7 +2,7 @@
 //! classes.
 //!
 //! Pure: a few milliseconds of arithmetic. Never: computes numbers of its own; all come from `baton_pacing`
-//! through [`crate::forecast`], as those of the command line. Always: the chosen point lies on the curves
+//! through [`crate::learn::forecast`], as those of the command line. Always: the chosen point lies on the curves
 //! that are drawn.
 
 mod charts;
@@ -18,8 +18,8 @@ use utoipa::ToSchema;
 
 pub use self::quality::{QualityPoint, QualityView};
 use super::problem::{Kind, Problem};
-use crate::coefficients::Coefficients;
-use crate::forecast;
+use crate::learn::coefficients::Coefficients;
+use crate::learn::forecast;
 use crate::scene::SceneSettings;
 
 /// Tokens of the prompt, if nobody says.

@@ -8,7 +8,8 @@ use baton_protocol::ErrorCode;
 
 use super::App;
 use super::error::{ApiError, Dialect};
-use crate::access::{AccessBook, Caller, Denied, Permit, QuotaError, Scope};
+use crate::access::{AccessBook, Caller, Denied, Scope};
+use crate::gate::{Permit, QuotaError};
 use crate::service::ServiceError;
 use crate::store::now_ms;
 

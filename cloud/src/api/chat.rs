@@ -25,7 +25,7 @@ use super::sse::{self, Encode};
 use super::{App, access, body, terms};
 use crate::access::Caller;
 use crate::service::Terms;
-use crate::stream::AssistStream;
+use crate::service::stream::AssistStream;
 
 /// Answers a chat.
 ///

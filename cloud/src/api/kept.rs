@@ -1,6 +1,6 @@
 //! Keeps answers whose readers may come back: while they are written, and ten seconds beyond.
 //!
-//! A request with `resume` goes on without its reader, up to [`crate::stream::UNREAD_TOKENS_MAX`] unread
+//! A request with `resume` goes on without its reader, up to [`crate::service::stream::UNREAD_TOKENS_MAX`] unread
 //! tokens like any answer. Then it waits without a slot, and ends if no reader comes for ten seconds. Its
 //! events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues after the last event seen. The same
 //! request sent again gets the same stream. Always: bounded in number and bytes. Ended answers are dropped
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::sse::is_terminal;
-use crate::stream::{AssistStream, ProgressSource, ReadMark, tokens_in};
+use crate::service::stream::{AssistStream, ProgressSource, ReadMark, tokens_in};
 
 /// Limits of all kept answers together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -331,8 +331,8 @@ const POISONED: &str = "nothing panics while it holds this lock";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::JobId;
-    use crate::stream::{EventSink, UNREAD_TOKENS_MAX};
+    use crate::service::scheduler::JobId;
+    use crate::service::stream::{EventSink, UNREAD_TOKENS_MAX};
     use baton_protocol::{EndEvent, EndReason, TokenEvent};
 
     const ID: Uuid = Uuid::from_u128(1);
@@ -393,7 +393,7 @@ mod tests {
     #[derive(Debug)]
     struct Place(#[expect(dead_code, reason = "its end is what counts")] tokio::sync::oneshot::Sender<()>);
 
-    impl crate::stream::StreamWatch for Place {
+    impl crate::service::stream::StreamWatch for Place {
         fn event(&mut self, _: &AssistEvent) {}
     }
 

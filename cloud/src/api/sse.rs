@@ -17,7 +17,7 @@ use futures_util::{StreamExt, stream};
 use super::ApiLimits;
 use super::error::ApiError;
 use super::kept::KeptReader;
-use crate::stream::{AssistStream, ProgressSource};
+use crate::service::stream::{AssistStream, ProgressSource};
 
 /// Turns the events of one answer into the text of a stream.
 pub(super) trait Encode: Send + 'static {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::error::{ApiError, Dialect};
 use super::openapi::{Health, Stats};
 use super::{App, PathId, path_id};
-use crate::coefficients::{ALL, Known};
+use crate::learn::coefficients::{ALL, Known};
 use crate::service::ModelView;
 use crate::store::{Store, now_ms};
 

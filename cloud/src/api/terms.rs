@@ -8,8 +8,8 @@ use baton_protocol::ErrorCode;
 use super::error::ApiError;
 use crate::access::Caller;
 use crate::http::request_id::request_id;
+use crate::observe::trace::TraceParent;
 use crate::service::Terms;
-use crate::trace::TraceParent;
 
 /// Header with the deadline: the milliseconds within which the first token must be sent.
 pub(super) const DEADLINE: &str = "x-deadline-ms";

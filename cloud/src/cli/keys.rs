@@ -101,7 +101,7 @@ async fn perform(store: &Store, command: KeyCommand) -> anyhow::Result<Output> {
     let by = Actor::cli();
     Ok(match command {
         KeyCommand::Create { tenant, label, scopes, days } => {
-            let expires_ms = days.map(|days| now_ms() + i64::from(days) * crate::traffic::DAY_MS);
+            let expires_ms = days.map(|days| now_ms() + i64::from(days) * crate::learn::traffic::DAY_MS);
             let new = NewKey { tenant, label, scopes, expires_ms };
             let (key, secret) = store.create_key(&new, &by).await?;
             Output::Made(key, secret)

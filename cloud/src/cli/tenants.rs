@@ -11,8 +11,8 @@ use super::columns::{self, Side};
 use super::{DatabaseArgs, UsageError, nothing_named};
 use crate::access::{Actor, Tenant, TenantSettings};
 use crate::config::numbers;
+use crate::learn::traffic::DAY_MS;
 use crate::store::{DayUsage, Expected, Store, StoreError, now_ms, tenant_json};
-use crate::traffic::DAY_MS;
 
 /// `tenants`.
 #[derive(Debug, Args)]

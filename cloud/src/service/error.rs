@@ -8,11 +8,11 @@ use baton_engine::stop::StopError;
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
 use baton_refine::RefineError;
 
-use crate::access::QuotaError;
-use crate::book::SceneLookupError;
-use crate::constrain::ConstraintError;
-use crate::planning::PlanError;
-use crate::scheduler::QueueLimit;
+use crate::gate::QuotaError;
+use crate::learn::planning::PlanError;
+use crate::scene::book::SceneLookupError;
+use crate::service::constrain::ConstraintError;
+use crate::service::scheduler::QueueLimit;
 
 /// Why a request was not accepted.
 #[derive(Debug, thiserror::Error)]

@@ -12,14 +12,14 @@ use baton_refine::Calibration;
 
 use super::prefixes::ScenePrefixes;
 use super::{KV_TOKENS_DEFAULT_MAX, ServiceOptions};
-use crate::constrain::{ConstraintError, Grammars};
-use crate::cost::Costs;
-use crate::desk::Desk;
-use crate::metrics::Metrics;
-use crate::scheduler::{Limits, SchedulerCore};
-use crate::telemetry::Telemetry;
-use crate::trace::Traces;
-use crate::worker::{Turns, Worker};
+use crate::learn::cost::Costs;
+use crate::learn::telemetry::Telemetry;
+use crate::observe::metrics::Metrics;
+use crate::observe::trace::Traces;
+use crate::service::constrain::{ConstraintError, Grammars};
+use crate::service::desk::Desk;
+use crate::service::scheduler::{Limits, SchedulerCore};
+use crate::service::worker::{Turns, Worker};
 
 /// A model to serve.
 #[derive(Debug, Clone)]

@@ -5,22 +5,7 @@ use serde_json::{Value, json};
 use super::change::{Expected, Fields, Recorded, fields};
 use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
-use crate::access::{Actor, ClassCost, DeviceClassSettings, Tenant, TenantSettings, check_name};
-
-/// A device class as it is stored.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceClass {
-    /// Its name in requests.
-    pub id: String,
-    /// Increased by 1 at every change.
-    pub revision: u64,
-    /// Its label and costs.
-    pub settings: DeviceClassSettings,
-    /// When it was last changed, in milliseconds since 1970.
-    pub updated_ms: i64,
-    /// Who changed it last.
-    pub updated_by: String,
-}
+use crate::access::{Actor, ClassCost, DeviceClass, DeviceClassSettings, Tenant, TenantSettings, check_name};
 
 impl Store {
     /// Returns every device class, by id.

@@ -4,8 +4,8 @@ use baton_pacing::refit::DeviceReport;
 
 use super::db::{Row, args};
 use super::{Store, StoreError, now_ms, sql};
-use crate::coefficients::{ALL, Coefficients, Known, decided};
-use crate::cost::Measured;
+use crate::learn::coefficients::{ALL, Coefficients, Known, decided};
+use crate::learn::cost::Measured;
 
 /// The largest value that is read, in milliseconds: no device, cloud or network is slower.
 const VALUE_MAX: f64 = 60_000.0;

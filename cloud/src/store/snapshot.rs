@@ -13,10 +13,10 @@ use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 
 use super::change::Recorded;
-use super::classes::DeviceClass;
 use super::db::{Db, Statement, Tx, args};
 use super::scenes::scene;
 use super::{Store, StoreError, now_ms, sql};
+use crate::access::DeviceClass;
 use crate::access::{ApiKey, Tenant};
 use crate::scene::Scene;
 

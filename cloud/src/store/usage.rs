@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::db::{Row, Tx, args};
 use super::{Store, StoreError, sql};
-use crate::traffic::{
+use crate::learn::traffic::{
     ASSIST_BOUNDS, DAY_MS, HOUR_MS, Histogram, MINUTE_MS, RATIO_BOUNDS, TTFT_BOUNDS_MS, TrafficKey,
     TrafficRow, TrafficSums,
 };

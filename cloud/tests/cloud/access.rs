@@ -2,8 +2,9 @@
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
-use baton_cloud::access::{AccessBook, ApiKey, Gate, KeySecret, Scopes, Tenant, TenantSettings};
+use baton_cloud::access::{AccessBook, ApiKey, KeySecret, Scopes, Tenant, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
+use baton_cloud::gate::Gate;
 use baton_cloud::store::now_ms;
 use baton_edge::HttpLimits;
 use baton_protocol::AssistRequest;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use baton_cloud::scheduler::{
+use baton_cloud::service::scheduler::{
     BacklogBound, CloseReason, Effect, Event, JobId, JobSpec, KvRoom, Limits, Outcome, QueueLimit, Refusal,
     SchedulerCore, Share, StepBudget, StepPlan, StepRow,
 };

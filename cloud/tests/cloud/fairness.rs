@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_cloud::scheduler::{
+use baton_cloud::service::scheduler::{
     BacklogBound, Effect, Event, JobId, JobSpec, KvRoom, Limits, MixedTokens, Outcome, Refusal,
     SchedulerCore, Share, StepBudget, StepRow,
 };

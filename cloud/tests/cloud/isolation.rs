@@ -2,15 +2,16 @@
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
-use baton_cloud::access::{AccessBook, ApiKey, Gate, KeySecret, Scopes, Tenant, TenantSettings};
+use baton_cloud::access::{AccessBook, ApiKey, KeySecret, Scopes, Tenant, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
-use baton_cloud::book::SceneBook;
-use baton_cloud::completion::CompletionRequest;
+use baton_cloud::gate::Gate;
+use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::completion::CompletionRequest;
+use baton_cloud::service::stream::AssistStream;
+use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ServiceOptions, Terms};
 use baton_cloud::store::now_ms;
-use baton_cloud::stream::AssistStream;
-use baton_cloud::worker::Worker;
 use baton_edge::HttpLimits;
 use baton_engine::BLOCK_TOKENS;
 use baton_openai::ChatMessage;

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use baton_cloud::completion::CompletionRequest;
-use baton_cloud::scheduler::BacklogBound;
 use baton_cloud::service::ServiceOptions;
-use baton_cloud::stream::AssistStream;
-use baton_cloud::worker::Worker;
+use baton_cloud::service::completion::CompletionRequest;
+use baton_cloud::service::scheduler::BacklogBound;
+use baton_cloud::service::stream::AssistStream;
+use baton_cloud::service::worker::Worker;
 use baton_engine::pace_emulation::PassCost;
 use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, FirstEvent, Role};

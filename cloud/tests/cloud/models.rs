@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use baton_cloud::book::SceneBook;
-use baton_cloud::completion::CompletionRequest;
+use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::completion::CompletionRequest;
+use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ModelSetup, ServiceError, SetupError};
-use baton_cloud::worker::Worker;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Adapter, Model};
 use baton_kernels_cpu::Format;

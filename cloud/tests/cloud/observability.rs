@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_cloud::metrics;
-use baton_cloud::metrics::METRICS;
+use baton_cloud::observe::metrics::METRICS;
+use baton_cloud::observe::trace::Traces;
+use baton_cloud::serve::metrics;
 use baton_cloud::service::ServiceOptions;
-use baton_cloud::trace::Traces;
 use baton_edge::HttpLimits;
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticModel;

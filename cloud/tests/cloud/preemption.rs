@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{ServiceError, ServiceOptions};
-use baton_cloud::worker::Worker;
 use baton_engine::BLOCK_TOKENS;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, Sampling};
 

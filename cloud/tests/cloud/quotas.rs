@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
-use baton_cloud::access::{AccessBook, Gate, QuotaError, Tenant, TenantSettings};
+use baton_cloud::access::{AccessBook, Tenant, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
+use baton_cloud::gate::{Gate, QuotaError};
 use baton_cloud::service::{ServiceError, Terms};
 use baton_cloud::store::now_ms;
 use baton_edge::HttpLimits;

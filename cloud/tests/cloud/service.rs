@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_cloud::book::SceneBook;
+use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ServiceError, ServiceOptions};
 use baton_engine::pace_emulation::PassCost;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use baton_cloud::service::ServiceOptions;
-use baton_cloud::stream::AssistStream;
+use baton_cloud::service::stream::AssistStream;
 use baton_protocol::AssistEvent;
 use baton_random::SplitMix64;
 

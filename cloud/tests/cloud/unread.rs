@@ -2,10 +2,10 @@
 //! their text is lost.
 
 use baton_cloud::access::TenantSettings;
-use baton_cloud::book::SceneBook;
+use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::stream::UNREAD_TOKENS_MAX;
 use baton_cloud::service::{CloudService, ServiceOptions};
-use baton_cloud::stream::UNREAD_TOKENS_MAX;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
 use crate::client::{HANG, Server};

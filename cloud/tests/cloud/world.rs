@@ -5,12 +5,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use baton_cloud::Clock;
-use baton_cloud::book::SceneBook;
+use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
-use baton_cloud::scheduler::{MixedTokens, StepBudget};
+use baton_cloud::service::scheduler::{MixedTokens, StepBudget};
+use baton_cloud::service::stream::AssistStream;
+use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ModelSetup, ServiceOptions};
-use baton_cloud::stream::AssistStream;
-use baton_cloud::worker::Worker;
 use baton_engine::gguf::Gguf;
 use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::tokenizer::TokenId;

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use baton_cloud::access::Scopes;
+use baton_cloud::learn::traffic::{DAY_MS, MINUTE_MS};
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Expected, NewKey, Store, now_ms};
-use baton_cloud::traffic::{DAY_MS, MINUTE_MS};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,7 +1,7 @@
 //! Tests of scene versions: drafts, publication, rolling back, conflicts, bounds.
 
-use baton_cloud::coefficients::{Coefficients, Known};
-use baton_cloud::cost::Measured;
+use baton_cloud::learn::coefficients::{Coefficients, Known};
+use baton_cloud::learn::cost::Measured;
 use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Expected, StoreError, VersionState, testing};
 use baton_pacing::refit::DeviceReport;

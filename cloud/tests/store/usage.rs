@@ -4,9 +4,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use baton_cloud::access::TenantSettings;
+use baton_cloud::learn::traffic::{DAY_MS, HOUR_MS, MINUTE_MS, RequestFigures, Traffic, TrafficKey};
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Expected, SharedUsage, Store, UsageDelta, now_ms};
-use baton_cloud::traffic::{DAY_MS, HOUR_MS, MINUTE_MS, RequestFigures, Traffic, TrafficKey};
 
 use crate::outage::{Program, question, send};
 use crate::world::{ann, on_each};

@@ -1,6 +1,6 @@
 //! Autoscaling and alerts: the cluster's objects have the same rules as the files that promtool tests.
 
-use baton_cloud::metrics::METRICS;
+use baton_cloud::observe::metrics::METRICS;
 use k8s_openapi::api::autoscaling::v2::{HorizontalPodAutoscaler, HorizontalPodAutoscalerBehavior};
 use serde_json::Value;
 

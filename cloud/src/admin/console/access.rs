@@ -14,7 +14,7 @@ use crate::admin::guard::Fields;
 use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
 use crate::admin::view::{ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView};
-use crate::forecast::digits;
+use crate::learn::forecast::digits;
 use crate::store::now_ms;
 
 /// A form that was refused: what was typed, and what is wrong with it.
@@ -418,7 +418,7 @@ fn key_row(key: KeyView, now_ms: i64) -> KeyRow {
         (_, true, ..) => ("expired".to_owned(), "bad"),
         (_, _, Some(_), _) => ("replaced, still good".to_owned(), "warn"),
         (_, _, _, Some(at)) => {
-            let days = (at - now_ms) / crate::traffic::DAY_MS;
+            let days = (at - now_ms) / crate::learn::traffic::DAY_MS;
             (format!("good, {days} days left"), if days < 14 { "warn" } else { "good" })
         }
         _ => ("good".to_owned(), "good"),

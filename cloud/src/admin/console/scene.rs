@@ -20,7 +20,7 @@ use crate::admin::predict::{self, PlanView, PredictFor, Prediction};
 use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
 use crate::admin::view::{SceneView, VersionView};
-use crate::forecast::digits;
+use crate::learn::forecast::digits;
 use crate::scene::SceneSettings;
 
 /// The device, network and prompt to predict for, before the form is sent.

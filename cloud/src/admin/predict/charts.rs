@@ -2,7 +2,7 @@
 
 use super::{Curve, Prediction};
 use crate::admin::chart::{Across, Axis, Chart, Line, Mark, Region, grouped};
-use crate::forecast::digits;
+use crate::learn::forecast::digits;
 
 /// The most quality curves that are drawn.
 const QUALITY_MAX: usize = 3;

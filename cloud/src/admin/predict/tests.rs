@@ -4,8 +4,8 @@ use baton_pacing::refit::DeviceReport;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::coefficients::{ALL, Known};
-use crate::cost::Measured;
+use crate::learn::coefficients::{ALL, Known};
+use crate::learn::cost::Measured;
 
 fn known() -> Coefficients {
     let device = |prefill_ms_per_token, decode_ms| Known {
@@ -185,7 +185,7 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
     };
     let content = input.prompt.content_tokens as usize;
     let whole = input.prompt.fixed_tokens as usize + content;
-    let situation = crate::planning::Situation {
+    let situation = crate::learn::planning::Situation {
         device: Some(&device),
         known: &known,
         cloud: known.cloud.unwrap(),
@@ -196,7 +196,8 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
         prefix_tokens: input.prompt.prefix_tokens as usize,
         room_tokens: 65_536,
     };
-    let planned = crate::planning::plan(settings, crate::planning::Wish::default(), situation).unwrap();
+    let planned =
+        crate::learn::planning::plan(settings, crate::learn::planning::Wish::default(), situation).unwrap();
     (f64::from(planned.ratio), planned.assist_tokens)
 }
 

@@ -14,8 +14,8 @@ use baton_protocol::{AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent};
 use serde_json::{Value, json};
 
 use super::work::ChatWork;
-use crate::logprobs::Logprobs;
-use crate::tools::ToolForm;
+use crate::service::logprobs::Logprobs;
+use crate::service::tools::ToolForm;
 
 /// The model's vocabulary, for log probabilities.
 #[derive(Debug)]

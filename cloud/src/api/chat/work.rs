@@ -3,8 +3,8 @@
 use baton_openai::{ChatRequest, FieldError};
 use baton_protocol::AssistRequest;
 
-use crate::completion::CompletionRequest;
-use crate::logprobs::Logprobs;
+use crate::service::completion::CompletionRequest;
+use crate::service::logprobs::Logprobs;
 
 /// The work that a request asks for.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::figures::Figures;
-use crate::coefficients::Coefficients;
-use crate::forecast::{digits, goal_text, plan_value, reason};
+use crate::learn::coefficients::Coefficients;
+use crate::learn::forecast::{digits, goal_text, plan_value, reason};
 use crate::scene::Scene;
 
 /// `scenes explain`.

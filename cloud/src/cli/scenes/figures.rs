@@ -6,9 +6,9 @@ use baton_pacing::refit::DeviceReport;
 use baton_pacing::{DeviceClass, DeviceCost, NetworkClass, TableScene};
 use clap::Args;
 
-use crate::coefficients::{Coefficients, DECOMPRESS_MS};
-use crate::cost::Measured;
-use crate::forecast;
+use crate::learn::coefficients::{Coefficients, DECOMPRESS_MS};
+use crate::learn::cost::Measured;
+use crate::learn::forecast;
 use crate::scene::Scene;
 
 /// Coefficients to try instead of those that the service measured.
@@ -163,7 +163,7 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coefficients::NETWORKS_ASSUMED;
+    use crate::learn::coefficients::NETWORKS_ASSUMED;
 
     #[test]
     fn figures_are_read() {
@@ -186,7 +186,8 @@ mod tests {
         assert_eq!(figures.device_classes(&none)[0].name, "assumed");
         assert_eq!(figures.network_classes(&none).len(), NETWORKS_ASSUMED.len());
         let known = Coefficients {
-            networks: [("wifi".to_owned(), crate::coefficients::Known { value: 7.0, samples: 5 })].into(),
+            networks: [("wifi".to_owned(), crate::learn::coefficients::Known { value: 7.0, samples: 5 })]
+                .into(),
             ..none
         };
         let networks = figures.network_classes(&known);

@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::figures::Figures;
-use crate::coefficients::Coefficients;
-use crate::forecast::{digits, plan_value};
+use crate::learn::coefficients::Coefficients;
+use crate::learn::forecast::{digits, plan_value};
 use crate::scene::Scene;
 
 /// `scenes table`.

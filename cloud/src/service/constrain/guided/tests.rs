@@ -14,7 +14,7 @@ use baton_synthetic::SyntheticModel;
 use serde_json::json;
 
 use super::*;
-use crate::tools;
+use crate::service::tools;
 
 fn tiny() -> Arc<Tokenizer> {
     let gguf = SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap();

@@ -15,18 +15,18 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-use crate::access::RequestName;
-use crate::constrain::Constraint;
-use crate::job::{AnswerText, Job, MaskSource, Window};
-use crate::logprobs::Logprobs;
-use crate::observe::Observer;
-use crate::planning::{Planned, Situation, Wish, plan};
-use crate::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
+use crate::gate::RequestName;
+use crate::learn::planning::{Planned, Situation, Wish, plan};
+use crate::observe::report::Observer;
+use crate::observe::trace::TraceParent;
 use crate::scene::Scene;
-use crate::scheduler::{JobSpec, Share};
+use crate::service::constrain::Constraint;
+use crate::service::job::{AnswerText, Job, MaskSource, Window};
+use crate::service::logprobs::Logprobs;
+use crate::service::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
+use crate::service::scheduler::{JobSpec, Share};
+use crate::service::stream::AssistStream;
 use crate::service::{Served, ServiceError};
-use crate::stream::AssistStream;
-use crate::trace::TraceParent;
 
 /// A checked request and its scene.
 #[derive(Debug, Clone, Copy)]

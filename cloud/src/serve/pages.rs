@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::admin::secure;
 
-const STYLE: &str = include_str!("../assets/console.css");
-const ICON: &str = include_str!("../assets/icon.svg");
+const STYLE: &str = include_str!("../../assets/console.css");
+const ICON: &str = include_str!("../../assets/icon.svg");
 
 #[derive(Template)]
 #[template(path = "landing.html")]

@@ -2,7 +2,7 @@
 //! and as JSON.
 //!
 //! For people who set scenes. The command line and the console both call this module, so they show the same
-//! numbers. The service plans requests by the same [`baton_pacing::relay`] (see [`crate::planning`]), with
+//! numbers. The service plans requests by the same [`baton_pacing::relay`] (see [`crate::learn::planning`]), with
 //! the values of each device. Pure. Always: measured values are used before assumed ones.
 
 use baton_pacing::{
@@ -11,9 +11,9 @@ use baton_pacing::{
 };
 use serde_json::{Value, json};
 
-use crate::coefficients::{ALL, Coefficients, NETWORKS_ASSUMED};
-use crate::cost::{Costs, Measured};
-use crate::planning::{Wish, policy, unloaded};
+use crate::learn::coefficients::{ALL, Coefficients, NETWORKS_ASSUMED};
+use crate::learn::cost::{Costs, Measured};
+use crate::learn::planning::{Wish, policy, unloaded};
 use crate::scene::SceneSettings;
 
 /// Bytes of ordinary text for each token. An estimate, since nothing is tokenized here.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use super::{Gate, Meter, PLACE_FREE_MS, QuotaError, Tenant, left};
-use crate::traffic::DAY_MS;
+use crate::learn::traffic::DAY_MS;
 
 /// How long a request is recognized if it is sent again, from its first time on, in milliseconds.
 pub const RECEIPT_MS: i64 = 600_000;

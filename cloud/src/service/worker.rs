@@ -17,11 +17,11 @@ use baton_engine::tokenizer::TokenId;
 use baton_engine::{Capture, Engine, KvError, SeqId, SeqOutput, StepControl, StepError, StepSeq, Wanted};
 use tracing::{debug, error};
 
-use crate::cost::PassSample;
-use crate::desk::{Desk, KvFigures, Stage};
-use crate::job::Job;
-use crate::scheduler::{Closed, Effect, Event, JobId, KvRoom, Outcome, StepPlan, StepRow};
-use crate::stream::CancelFlag;
+use crate::learn::cost::PassSample;
+use crate::service::desk::{Desk, KvFigures, Stage};
+use crate::service::job::Job;
+use crate::service::scheduler::{Closed, Effect, Event, JobId, KvRoom, Outcome, StepPlan, StepRow};
+use crate::service::stream::CancelFlag;
 
 pub(crate) use self::turns::Turns;
 

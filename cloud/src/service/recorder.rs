@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
-use crate::desk::Desk;
+use crate::learn::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
+use crate::service::desk::Desk;
+use crate::service::stream::StreamWatch;
 use crate::store::now_ms;
-use crate::stream::StreamWatch;
-use crate::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
 
 /// The longest name that is kept. Names of classes come from devices, so a longer name, or one that is not
 /// visible ASCII, is counted as other.

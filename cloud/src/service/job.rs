@@ -19,14 +19,14 @@ use baton_protocol::{
     Usage,
 };
 
-use crate::access::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
-use crate::constrain::{Constraint, ConstraintError};
-use crate::desk::Clock;
-use crate::logprobs::Logprobs;
-use crate::observe::Observer;
-use crate::refining::MaskJob;
-use crate::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
-use crate::stream::{Batch, EventSink};
+use crate::gate::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
+use crate::observe::report::Observer;
+use crate::service::constrain::{Constraint, ConstraintError};
+use crate::service::desk::Clock;
+use crate::service::logprobs::Logprobs;
+use crate::service::refining::MaskJob;
+use crate::service::scheduler::{CloseReason, Closed, JobSpec, Outcome, SlotTimes};
+use crate::service::stream::{Batch, EventSink};
 
 /// If the service stops, the time after which a client may retry, in milliseconds: another replica is likely
 /// to be up.

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use baton_engine::PrefixStats;
 use baton_protocol::{DeviceInfo, ProgressEvent, ProgressStage};
 
-use crate::coefficients::Coefficients;
-use crate::cost::{Costs, Measured};
-use crate::job::Job;
-use crate::scheduler::{
+use crate::access::DeviceClass;
+use crate::learn::coefficients::Coefficients;
+use crate::learn::cost::{Costs, Measured};
+use crate::learn::telemetry::Telemetry;
+use crate::learn::traffic::Traffic;
+use crate::service::job::Job;
+use crate::service::scheduler::{
     BacklogBound, Effect, Event, JobId, Progress, Refusal, SchedulerCore, SchedulerStats,
 };
-use crate::store::DeviceClass;
-use crate::telemetry::Telemetry;
-use crate::traffic::Traffic;
 
 /// The time since some fixed moment, monotonic. It is a parameter, so that tests can control time.
 #[derive(Clone)]

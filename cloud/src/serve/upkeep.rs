@@ -1,7 +1,7 @@
 //! Background tasks: apply newer settings, and write usage and telemetry to the database.
 //!
 //! Never: delays an answer; no request waits for anything here. Always: while the database is away, the last
-//! good settings stay. Counts wait within their bounds (see [`crate::access::gate`] and [`crate::traffic`]).
+//! good settings stay. Counts wait within their bounds (see [`crate::gate`] and [`crate::learn::traffic`]).
 //! Everything continues by itself when the database is back.
 
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
+use crate::access::AccessBook;
 use crate::access::key::random_bytes;
-use crate::access::{AccessBook, Gate};
+use crate::gate::Gate;
 use crate::service::CloudService;
 use crate::store::{Snapshot, Store, StoreError, now_ms};
 

@@ -6,8 +6,8 @@
 use baton_pacing::{CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, relay};
 use baton_protocol::DeviceInfo;
 
-use crate::coefficients::Coefficients;
-use crate::cost::Measured;
+use crate::learn::coefficients::Coefficients;
+use crate::learn::cost::Measured;
 use crate::scene::SceneSettings;
 
 /// The values that the request sets.

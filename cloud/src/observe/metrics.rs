@@ -4,16 +4,12 @@
 //! can invent without limit (scenes after the first [`SCENES_MAX`] count as `other`). Always: [`METRICS`]
 //! lists all metrics.
 
-mod listener;
-
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-
-pub use self::listener::listen;
 
 /// The most scenes with their own label.
 pub const SCENES_MAX: usize = 100;

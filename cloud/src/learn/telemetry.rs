@@ -12,9 +12,9 @@ use std::sync::Arc;
 use baton_pacing::refit::{DeviceReport, class_median, median};
 use baton_protocol::DeviceInfo;
 
-use crate::coefficients::{ALL, Coefficients, Known, decided};
-use crate::cost::Measured;
-use crate::store::DeviceClass;
+use crate::access::DeviceClass;
+use crate::learn::coefficients::{ALL, Coefficients, Known, decided};
+use crate::learn::cost::Measured;
 
 /// Number of reports of one class that a median is taken over.
 pub const SAMPLES: usize = 256;

@@ -151,7 +151,7 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{JobId, StepRow};
+    use crate::service::scheduler::{JobId, StepRow};
 
     fn plan(tokens: usize, rows: usize) -> StepPlan {
         let prefill = StepRow::Prefill { id: JobId(0), tokens: 0..tokens, last: false };

@@ -9,15 +9,15 @@ use baton_openai::{AnswerFormat, ChatMessage, Penalties, Tool, ToolUse};
 use baton_protocol::{Sampling, Segment};
 use serde_json::json;
 
-use crate::assist::{Draft, Extras, assembled, check_text, first_event, room};
-use crate::constrain::{Constraint, ConstraintError, Grammar};
-use crate::job::{Job, MaskSource};
-use crate::logprobs::Logprobs;
-use crate::planning::Planned;
+use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
+use crate::service::assist::{Draft, Extras, assembled, check_text, first_event, room};
+use crate::service::constrain::{Constraint, ConstraintError, Grammar};
+use crate::service::job::{Job, MaskSource};
+use crate::service::logprobs::Logprobs;
+use crate::service::stream::AssistStream;
+use crate::service::tools::{self, ToolForm};
 use crate::service::{Served, ServiceError, Terms};
-use crate::stream::AssistStream;
-use crate::tools::{self, ToolForm};
 
 /// How long to search for the tool whose schema cannot be followed. After that, the error names no tool.
 const BLAME_MAX: Duration = Duration::from_millis(200);

@@ -23,7 +23,6 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use baton_protocol::AssistEvent;
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
@@ -31,11 +30,10 @@ use governor::{Quota, RateLimiter};
 pub use self::reservation::{Payer, RECEIPT_MS, RequestName, Reservation, SENT_MAX, TokenNeed};
 
 use self::reservation::Receipt;
-use super::Tenant;
-use crate::desk::Clock;
+use crate::access::Tenant;
+use crate::learn::traffic::{DAY_MS, MINUTE_MS};
+use crate::service::desk::Clock;
 use crate::store::{SharedUsage, UsageDelta};
-use crate::stream::StreamWatch;
-use crate::traffic::{DAY_MS, MINUTE_MS};
 
 /// The most days of usage that are kept while the database is away; older ones are dropped.
 const DAYS_WAITING_MAX: usize = 8;
@@ -331,11 +329,6 @@ impl Permit {
     pub fn payer(&self) -> &Payer {
         &self.payer
     }
-}
-
-/// The place is held as long as the answer's stream exists.
-impl StreamWatch for Permit {
-    fn event(&mut self, _event: &AssistEvent) {}
 }
 
 impl Drop for Permit {

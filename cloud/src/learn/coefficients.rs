@@ -1,7 +1,7 @@
 //! Coefficients of the optimizer: the usual cost of this cloud, of each device class and of each network
 //! class.
 //!
-//! Pure. Holds the last known medians of measurements (see [`crate::telemetry`]), and assumptions for what
+//! Pure. Holds the last known medians of measurements (see [`crate::learn::telemetry`]), and assumptions for what
 //! was never measured. Never: overrides the values that a request carries for its own device.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use baton_pacing::DeviceCost;
 use baton_pacing::refit::DeviceReport;
 use baton_protocol::DeviceInfo;
 
-use crate::cost::Measured;
-use crate::store::DeviceClass;
+use crate::access::DeviceClass;
+use crate::learn::cost::Measured;
 
 /// The class that stands for all devices, or all networks, together.
 pub const ALL: &str = "";

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use baton_protocol::{AssistEvent, ProgressEvent};
 use tokio::sync::mpsc;
 
-use crate::desk::Desk;
-use crate::scheduler::JobId;
+use crate::gate::Permit;
+use crate::service::desk::Desk;
+use crate::service::scheduler::JobId;
 
 /// Events that are sent together.
 pub(crate) type Batch = Vec<AssistEvent>;
@@ -163,6 +164,11 @@ impl ProgressSource {
 pub trait StreamWatch: Send + std::fmt::Debug {
     /// Called with the next event.
     fn event(&mut self, event: &AssistEvent);
+}
+
+/// The place is held as long as the answer's stream exists.
+impl StreamWatch for Permit {
+    fn event(&mut self, _event: &AssistEvent) {}
 }
 
 /// The reading end of one answer.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_random::SplitMix64;
 
 use super::*;
-use crate::scheduler::JobSpec;
+use crate::service::scheduler::JobSpec;
 
 fn request(id: u64, tenant: u64, weight: u32, tokens: usize) -> Request {
     let share = Share { tenant, weight };

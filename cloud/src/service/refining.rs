@@ -13,7 +13,7 @@ use baton_refine::{
     AttentionShape, Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
 };
 
-use crate::job::{MaskSource, Window};
+use crate::service::job::{MaskSource, Window};
 
 /// One request's refinement, without the scores.
 #[derive(Debug)]
