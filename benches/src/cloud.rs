@@ -112,8 +112,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         // Long enough that the service rejects no request of the closed loop.
         ("--queue-seconds", 3600),
     ];
-    let options: Vec<String> =
+    let mut options: Vec<String> =
         options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
+    // The bound is that of passes with one token of each answer.
+    options.extend(["--speculate", "off"].map(str::to_owned));
     let service = Service::start(&subject.path, &options)?;
     let mut report = Report::new("cloud");
     report.note(format!("{}: {slots} slots, {} threads", subject.name, args.on.threads));

@@ -13,6 +13,7 @@ mod clock;
 mod cloud;
 mod demo;
 mod engine;
+mod host;
 mod hostile;
 mod make_model;
 mod mask;
@@ -29,6 +30,7 @@ mod report;
 mod residency;
 mod ring;
 mod segmenter;
+mod sim;
 
 #[derive(Debug, Parser)]
 #[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
@@ -51,6 +53,8 @@ enum Bench {
     /// Worker process of `engine`
     #[command(hide = true)]
     EngineWorker(engine::worker::Args),
+    /// Several answers at once: on a device, with proposed tokens in the cloud, and the host's own cost
+    Host(host::Args),
     /// Attacks on the cloud service: how much they delay and cost others
     Hostile(hostile::Args),
     /// Write a GGUF file with random weights and the shape of a published model
@@ -83,6 +87,8 @@ enum Bench {
     Ring(ring::Args),
     /// Segmenter: answers that sentence boundaries cut in two, and the speed of splitting
     Segmenter(segmenter::Args),
+    /// Simulation of cloud, network, devices and rings in virtual time: checks on many seeds, and planted bugs
+    Sim(sim::Args),
 }
 
 fn main() -> ExitCode {
@@ -93,6 +99,7 @@ fn main() -> ExitCode {
         Bench::Demo(args) => demo::run(&args),
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
+        Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
@@ -108,6 +115,7 @@ fn main() -> ExitCode {
         Bench::ResidencyWorker(args) => return report::exit(residency::worker::run(&args)),
         Bench::Ring(args) => ring::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),
+        Bench::Sim(args) => sim::run(&args),
     };
     if let (true, Ok(report)) = (cli.json, &mut result) {
         report.print_only_json();

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use baton_device::residency::{BUFFER_BYTES, text_bytes};
-use baton_device::ring::disk;
-use baton_device::ring::shape::shape_of;
+use baton_device::machine::disk;
+use baton_device::machine::residency::{BUFFER_BYTES, text_bytes};
+use baton_device::machine::shape::shape_of;
 use serde_json::{Value, json};
 
 use crate::cgroup::{Cgroup, Limits};

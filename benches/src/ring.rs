@@ -9,13 +9,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use baton_device::ring::disk;
-use baton_device::ring::planning::Planned as Predicted;
-use baton_device::ring::shape::shape_of;
+use baton_device::machine::disk;
+use baton_device::machine::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
 use baton_e2e::stop::Stop;
 use baton_pacing::refit::median;
 use baton_plan::{Cluster, Costs, ModelShape, Workload};
+use baton_ring::planning::Planned as Predicted;
 use serde_json::{Value, json};
 
 use crate::engine::{Subject, subject_in, target_folder};

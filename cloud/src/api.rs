@@ -42,8 +42,8 @@ use crate::access::{AccessBook, Scope};
 use crate::gate::Gate;
 use crate::http::request_id::with_request_id;
 use crate::service::CloudService;
-use crate::service::desk::Clock;
 use crate::store::{Store, now_ms};
+use baton_generate::clock::Clock;
 
 /// Limits of requests and streams.
 #[derive(Debug, Clone, Copy, PartialEq)]

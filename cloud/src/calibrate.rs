@@ -2,7 +2,7 @@
 //! needle probes.
 //!
 //! Documents and questions are generated; several questions share one document and its prefill. It runs
-//! synchronously, owns its engine and reads no clock. Never: writes a file (the command does). Always: the
+//! synchronously and owns its engine. Never: writes a file (the command does). Always: the
 //! same model and options give the same heads.
 
 use std::num::NonZeroUsize;
@@ -11,10 +11,19 @@ use std::sync::Arc;
 
 use baton_corpus::{Document, Question, QuestionKind, document, stream};
 use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
+use baton_engine::sampling::{Sampler, SamplingError, SamplingParams};
+use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
-    StepSeq, Wanted,
+    AttentionScores, BLOCK_TOKENS, Engine, EngineError, EngineOptions, HeadId, Model, PrefixScope,
+    StepControl,
 };
+use baton_generate::answer::{Answer, AnswerOptions, TextMode, Window};
+use baton_generate::clock::Clock;
+use baton_generate::hooks::Fault;
+use baton_generate::host::{Host, HostOptions, NotTaken};
+use baton_generate::job::Job;
+use baton_generate::scheduler::{BacklogBound, Goal, JobSpec, Limits, Share, StepBudget};
+use baton_generate::unread::CancelFlag;
 use baton_protocol::{Role, Segment, SentenceMap};
 use baton_random::SplitMix64;
 use baton_refine::{
@@ -86,9 +95,15 @@ pub enum CalibrateError {
         /// The model's context.
         context_len: usize,
     },
+    /// A probe was not taken.
+    #[error("queue a probe")]
+    NotTaken(#[from] NotTaken),
     /// A pass failed.
     #[error("compute a probe")]
-    Step(#[source] StepError),
+    Pass(#[source] Fault),
+    /// The probe cannot be made.
+    #[error("make a probe")]
+    Sampling(#[from] SamplingError),
     /// Scores and prompt do not fit each other.
     #[error("weigh a probe")]
     Probe(#[from] RefineError),
@@ -135,7 +150,7 @@ pub fn calibrate(
     let (words, kv_tokens) = fitting_words(model, options.words)?;
     let engine_options = EngineOptions { threads: options.threads, kv_tokens, ..EngineOptions::default() };
     let mut run = Run {
-        engine: Engine::new(model.clone(), engine_options)?,
+        host: host(Engine::new(model.clone(), engine_options)?, kv_tokens),
         gains: HeadGains::default(),
         rng: stream(SEED),
         progress: Progress { probes: 0, of: options.probes.get(), tokens: 0 },
@@ -203,7 +218,7 @@ impl Asked {
 }
 
 struct Run<'a> {
-    engine: Engine,
+    host: Host<Engine>,
     gains: HeadGains,
     /// Draws the sentences that needles are compared with.
     rng: SplitMix64,
@@ -214,7 +229,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Asks up to 4 questions about one document.
     fn document(&mut self, document: &Document) -> Result<(), CalibrateError> {
-        let model = self.engine.model().clone();
+        let model = self.host.engine().model().clone();
         for question in questions(document) {
             if self.progress.probes == self.progress.of {
                 break;
@@ -231,7 +246,7 @@ impl Run<'_> {
     /// Returns the scores of all heads for the question's window. After the first question, the document
     /// comes from the prefix cache.
     fn scores(&mut self, asked: &Asked) -> Result<AttentionScores, CalibrateError> {
-        let config = self.engine.model().config();
+        let config = self.host.engine().model().config();
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
         let heads =
             (0..shape.n_layers).flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
@@ -239,22 +254,51 @@ impl Run<'_> {
         let question = &asked.prompt.segments[2].tokens;
         let plan = capture_plan(Mode::Attention, shape, question.len(), None);
         let plan = plan.expect("the default mode ranks by attention");
-        let ids = &asked.prompt.ids[..question.end];
+        let ids = asked.prompt.ids[..question.end].to_vec();
         let window = ids.len().saturating_sub(plan.window);
-        let seq = self.engine.create();
-        let held = self.engine.reuse_prefix(seq, &ids[..=window]);
+        let job = self.job(ids, Window { tokens: window..question.end, heads })?;
         let mut control = StopWatch { control: &*self.control };
-        for chunk in ids[held..window].chunks(CHUNK_TOKENS) {
-            let step = StepSeq { seq, ids: chunk, logits: Wanted::None, capture: None };
-            self.engine.step(&[step], &mut control).map_err(|err| stopped(err, self.progress))?;
+        let done = self.host.run(job, &mut control)?;
+        self.progress.tokens += done.computed_tokens;
+        let Progress { probes, of, .. } = self.progress;
+        match (done.scores, done.answer.fault()) {
+            (_, Some(fault)) => Err(CalibrateError::Pass(fault.clone())),
+            (Some(scores), None) if done.held => Ok(scores),
+            _ => Err(CalibrateError::Stopped { probes, of }),
         }
-        let capture = Capture { window: 0..ids.len() - window, heads };
-        let step = StepSeq { seq, ids: &ids[window..], logits: Wanted::None, capture: Some(&capture) };
-        let outputs = self.engine.step(&[step], &mut control).map_err(|err| stopped(err, self.progress))?;
-        self.engine.release(seq);
-        self.progress.tokens += ids.len() - held;
-        let scores = outputs.into_iter().next().and_then(|output| output.scores);
-        Ok(scores.expect("a step gives the scores that it is asked for"))
+    }
+
+    /// Returns a job that computes a prompt and captures scores, and writes nothing.
+    fn job(&self, prompt: Vec<TokenId>, window: Window) -> Result<Job, SamplingError> {
+        let model = self.host.engine().model();
+        let (prompt_tokens, vocab_len) = (prompt.len(), model.config().vocab_len);
+        let spec = JobSpec {
+            id: self.host.handle().new_id(),
+            prompt_tokens,
+            max_tokens: 1,
+            floor_tokens: 1,
+            tail_tokens: prompt_tokens - window.tokens.start,
+            pass_tokens: usize::MAX,
+            bytes: 0,
+            deadline: None,
+            share: Share::default(),
+            goal: Goal::Hold { upto: prompt_tokens },
+        };
+        let answer = Answer::new(AnswerOptions {
+            tokenizer: model.tokenizer().clone(),
+            vocab_len,
+            sampler: Sampler::new(SamplingParams::default())?,
+            prompt,
+            continued: Vec::new(),
+            max_tokens: 1,
+            room_tokens: usize::MAX,
+            text: TextMode::Ids,
+            constraint: None,
+            logprobs: None,
+            window: Some(window),
+        });
+        let (scope, cancel) = (PrefixScope::default(), CancelFlag::default());
+        Ok(Job { spec, answer, scope, adapter: None, cancel, sink: Box::new(()) })
     }
 
     fn weigh(
@@ -311,10 +355,29 @@ impl StepControl for StopWatch<'_> {
     }
 }
 
-/// Converts the error of a pass. A cancelled pass becomes [`CalibrateError::Stopped`].
-fn stopped(err: StepError, at: Progress) -> CalibrateError {
-    match err {
-        StepError::Cancelled { .. } => CalibrateError::Stopped { probes: at.probes, of: at.of },
-        err => CalibrateError::Step(err),
-    }
+/// Returns a host that runs one job at a time, with nothing kept but prefixes.
+fn host(engine: Engine, kv_tokens: usize) -> Host<Engine> {
+    let limits = Limits {
+        slots: 1,
+        queue: 1,
+        backlog: BacklogBound::default(),
+        kv_tokens: kv_tokens.next_multiple_of(BLOCK_TOKENS),
+        kv_block: BLOCK_TOKENS,
+        budget: StepBudget { chunk_tokens: CHUNK_TOKENS, ..StepBudget::default() },
+        admit_tokens: 1,
+        logit_rows: 1,
+        speculation: None,
+    };
+    Host::new(
+        engine,
+        HostOptions {
+            limits,
+            clock: Clock::monotonic(),
+            emulation: None,
+            turns: None,
+            proposer: None,
+            idle_sequences: 0,
+            watch: None,
+        },
+    )
 }

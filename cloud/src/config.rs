@@ -23,8 +23,9 @@ pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 pub use self::models::{ModelConfig, ModelOptions, NamedFile};
 use crate::access::book::KeyPolicy;
-use crate::service::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use crate::store::{Database, StoreError};
+use baton_generate::scheduler::{BacklogBound, MixedTokens, StepBudget};
+use baton_generate::speculation::Speculation;
 
 /// The model to look for if none is named, relative to the working directory or to the top of a checkout.
 const DEMO_MODEL: &str = "models/demo-cloud.gguf";
@@ -146,6 +147,11 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub prefix_cache: u8,
+    /// Propose several tokens and check them in one pass; answers stay the same. With auto they come from
+    /// earlier text while that is faster, with lookup always. With draft=FILE they come from a smaller GGUF
+    /// model with the same tokenizer, while that is faster. With off none are proposed
+    #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW")]
+    pub speculate: Speculation,
     /// Who may send requests. keys: everyone with a key (see `baton-cloud keys`); auto: the same, but on
     /// loopback everyone as long as no key exists
     #[arg(long, value_enum, default_value_t = AuthMode::Auto, env = "BATON_AUTH", value_name = "MODE")]
@@ -233,6 +239,8 @@ pub struct Config {
     pub budget: StepBudget,
     /// Percent of the KV cache that may keep prefixes that no running sequence uses.
     pub prefix_cache_percent: u8,
+    /// Where proposed tokens come from.
+    pub speculation: Speculation,
     /// Whether every request needs a key.
     pub keys: KeyPolicy,
     /// An extra key for the tenant `default`.
@@ -276,6 +284,9 @@ pub enum ConfigError {
     /// The collector's address is not plain HTTP, which is all that traces are sent over.
     #[error("OTLP endpoint `{0}` must be http://HOST:PORT")]
     Otlp(String),
+    /// A draft model fits one model.
+    #[error("--speculate draft=FILE is for a service of one model; with several, pass auto, lookup or off")]
+    DraftOfSeveral,
     /// The key cannot be sent in a header.
     #[error("the API key must be 1 to 512 visible ASCII characters")]
     Key,
@@ -353,6 +364,9 @@ impl ServeOptions {
         let budget = self.budget()?;
         let prefix_cache = bounded("--prefix-cache", self.prefix_cache, 100, "from 0 to 100")?;
         let emulation = self.emulation()?;
+        if models.len() > 1 && matches!(self.speculate, Speculation::Draft(_)) {
+            return Err(ConfigError::DraftOfSeveral);
+        }
         let metrics_listen = self.metrics_listen.as_deref().map(listen_address).transpose()?;
         if let Some(endpoint) = &self.otlp_endpoint
             && !endpoint.starts_with("http://")
@@ -374,6 +388,7 @@ impl ServeOptions {
             deadline,
             budget,
             prefix_cache_percent: prefix_cache,
+            speculation: self.speculate.clone(),
             edge: self.edge.check()?,
             keys,
             api_key: self.api_key,
@@ -440,6 +455,7 @@ impl Config {
             ("--kv-tokens", self.kv_tokens != new.kv_tokens, false),
             ("prompt tokens of a pass", self.budget != new.budget, false),
             ("--prefix-cache", self.prefix_cache_percent != new.prefix_cache_percent, false),
+            ("--speculate", self.speculation != new.speculation, false),
             ("--repack-mib", self.repack_mib != new.repack_mib, false),
             ("emulation", self.emulation != new.emulation, false),
             ("the console's options", self.admin != new.admin, false),
@@ -507,88 +523,4 @@ fn find_demo_model() -> Result<PathBuf, ConfigError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: ServeOptions,
-    }
-
-    fn parsed(words: &[&str]) -> Result<Config, String> {
-        let words = ["serve", "--model", "m.gguf"].iter().chain(words);
-        let line = Line::try_parse_from(words).map_err(|err| err.to_string())?;
-        line.options.check().map_err(|err| err.to_string())
-    }
-
-    #[track_caller]
-    fn refused(words: &[&str], want: &str) {
-        let err = parsed(words).unwrap_err();
-        assert!(err.contains(want), "{words:?}: {err}");
-    }
-
-    #[test]
-    fn defaults_are_served_on_loopback() {
-        let config = parsed(&["--listen", "127.0.0.1:0"]).unwrap();
-        assert_eq!(config.models.len(), 1);
-        assert_eq!((config.models[0].name.as_str(), &config.models[0].calibration), ("m", &None));
-        assert_eq!(config.database, Database::File("./baton-cloud.db".into()));
-        assert!(config.emulation.is_none());
-        assert!(config.listen.ip().is_loopback());
-        assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
-        assert_eq!(config.edge.http, baton_edge::HttpLimits::default(), "the help says what the types say");
-        assert_eq!(config.edge.api, crate::api::ApiLimits::default());
-        assert_eq!((config.backlog, config.deadline), (BacklogBound::default(), None));
-        let fixed = parsed(&["--mixed-tokens", "48"]).unwrap().budget.mixed;
-        assert_eq!(fixed, MixedTokens::Fixed(48));
-    }
-
-    #[test]
-    fn an_open_address_needs_a_key() {
-        refused(&["--listen", "0.0.0.0:0"], "refusing to listen on 0.0.0.0:0 without a key");
-        refused(&["--listen", "[::]:0"], "without a key");
-        refused(&["--listen", "0.0.0.0:0", "--api-key", "two words"], "visible ASCII");
-        refused(&["--listen", "0.0.0.0:0", "--api-key", ""], "visible ASCII");
-        assert!(parsed(&["--listen", "0.0.0.0:0", "--api-key", "secret"]).is_ok());
-        assert!(parsed(&["--listen", "[::ffff:127.0.0.1]:0"]).is_ok());
-    }
-
-    #[test]
-    fn numbers_are_bounded() {
-        refused(&["--slots", "0"], "--slots");
-        refused(&["--slots", "2000"], "--slots is 2000, it must be from 1 to 1024");
-        refused(&["--slots", "0"], "it must be a whole number, 1 or more");
-        refused(&["--queue=-1"], "--queue");
-        refused(&["--queue", "x"], "it must be a whole number, 0 or more");
-        refused(&["--queue-seconds", "soon"], "it must be a number");
-        refused(&["--queue-seconds", "-1"], "--queue-seconds is -1, it must be from 0 to 86400");
-        refused(&["--queue-seconds=-1"], "--queue-seconds is -1, it must be from 0 to 86400");
-        refused(&["--deadline", "NaN"], "--deadline is NaN");
-        refused(&["--connections", "0"], "--connections is 0, it must be from 1 to 1048576");
-        refused(&["--header-timeout", "0"], "--header-timeout is 0, it must be from 0.01 to 86400 seconds");
-        refused(&["--body-mib", "2000"], "--body-mib is 2000, it must be from 1 to 1024");
-        refused(&["--body-mib", "43"], "--bodies-mib is 128, it must be at least three times --body-mib");
-        refused(&["--tls-cert", "c.pem"], "--tls-key");
-        refused(&["--chunk-tokens", "70000"], "--chunk-tokens");
-        refused(&["--mixed-tokens", "70000"], "--mixed-tokens is 70000, it must be from 1 to 65536");
-        refused(&["--max-stall", "1"], "--max-stall is 1, it must be from 1.1 to 1000");
-        refused(&["--max-stall", "NaN"], "--max-stall is NaN");
-        refused(&["--max-stall", "3", "--mixed-tokens", "64"], "cannot be used with");
-        refused(&["--prefix-cache", "101"], "--prefix-cache is 101, it must be from 0 to 100");
-        refused(&["--emulate-decode-ms=-1"], "emulated `decode_ms` is -1 ms");
-        refused(&["--emulate-prefill-base-ms", "NaN"], "emulated `base_ms` is NaN ms");
-        refused(&["--database", "mysql://x"], "is not supported");
-        refused(&["--listen", "nowhere"], "is not HOST:PORT");
-        refused(&["--metrics-listen", "nowhere"], "is not HOST:PORT");
-        refused(&["--otlp-endpoint", "https://collector:4318"], "must be http://HOST:PORT");
-    }
-
-    #[test]
-    fn emulation_is_on_where_one_figure_is_given() {
-        let config = parsed(&["--emulate-prefill-ms-per-token", "0.1"]).unwrap();
-        let cost = config.emulation.unwrap();
-        assert_eq!((cost.base_ms, cost.prefill_ms_per_token, cost.decode_ms), (0.0, 0.1, 0.0));
-    }
-}
+mod tests;

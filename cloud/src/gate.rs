@@ -23,6 +23,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use baton_generate::planted::{self, Bug};
 use governor::middleware::NoOpMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use governor::{Quota, RateLimiter};
@@ -32,8 +33,8 @@ pub use self::reservation::{Payer, RECEIPT_MS, RequestName, Reservation, SENT_MA
 use self::reservation::Receipt;
 use crate::access::Tenant;
 use crate::learn::traffic::{DAY_MS, MINUTE_MS};
-use crate::service::desk::Clock;
 use crate::store::{SharedUsage, UsageDelta};
+use baton_generate::clock::Clock;
 
 /// The most days of usage that are kept while the database is away; older ones are dropped.
 const DAYS_WAITING_MAX: usize = 8;
@@ -290,6 +291,9 @@ impl Gate {
             if let Some((requests, tokens)) = meter.waiting.get_mut(&delta.day_ms) {
                 *requests = requests.saturating_sub(delta.day_requests);
                 *tokens = tokens.saturating_sub(delta.tokens);
+                if planted::is(Bug::UsageForgotten) {
+                    *tokens = 0;
+                }
                 if (*requests, *tokens) == (0, 0) {
                     meter.waiting.remove(&delta.day_ms);
                 }

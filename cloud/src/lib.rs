@@ -34,4 +34,4 @@ pub mod serve;
 pub mod service;
 pub mod store;
 
-pub use service::desk::Clock;
+pub use baton_generate::clock::Clock;

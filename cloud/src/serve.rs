@@ -17,7 +17,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use baton_edge::Phase;
 use baton_edge::tls::Tls;
-use baton_engine::{Adapter, Model};
+use baton_engine::{Adapter, Engine, Model};
 use baton_openai::ChatMessage;
 use baton_protocol::Role;
 use baton_refine::Calibration;
@@ -37,10 +37,10 @@ use crate::scene::book::SceneBook;
 use crate::serve::reload::Reload;
 use crate::serve::upkeep::Upkeep;
 use crate::service::completion::CompletionRequest;
-use crate::service::desk::Clock;
-use crate::service::worker::Worker;
 use crate::service::{CloudService, ModelSetup, ServiceOptions};
 use crate::store::{Snapshot, Store, now_ms};
+use baton_generate::clock::Clock;
+use baton_generate::host::Host;
 
 /// Time to send the last spans at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
@@ -71,12 +71,12 @@ pub async fn serve(
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
     let options = options(&config, coefficients, traces);
-    let (service, workers) =
+    let (service, hosts) =
         CloudService::with_models(models, SceneBook::default(), options).context("set the engine up")?;
     let access = access(&config, &service);
     let upkeep = upkeep(&store, &service, &access, settings).await?;
-    let workers =
-        workers.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
+    let threads =
+        hosts.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
     let listener =
         baton_edge::listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
@@ -116,7 +116,7 @@ pub async fn serve(
     }
     upkeep.stop().await;
     store.close().await;
-    join(workers).await?;
+    join(threads).await?;
     drop(service);
     if let Some(spans) = spans {
         // The last spans are being sent.
@@ -162,6 +162,7 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
         budget: config.budget,
         prefix_cache_percent: config.prefix_cache_percent,
         emulation: config.emulation,
+        speculation: config.speculation.clone(),
         coefficients,
         clock: Clock::monotonic(),
         metrics: Arc::default(),
@@ -203,18 +204,18 @@ impl Signals {
     }
 }
 
-/// Runs the worker on its own thread.
+/// Runs the host on its own thread.
 ///
 /// # Errors
 /// The system's error if it cannot start a thread.
-pub fn start(worker: Worker) -> std::io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name("engine-driver".into()).spawn(move || worker.run())
+pub fn start(host: Host<Engine>) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("engine-driver".into()).spawn(move || host.serve())
 }
 
 /// Waits until the engines' threads have ended.
-async fn join(workers: Vec<std::thread::JoinHandle<()>>) -> anyhow::Result<()> {
-    for worker in workers {
-        let joined = tokio::task::spawn_blocking(move || worker.join()).await;
+async fn join(threads: Vec<std::thread::JoinHandle<()>>) -> anyhow::Result<()> {
+    for thread in threads {
+        let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         if !matches!(joined, Ok(Ok(()))) {
             anyhow::bail!("an engine's thread panicked");
         }

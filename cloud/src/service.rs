@@ -1,33 +1,35 @@
 //! The service without HTTP: requests in, event streams out.
 //!
-//! [`CloudService`] checks and prepares requests on the caller's thread. The [`Worker`] of each model owns
-//! that model's engine. A server runs each worker on its own thread; a test may drive it step by step, in
+//! [`CloudService`] checks and prepares requests on the caller's thread. The [`Host`] of each model owns
+//! that model's engine. A server runs each host on its own thread; a test may drive it step by step, in
 //! virtual time. Never: logs or keeps a prompt. Always: a request is refused before its first event, or ends
 //! with exactly one terminal event.
 
 mod assist;
 mod error;
-mod job;
+mod figures;
 mod prefixes;
+mod reader;
 mod recorder;
 mod refining;
 mod served;
 
 pub mod completion;
 pub mod constrain;
-pub mod desk;
 pub mod logprobs;
-pub mod scheduler;
 pub mod stream;
 pub mod tools;
-pub mod worker;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{AdapterId, Model};
+use baton_engine::{AdapterId, Engine, EngineError, EngineOptions, Model, Sequences};
+use baton_generate::clock::Clock;
+use baton_generate::host::{Host, KvFigures, NotTaken, Stage, Turns};
+use baton_generate::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
+use baton_generate::speculation::{ProposerWithLimits, Speculation, SpeculationError};
 use baton_protocol::{AssistRequest, SceneInfo};
 
 use crate::access::DeviceClass;
@@ -41,12 +43,9 @@ use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::Asked;
 use crate::service::completion::CompletionRequest;
-use crate::service::desk::{Clock, KvFigures, NotTaken, Stage};
-use crate::service::job::Job;
+use crate::service::reader::Prepared;
 use crate::service::recorder::Recorder;
-use crate::service::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
 use crate::service::stream::AssistStream;
-use crate::service::worker::{Turns, Worker};
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
@@ -86,6 +85,8 @@ pub struct ServiceOptions {
     pub coefficients: Coefficients,
     /// The clock.
     pub clock: Clock,
+    /// Where proposed tokens come from. [`Speculation::Auto`] means off while a slower machine is emulated.
+    pub speculation: Speculation,
     /// Metrics of requests.
     pub metrics: Arc<Metrics>,
     /// Receives traces, if they are sent anywhere.
@@ -106,9 +107,25 @@ impl Default for ServiceOptions {
             emulation: None,
             coefficients: Coefficients::default(),
             clock: Clock::monotonic(),
+            speculation: Speculation::default(),
             metrics: Arc::default(),
             traces: None,
         }
+    }
+}
+
+impl ServiceOptions {
+    /// Returns the source of proposed tokens for a model, and how many are worth asking for.
+    fn proposer(
+        &self,
+        model: &Model,
+        engine: EngineOptions,
+    ) -> Result<Option<ProposerWithLimits>, SpeculationError> {
+        // An emulated pass takes its time whatever the proposals are, so they could only cost.
+        if self.emulation.is_some() && self.speculation == Speculation::Auto {
+            return Ok(None);
+        }
+        self.speculation.proposer(model, engine)
     }
 }
 
@@ -148,7 +165,7 @@ pub struct Terms {
 }
 
 impl CloudService {
-    /// Makes a service of one model, and the worker that must run to write its answers.
+    /// Makes a service of one model, and the host that must run to write its answers.
     ///
     /// # Errors
     /// [`SetupError`] if the engine cannot be set up.
@@ -156,13 +173,13 @@ impl CloudService {
         setup: ModelSetup,
         scenes: SceneBook,
         options: ServiceOptions,
-    ) -> Result<(CloudService, Worker), SetupError> {
-        let (service, mut workers) = CloudService::with_models(vec![setup], scenes, options)?;
-        Ok((service, workers.remove(0)))
+    ) -> Result<(CloudService, Host<Engine>), SetupError> {
+        let (service, mut hosts) = CloudService::with_models(vec![setup], scenes, options)?;
+        Ok((service, hosts.remove(0)))
     }
 
-    /// Makes a service of several models, the first of which is the default, and a worker for each, in the
-    /// same order. Each model has its own queue, slots and KV cache; their passes take turns on the machine.
+    /// Makes a service of several models, the first of which is the default, and a host for each, in the same
+    /// order. Each model has its own queue, slots and KV cache; their passes take turns on the machine.
     ///
     /// # Errors
     /// [`SetupError`] if there is no model, two have the same name, or an engine cannot be set up.
@@ -170,24 +187,37 @@ impl CloudService {
         setups: Vec<ModelSetup>,
         scenes: SceneBook,
         options: ServiceOptions,
-    ) -> Result<(CloudService, Vec<Worker>), SetupError> {
+    ) -> Result<(CloudService, Vec<Host<Engine>>), SetupError> {
+        CloudService::over(setups, scenes, options, Engine::new)
+    }
+
+    /// As [`Self::with_models`], over engines that `engine` makes.
+    ///
+    /// # Errors
+    /// As for [`Self::with_models`].
+    pub fn over<S: Sequences>(
+        setups: Vec<ModelSetup>,
+        scenes: SceneBook,
+        options: ServiceOptions,
+        mut engine: impl FnMut(Arc<Model>, EngineOptions) -> Result<S, EngineError>,
+    ) -> Result<(CloudService, Vec<Host<S>>), SetupError> {
         let (metrics, deadline) = (options.metrics.clone(), Mutex::new(options.deadline));
         // A single model needs no turns.
         let turns = (setups.len() > 1).then(Arc::<Turns>::default);
-        let (mut models, mut workers) = (Vec::new(), Vec::new());
+        let (mut models, mut hosts) = (Vec::new(), Vec::new());
         for setup in setups {
             if models.iter().any(|served: &Arc<Served>| served.name == setup.name) {
                 return Err(SetupError::DuplicateModel(setup.name));
             }
-            let (served, worker) = Served::open(setup, &options, turns.clone())?;
+            let (served, host) = Served::open(setup, &options, turns.clone(), &mut engine)?;
             models.push(Arc::new(served));
-            workers.push(worker);
+            hosts.push(host);
         }
         if models.is_empty() {
             return Err(SetupError::NoModel);
         }
         let inner = Inner { models, scenes, metrics, deadline };
-        Ok((CloudService { inner: Arc::new(inner) }, workers))
+        Ok((CloudService { inner: Arc::new(inner) }, hosts))
     }
 
     /// Returns the model that answers requests that name none.
@@ -279,20 +309,20 @@ impl CloudService {
         let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
         let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
-        let (mut job, mut stream) = assist::prepare(served, &asked)?;
+        let (mut prepared, mut stream) = assist::prepare(served, &asked)?;
         if let Some(max_tokens) = terms.max_tokens {
-            job.limit(max_tokens);
+            prepared.limit(max_tokens);
         }
         let owner = terms.owner;
         if let Some(payer) = payer {
-            job.reserve(payer, Some(assist::name(request)))?;
+            prepared.reserve(payer, Some(assist::name(request)))?;
         }
-        self.submit(served, job, terms)?;
+        self.submit(served, prepared, terms)?;
         if let Some(device) = &request.device {
             // A device's report about itself is valid for every model.
-            self.inner.models.iter().for_each(|served| served.desk.hear(owner, device));
+            self.inner.models.iter().for_each(|served| served.figures.hear(owner, device));
         }
-        stream.watch(Recorder::new(&self.first().desk, recorder::key(request), stream.prompt_tokens()));
+        stream.watch(Recorder::new(self.first(), recorder::key(request), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -327,12 +357,12 @@ impl CloudService {
         payer: Option<&Payer>,
     ) -> Result<AssistStream, ServiceError> {
         let served = self.named(&request.model)?;
-        let (mut job, mut stream) = completion::prepare(served, request, &terms)?;
+        let (mut prepared, mut stream) = completion::prepare(served, request, &terms)?;
         if let Some(payer) = payer {
-            job.reserve(payer, None)?;
+            prepared.reserve(payer, None)?;
         }
-        self.submit(served, job, terms)?;
-        stream.watch(Recorder::new(&self.first().desk, TrafficKey::default(), stream.prompt_tokens()));
+        self.submit(served, prepared, terms)?;
+        stream.watch(Recorder::new(self.first(), TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -343,7 +373,7 @@ impl CloudService {
 
     /// Changes the limits of the queue and the default deadline. Requests that wait already stay.
     pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
-        self.inner.models.iter().for_each(|served| served.desk.set_backlog(queue, backlog));
+        self.inner.models.iter().for_each(|served| served.handle.set_backlog(queue, backlog));
         *self.inner.deadline.lock().expect("no holder of this lock panics") = deadline;
     }
 
@@ -406,7 +436,7 @@ impl CloudService {
     /// Returns the current use of every model, the default first.
     pub fn models_in_use(&self) -> Vec<ModelUsage> {
         let used = |served: &Arc<Served>| {
-            let (stats, kv) = (served.desk.stats(), served.desk.kv());
+            let (stats, kv) = (served.handle.stats(), served.handle.kv());
             let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
             ModelUsage {
                 model: served.name.clone(),
@@ -439,50 +469,50 @@ impl CloudService {
 
     /// Returns the scheduler's statistics, all models together.
     pub fn stats(&self) -> SchedulerStats {
-        let all = self.inner.models.iter().map(|served| served.desk.stats());
+        let all = self.inner.models.iter().map(|served| served.handle.stats());
         all.reduce(SchedulerStats::beside).unwrap_or_default()
     }
 
     /// Returns the content of the KV caches after the last passes, all models together.
     pub fn kv(&self) -> KvFigures {
-        let all = self.inner.models.iter().map(|served| served.desk.kv());
+        let all = self.inner.models.iter().map(|served| served.handle.kv());
         all.reduce(KvFigures::beside).unwrap_or_default()
     }
 
     /// Returns the current cost of this cloud, with its default model.
     pub fn measured(&self) -> Measured {
-        self.first().desk.measured()
+        self.first().figures.measured()
     }
 
     /// Returns the costs of this cloud (with its default model), of device classes and of network classes, as
     /// refitted from telemetry.
     pub fn coefficients(&self) -> Coefficients {
-        self.first().desk.coefficients()
+        self.first().figures.coefficients()
     }
 
     /// Returns the service's clock.
     pub fn clock(&self) -> Clock {
-        self.first().desk.clock.clone()
+        self.first().clock.clone()
     }
 
     /// Sets the costs of these device classes, which replace what the devices report.
     pub fn set_classes(&self, classes: &[DeviceClass]) {
-        self.inner.models.iter().for_each(|served| served.desk.set_classes(classes));
+        self.inner.models.iter().for_each(|served| served.figures.set_classes(classes));
     }
 
     /// Returns sums of requests that the database does not have yet.
     pub fn unwritten_traffic(&self) -> Vec<TrafficRow> {
-        self.first().desk.traffic(|traffic| traffic.unwritten())
+        self.first().figures.traffic(|traffic| traffic.unwritten())
     }
 
     /// Notes that the database has these sums.
     pub fn traffic_written(&self, rows: &[TrafficRow]) {
-        self.first().desk.traffic(|traffic| traffic.written(rows, now_ms()));
+        self.first().figures.traffic(|traffic| traffic.written(rows, now_ms()));
     }
 
     /// Returns whether requests are accepted.
     pub fn is_open(&self) -> bool {
-        self.inner.models.iter().all(|served| served.desk.stage() == Stage::Open)
+        self.inner.models.iter().all(|served| served.handle.stage() == Stage::Open)
     }
 
     /// Returns why the program must be restarted, if it must: an engine's thread has panicked, or a model's
@@ -490,23 +520,19 @@ impl CloudService {
     pub fn failure(&self) -> Option<String> {
         self.inner.models.iter().find_map(|served| match served.model.intact() {
             Err(err) => Some(err.to_string()),
-            Ok(()) if served.desk.stage() == Stage::Failed => Some("the engine has failed".to_owned()),
+            Ok(()) if served.handle.stage() == Stage::Failed => Some("the engine has failed".to_owned()),
             Ok(()) => None,
         })
     }
 
-    /// Stops accepting requests. Running answers end by themselves, then the worker's thread ends.
+    /// Stops accepting requests. Running answers end by themselves, then the threads of the hosts end.
     pub fn drain(&self) {
-        self.advance(Stage::Draining);
+        self.inner.models.iter().for_each(|served| served.handle.drain());
     }
 
-    /// Cancels every answer. The worker's thread ends after the current pass.
+    /// Cancels every answer. The threads of the hosts end after the current pass.
     pub fn stop(&self) {
-        self.advance(Stage::Stopping);
-    }
-
-    fn advance(&self, stage: Stage) {
-        self.inner.models.iter().for_each(|served| served.desk.advance(stage));
+        self.inner.models.iter().for_each(|served| served.handle.stop());
     }
 
     fn info(&self, scene: &Scene) -> SceneInfo {
@@ -521,15 +547,15 @@ impl CloudService {
         }
     }
 
-    fn submit(&self, served: &Served, mut job: Job, terms: Terms) -> Result<(), ServiceError> {
+    fn submit(&self, served: &Served, mut prepared: Prepared, terms: Terms) -> Result<(), ServiceError> {
         let deadline = terms.deadline.or(*self.inner.deadline.lock().expect("no holder of this lock panics"));
-        job.spec.deadline = deadline.map(|within| job.arrived_at + within);
-        job.spec.bytes = job.held_bytes();
-        job.spec.share = terms.share;
-        job.observer.request = terms.request;
-        job.observer.tenant = terms.tenant;
-        served.desk.submit(job).map_err(|refused| match refused {
-            NotTaken::Draining => {
+        prepared.spec.deadline = deadline.map(|within| prepared.reader.arrived_at + within);
+        prepared.spec.bytes = prepared.held_bytes();
+        prepared.spec.share = terms.share;
+        prepared.reader.observer.request = terms.request;
+        prepared.reader.observer.tenant = terms.tenant;
+        served.handle.submit(prepared.into_job()).map_err(|refused| match refused {
+            NotTaken::Draining | NotTaken::Gone => {
                 self.inner.metrics.rejected("stopping");
                 ServiceError::Stopping
             }

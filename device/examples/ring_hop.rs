@@ -5,8 +5,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use baton_device::ring::channel::{Channel, Purpose};
-use baton_device::ring::identity::{DeviceName, Identity};
+use baton_ring::home::identity::{DeviceName, Identity};
+use baton_ring::wire::channel::{Channel, Purpose};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const TURNS: usize = 4000;

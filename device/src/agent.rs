@@ -3,17 +3,21 @@
 //! Makes no decisions itself. Joins every task it starts; if an answer is dropped, the cloud is cancelled and
 //! the engine stops.
 
+mod commands;
 mod fit;
 mod recent;
 mod report;
+mod running;
 mod stream;
 
+use commands::Commands;
 use recent::Recent;
 pub use report::AnswerReport;
+use running::{Running, RunningAnswers};
 use stream::{CloudMessage, CloudStream};
 
 use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
-use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
+use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
 use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
     CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
@@ -21,23 +25,27 @@ use crate::relay::{
 };
 use crate::worker::EngineWorker;
 use baton_engine::sampling::SamplingParams;
-use baton_engine::speculation::SpeculationStats;
 use baton_engine::stop::{StopError, StopStrings};
 use baton_engine::tokenizer::Tokenizer;
 use baton_engine::{AdapterId, Model};
+use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
-    AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, RefineOptions, Sampling, SceneInfo, Segment,
+    AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, ProgressStage, RefineOptions, Sampling,
+    SceneInfo, Segment,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use uuid::Uuid;
 
 /// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How soon a reader is told that its answer waits, and how often again.
+const TOLD_FIRST: Duration = Duration::from_millis(200);
+const TOLD_AGAIN: Duration = Duration::from_secs(2);
 /// Number of prompt ids reserved for one answer.
 const PROMPTS_PER_ANSWER: u64 = 16;
 /// The device cost to use if there is no device model.
@@ -130,7 +138,7 @@ impl DeviceModel {
     }
 }
 
-/// Answers questions, one at a time.
+/// Answers questions: as many at a time as the device computes; the others wait, first come, first served.
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) device: Option<DeviceModel>,
@@ -148,6 +156,8 @@ pub struct Agent {
     /// Private values of earlier questions. They are restored in an answer, so they come back in the history
     /// of the next question.
     memory: Memory,
+    /// Answers that are under way, with what is shown of them.
+    running: RunningAnswers,
 }
 
 struct Prepared {
@@ -167,17 +177,19 @@ impl Agent {
         cloud: Option<CloudClient>,
         device_class: impl Into<String>,
     ) -> Self {
+        let answers = device.as_ref().map_or(1, |device| device.worker.answers());
         Self {
             device,
             tokenizer,
             cloud,
             device_class: device_class.into(),
-            turn: Semaphore::new(1),
+            turn: Semaphore::new(answers),
             prompts: AtomicU64::new(1),
             cloud_paused_until: Mutex::new(None),
             recent: Mutex::default(),
             network: None,
             memory: Memory::default(),
+            running: RunningAnswers::default(),
         }
     }
 
@@ -207,10 +219,6 @@ impl Agent {
         self.device.as_ref().map(|d| d.worker.cost())
     }
 
-    fn speculation(&self) -> Option<SpeculationStats> {
-        self.device.as_ref().and_then(|d| d.worker.speculation())
-    }
-
     /// Answers one question; sends text and notes to `events` as they come. Dropping the receiver cancels the
     /// answer.
     ///
@@ -222,7 +230,7 @@ impl Agent {
         events: mpsc::Sender<AnswerEvent>,
     ) -> Result<AnswerReport, AgentError> {
         let mode = self.mode(question.mode)?;
-        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        let _turn = self.turn(mode, &events).await;
         let has_cloud = mode != RelayMode::DeviceOnly;
         let mut prepared = self.prepare(question, mode, has_cloud).await?;
         let mut notes = std::mem::take(&mut prepared.notes);
@@ -230,19 +238,43 @@ impl Agent {
             // The loop in `drive` notices a reader that is gone.
             let _gone = events.send(AnswerEvent::Note(note.clone())).await;
         }
-        let before = self.speculation();
-        let outcome = self.drive(&mut prepared, &events, &mut notes).await;
-        self.recent().add(&outcome.timeline);
         let table = prepared.redactor.table();
+        let running = (!table.is_empty()).then(|| self.running.begin(Arc::clone(&table)));
+        let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
+        self.recent().add(&outcome.timeline);
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
         if !table.is_empty() {
-            // This is done before the turn ends, because the next question may hold this answer.
+            // This is done before the answer counts as ended, because the next question may hold it.
             let (memory, answer) = (self.memory.clone(), report.answer.clone());
             let learn = move || memory.learn_answer(&table, &answer);
             tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
         }
-        report.speculation = self.speculation().zip(before).map(|(now, before)| now.since(&before).into());
+        report.speculation = speculation.map(Into::into);
         Ok(report)
+    }
+
+    /// Waits until this device may compute one more answer, and tells the reader so. The cloud's answers need
+    /// no place. Returns none for them, and for a reader that is gone.
+    async fn turn(&self, mode: RelayMode, events: &mpsc::Sender<AnswerEvent>) -> Option<SemaphorePermit<'_>> {
+        if mode == RelayMode::CloudOnly {
+            return None;
+        }
+        let mut turn = std::pin::pin!(self.turn.acquire());
+        let mut wait = TOLD_FIRST;
+        loop {
+            tokio::select! {
+                biased;
+                turn = &mut turn => return Some(turn.expect("the semaphore is never closed")),
+                () = events.closed() => return None,
+                () = tokio::time::sleep(wait) => {
+                    let (stage, source) = (ProgressStage::Queue, Source::Device);
+                    let waits = Progress { source, stage, computed: 0, total: 0, eta_ms: None };
+                    // A reader that does not read needs no news.
+                    let _unread = events.try_send(AnswerEvent::Progress(waits));
+                    wait = TOLD_AGAIN;
+                }
+            }
+        }
     }
 
     fn mode(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {
@@ -273,7 +305,12 @@ impl Agent {
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
         let model = self.device.as_ref().map(|device| device.model.clone());
+        let running = self.running.shown();
         let prepare = move || {
+            // The question may hold what is shown of answers that are under way.
+            for (table, shown) in running {
+                memory.learn_answer(&table, &shown);
+            }
             let mut redactor = Redactor::default().with_memory(memory);
             let mut redacted = match has_cloud {
                 true => redactor.redact_request(&draft).map_err(|err| unchecked(&err)),
@@ -379,9 +416,10 @@ impl Agent {
         prepared: &mut Prepared,
         events: &mpsc::Sender<AnswerEvent>,
         notes: &mut Vec<Note>,
-    ) -> Outcome {
+        running: Option<&Running>,
+    ) -> (Outcome, Option<SpeculationStats>) {
         let mut queue = VecDeque::from([RelayEvent::Begin]);
-        let mut reports = self.attach(&mut queue).await;
+        let (commands, mut reports) = self.attach(&mut queue).unzip();
         let origin = Instant::now();
         let mut cloud: Option<CloudStream> = None;
         let mut wake: Option<Millis> = None;
@@ -407,13 +445,15 @@ impl Agent {
                             }
                         }
                         RelayEffect::Engine(command) => {
-                            queue.extend(self.command(command, &mut reports).await);
+                            queue.extend(tell(commands.as_ref(), command).await);
                         }
                         RelayEffect::Show { index, text, source } => {
+                            running.inspect(|running| running.shows(&text));
                             let event = AnswerEvent::Text { index: Some(index), text, source };
                             queue.extend(deliver(events, event).await);
                         }
                         RelayEffect::Tail { text } => {
+                            running.inspect(|running| running.shows(&text));
                             let event = AnswerEvent::Text { index: None, text, source: Source::Device };
                             queue.extend(deliver(events, event).await);
                         }
@@ -429,7 +469,11 @@ impl Agent {
                             if let Some(stream) = cloud.take() {
                                 stream.close().await;
                             }
-                            return *outcome;
+                            let speculation = match commands {
+                                Some(commands) => commands.end().await,
+                                None => None,
+                            };
+                            return (*outcome, speculation);
                         }
                     }
                 }
@@ -438,19 +482,19 @@ impl Agent {
             queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
             // `next_event` prefers the cloud, so one engine report is taken here as well. A cloud that never
             // pauses must not starve the engine.
-            let report = reports.as_mut().and_then(|reports| reports.try_recv().ok());
+            let report = reports.as_mut().and_then(Reports::try_recv);
             queue.extend(report.map(RelayEvent::Engine));
         }
     }
 
-    /// Gets the engine's reports for a new answer. If the engine is gone, queues [`RelayEvent::EngineLost`]:
-    /// the cloud may still answer.
-    async fn attach(&self, queue: &mut VecDeque<RelayEvent>) -> Option<mpsc::Receiver<EngineReport>> {
-        let attached = self.device.as_ref()?.worker.attach().await;
-        if attached.is_err() {
+    /// Begins a new answer of the device. If the engine is gone, queues [`RelayEvent::EngineLost`]: the cloud
+    /// may still answer.
+    fn attach(&self, queue: &mut VecDeque<RelayEvent>) -> Option<(Commands, Reports)> {
+        let Ok((answer, reports)) = self.device.as_ref()?.worker.answer() else {
             queue.push_back(RelayEvent::EngineLost);
-        }
-        attached.ok()
+            return None;
+        };
+        Some((Commands::begin(answer), reports))
     }
 
     fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
@@ -496,19 +540,15 @@ impl Agent {
             *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
         }
     }
+}
 
-    /// Gives a command to the engine; returns an event if the engine is gone.
-    async fn command(
-        &self,
-        command: EngineCommand,
-        reports: &mut Option<mpsc::Receiver<EngineReport>>,
-    ) -> Option<RelayEvent> {
-        let gone = self.device.as_ref()?.worker.command(command).await.is_err();
-        if gone {
-            *reports = None;
-        }
-        gone.then_some(RelayEvent::EngineLost)
-    }
+/// Gives a command to the device's answer; returns an event if there is none, or its task has failed.
+async fn tell(commands: Option<&Commands>, command: EngineCommand) -> Option<RelayEvent> {
+    let told = match commands {
+        Some(commands) => commands.send(command).await,
+        None => false,
+    };
+    (!told).then_some(RelayEvent::EngineLost)
 }
 
 fn no_cloud() -> CloudFault {
@@ -543,7 +583,7 @@ async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Opti
 /// Waits for the next event. If several are ready, the first branch of the `select!` below wins.
 async fn next_event(
     cloud: &mut Option<CloudStream>,
-    reports: &mut Option<mpsc::Receiver<EngineReport>>,
+    reports: &mut Option<Reports>,
     sleep: Option<Duration>,
     events: &mpsc::Sender<AnswerEvent>,
 ) -> RelayEvent {

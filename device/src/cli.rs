@@ -133,7 +133,7 @@ struct CommonArgs {
     /// auto uses what the system can give; all maps the whole file. What does not fit is read from the disk
     /// for every token; --repack-mib then has no effect.
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
-    memory: crate::residency::MemoryFor,
+    memory: crate::machine::residency::MemoryFor,
     /// Most tokens of prompt and answer together [default: the model's context, if memory allows; with --ring
     /// 8192]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
@@ -145,7 +145,7 @@ struct CommonArgs {
     /// earlier text while that is faster, with lookup always. With draft=FILE they come from a smaller GGUF
     /// model with the same tokenizer, while that is faster. With off none are proposed
     #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW", hide_short_help = true, help_heading = heading::MODEL)]
-    speculate: crate::local::Speculation,
+    speculate: baton_generate::speculation::Speculation,
     /// Folder for settings [default: the platform's]
     #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     config_dir: Option<PathBuf>,

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use baton_engine::ModelConfig;
 
-use crate::residency::{BUFFER_BYTES, KV_FACTOR, MemoryFor, text_bytes};
-use crate::ring::profile::this_memory;
-use crate::ring::shape::{ShapeError, config_of, shape_of};
+use crate::machine::profile::this_memory;
+use crate::machine::residency::{BUFFER_BYTES, KV_FACTOR, MemoryFor, text_bytes};
+use crate::machine::shape::{ShapeError, config_of, shape_of};
 
 /// Tokens that are always held; if memory is short, weights are read from the disk.
 pub const TOKENS_MIN: usize = 8_192;

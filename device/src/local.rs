@@ -1,8 +1,8 @@
-//! The local engine for the relay: takes commands, returns reports, runs one forward pass at a time.
+//! One answer on this device: the relay's commands become jobs and orders of the host, and what the host says
+//! becomes reports.
 //!
-//! Synchronous and without a clock: the worker thread (or a test in virtual time) decides when a pass runs
-//! and how long it took. Holds one sequence, with one adapter or none. The part of the KV cache that the next
-//! prompt shares is kept, for each adapter separately.
+//! Commands may tokenize, so they take milliseconds, but they never wait for the engine. Several answers can
+//! be under way on one host; each has its own [`LocalAnswer`] and its own [`Reports`].
 //!
 //! What always holds:
 //!
@@ -10,61 +10,163 @@
 //!   ring's devices busy.
 //! - The cloud's tokens go through the model in the last prefill pass. Its last position already gives the
 //!   device's own first token.
-//! - Which tokens are written depends on the commands alone. How many one pass writes depends on
-//!   [`LocalEngine::took`] as well.
+//! - Which tokens are written depends on the commands alone. How many one pass writes depends on what
+//!   proposals cost.
 
 mod command;
-mod decode;
-mod sequences;
+mod driven;
+mod reader;
 mod shorten;
-mod speculate;
-mod verify;
 
-pub use command::{
-    Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
-};
-pub use sequences::{SequenceError, Sequences};
-pub(crate) use shorten::{assembled, shortened};
-pub use speculate::{Decoded, Speculation, SpeculationError};
+use std::sync::Arc;
 
-use baton_engine::pace_emulation::PassContent;
+use baton_engine::pace_emulation::PassCost;
 use baton_engine::prompt::Prompt;
 use baton_engine::sampling::Sampler;
-use baton_engine::speculation::Speculator;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{
-    Adapter, AdapterId, Engine, EngineError, EngineOptions, Model, SeqId, StepControl, StepSeq, Wanted,
-};
+use baton_engine::{BLOCK_TOKENS, Model, PrefixScope, Sequences};
+use baton_generate::answer::{Answer, AnswerOptions, TextMode};
+use baton_generate::clock::Clock;
+use baton_generate::host::{Host, HostHandle, HostOptions, NotTaken, PassWatch, Stage};
+use baton_generate::job::{Job, Order};
+use baton_generate::scheduler::{BacklogBound, Goal, JobId, JobSpec, Limits, MixedTokens, Share, StepBudget};
+use baton_generate::speculation::{ProposerWithLimits, SpeculationStats};
+use baton_generate::unread::{CancelFlag, Unread};
 use baton_protocol::Segment;
 use baton_terminal::chain;
-use decode::Decoder;
-use std::sync::Arc;
-use std::time::Duration;
-use verify::Verification;
+
+pub use self::command::{
+    Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
+};
+pub use self::driven::Driven;
+#[cfg(test)]
+pub(crate) use self::reader::Message;
+pub use self::reader::Reports;
+use self::reader::{Line, OfPrompt, Reader};
+pub(crate) use self::shorten::{assembled, shortened};
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
 const PASSES: usize = 16;
 /// Least tokens of a prefill pass.
 const CHUNK_TOKENS_MIN: usize = 8;
-/// The last prompt chunk joins the verification pass if its logits need at most this many floats. No step of
-/// that pass returns more.
-const MERGED_LOGITS_MAX: usize = 8 << 20;
+/// The most tokens of all prompts in one pass. More than 1/16 of any prompt up to 32,768 tokens, so that a lone
+/// prompt of that size is not divided further.
+const CHUNK_TOKENS_MAX: usize = 2048;
+/// While answers are written, a pass with prompts takes at most this many times as long as one without.
+const STALL_MAX: f64 = 5.0;
+/// The logits that a verification pass has at most, as floats.
+const LOGITS_MAX: usize = 8 << 20;
 /// At least one in this many tokens of the context is kept free for the answer.
 const ANSWER_SHARE: usize = 4;
+/// Answers that may wait for room in the KV cache.
+const WAITING_MAX: usize = 16;
+/// An answer gets a slot if there is room for so many tokens of it. A device computes a prompt again slowly,
+/// so an answer that begins should rarely have to give way.
+const ADMIT_TOKENS: usize = 256;
+/// An answer with so many unread reports waits for its reader.
+const UNREAD_MAX: usize = 512;
 
-/// What one pass did.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct PassOutcome {
-    /// Reports for the relay.
-    pub reports: Vec<EngineReport>,
-    /// What the pass computed, to emulate and measure its cost.
-    pub content: PassContent,
-    /// Number of tokens in the KV cache before a prefill pass.
-    pub held_tokens: usize,
-    /// Result of a decoding pass; `None` for other passes.
-    pub decoded: Option<Decoded>,
-    /// The pass was cancelled; nothing changed.
-    pub cancelled: bool,
+/// What a device's host is made with.
+pub struct LocalOptions {
+    /// Tokens that the answers under way may have together, with their prompts.
+    pub kv_tokens: usize,
+    /// The most answers that are computed at the same time, at least 1.
+    pub answers: usize,
+    /// Sequences that are kept after their answers, for the next ones.
+    pub idle_sequences: usize,
+    /// Makes proposals.
+    pub proposer: Option<ProposerWithLimits>,
+    /// The machine to emulate.
+    pub emulation: PassCost,
+    /// The clock.
+    pub clock: Clock,
+    /// Hears of every pass.
+    pub watch: Option<Box<dyn PassWatch>>,
+}
+
+impl LocalOptions {
+    /// Returns the options for one answer at a time, without proposals.
+    pub fn new(kv_tokens: usize) -> LocalOptions {
+        LocalOptions {
+            kv_tokens,
+            answers: 1,
+            idle_sequences: 1,
+            proposer: None,
+            emulation: PassCost::default(),
+            clock: Clock::monotonic(),
+            watch: None,
+        }
+    }
+}
+
+/// A device's model: what an answer needs to begin.
+#[derive(Debug, Clone)]
+pub struct LocalModel {
+    handle: HostHandle,
+    model: Arc<Model>,
+    capacity: usize,
+    answers: usize,
+}
+
+impl LocalModel {
+    /// Makes a host over `engine`, and the model that it serves.
+    ///
+    /// # Panics
+    /// If there is no room for a token, or `answers` is 0.
+    pub fn host<S: Sequences>(engine: S, options: LocalOptions) -> (Host<S>, LocalModel) {
+        let model = Arc::clone(engine.model());
+        let config = model.config();
+        let (capacity, vocab_len) = (options.kv_tokens.min(config.context_len), config.vocab_len);
+        let (proposer, speculation) = options.proposer.unzip();
+        let limits = Limits {
+            slots: options.answers,
+            queue: WAITING_MAX,
+            backlog: BacklogBound::NONE,
+            kv_tokens: engine.kv_tokens(),
+            kv_block: BLOCK_TOKENS,
+            budget: StepBudget { chunk_tokens: CHUNK_TOKENS_MAX, mixed: MixedTokens::MaxStall(STALL_MAX) },
+            admit_tokens: ADMIT_TOKENS,
+            logit_rows: (LOGITS_MAX / vocab_len).max(1),
+            speculation,
+        };
+        let options = HostOptions {
+            limits,
+            clock: options.clock,
+            emulation: Some(options.emulation).filter(|cost| !cost.is_none()),
+            turns: None,
+            proposer,
+            idle_sequences: options.idle_sequences,
+            watch: options.watch,
+        };
+        let host = Host::new(engine, options);
+        let local = LocalModel { handle: host.handle(), model, capacity, answers: limits.slots };
+        (host, local)
+    }
+
+    /// Returns the model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Returns the most tokens that prompt and answer may have together.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Returns how many answers are computed at the same time.
+    pub fn answers(&self) -> usize {
+        self.answers
+    }
+
+    /// Returns access to the host.
+    pub fn handle(&self) -> &HostHandle {
+        &self.handle
+    }
+
+    /// Returns whether the host still takes answers.
+    pub fn is_open(&self) -> bool {
+        self.handle.stage() == Stage::Open
+    }
 }
 
 /// Why a command was not carried out.
@@ -99,358 +201,240 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-enum Stage {
-    Prefill,
-    Ready,
-    Decide(Verification),
-    Decode(Decoder),
-    Idle,
-}
-
-struct Job {
-    prompt: PromptId,
-    spec: AnswerSpec,
-    sampler: Sampler,
-    /// Token ids of the current prompt.
+/// A prompt as the host gets it.
+struct HostPrompt {
     ids: Vec<TokenId>,
-    /// Number of tokens in the KV cache at which the stage ends.
-    target: usize,
-    prefix_only: bool,
-    begun: bool,
-    accepted: Option<Accepted>,
-    stage: Stage,
+    /// Its tokens before it was shortened, and the most that fit.
+    shortened: Option<(usize, usize)>,
 }
 
-/// The engine of one device or of a ring; it works on at most one answer at a time.
-pub struct LocalEngine {
-    engine: Box<dyn Sequences>,
-    seq: SeqId,
-    /// The adapter of `seq`.
-    adapter: Option<AdapterId>,
-    capacity: usize,
-    job: Option<Job>,
-    /// Why the current answer failed, for commands that were sent before the failure was known.
+impl HostPrompt {
+    fn pass_tokens(&self) -> usize {
+        (self.ids.len() / PASSES).max(CHUNK_TOKENS_MIN)
+    }
+
+    /// All but the last token: that one goes through the model together with the cloud's.
+    fn all_but_last(&self) -> Goal {
+        Goal::Hold { upto: self.ids.len() - 1 }
+    }
+}
+
+/// One answer of a device. Dropping it ends the answer.
+#[derive(Debug)]
+pub struct LocalAnswer {
+    local: LocalModel,
+    line: Arc<Line>,
+    cancel: CancelFlag,
+    /// The count of reports, until the host's end takes it.
+    unread: Option<Unread>,
+    spec: Option<AnswerSpec>,
+    prompt: PromptId,
+    job: Option<JobId>,
+    /// Why the answer failed, for commands that were sent before the failure was known.
     failure: Option<String>,
-    speculator: Option<Speculator>,
 }
 
-impl LocalEngine {
-    /// Makes an engine over a model. Its capacity is the smaller of the model's context and the KV cache.
-    ///
-    /// # Errors
-    /// The errors of [`Engine::new`].
-    pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
-        let capacity = options.kv_tokens.min(model.config().context_len);
-        let mut engine = Engine::new(model, options)?;
-        let seq = engine.create();
-        Ok(Self {
-            engine: Box::new(engine),
-            seq,
-            adapter: None,
-            capacity,
+impl LocalAnswer {
+    /// Makes an answer that waits for [`EngineCommand::Open`], and the end that gets its reports.
+    pub fn new(local: &LocalModel) -> (LocalAnswer, Reports) {
+        let cancel = CancelFlag::default();
+        let unread = Unread::new(UNREAD_MAX, cancel.clone());
+        let (line, reports) = reader::line(unread.mark(Some(local.handle.clone())));
+        let answer = LocalAnswer {
+            local: local.clone(),
+            line,
+            cancel,
+            unread: Some(unread),
+            spec: None,
+            prompt: PromptId::default(),
             job: None,
             failure: None,
-            speculator: None,
-        })
-    }
-
-    /// Makes an engine over other sequences, such as a ring's, with room for `kv_tokens` tokens.
-    ///
-    /// # Errors
-    /// [`SequenceError`] if no sequence can be created.
-    pub fn over(mut engine: Box<dyn Sequences>, kv_tokens: usize) -> Result<Self, SequenceError> {
-        let capacity = kv_tokens.min(engine.model().config().context_len);
-        let seq = engine.create_with(None)?;
-        Ok(Self { engine, seq, adapter: None, capacity, job: None, failure: None, speculator: None })
-    }
-
-    /// Adds an adapter of the model, which answers can then name.
-    ///
-    /// # Errors
-    /// The errors of [`Engine::add_adapter`]; [`SequenceError::Ring`] if several devices compute.
-    pub fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
-        self.engine.add_adapter(adapter)
-    }
-
-    /// Returns the model.
-    pub fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
-
-    /// Returns the most tokens that prompt and answer may have together.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Takes a command and returns its reports; runs no pass.
-    pub fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
-        let prompt = match &command {
-            EngineCommand::Stop => {
-                self.job = None;
-                self.failure = None;
-                return Vec::new();
-            }
-            EngineCommand::Open { prompt, .. }
-            | EngineCommand::Prefill { prompt, .. }
-            | EngineCommand::Verify { prompt, .. }
-            | EngineCommand::Decode { prompt, .. } => *prompt,
         };
-        let mut reports = Vec::new();
-        let done = match command {
-            EngineCommand::Open { spec, scope, .. } => self.open(prompt, spec, scope, &mut reports),
-            EngineCommand::Prefill { segments, .. } => self.prefill(prompt, &segments, &mut reports),
-            EngineCommand::Verify { accepted, .. } => {
-                if let Some(job) = self.job.as_mut().filter(|job| job.prompt == prompt) {
-                    job.accepted = Some(accepted);
-                }
-                Ok(())
-            }
-            EngineCommand::Decode { keep, index, .. } => {
-                self.decode(prompt, keep, index, &mut reports).map_err(Refusal::from)
-            }
-            EngineCommand::Stop => Ok(()),
+        (answer, reports)
+    }
+
+    /// Takes a command. Tokenizes a prompt that comes with it, and never waits for the engine.
+    pub fn command(&mut self, command: EngineCommand) {
+        let (prompt, done) = match command {
+            EngineCommand::Stop => return self.end(),
+            EngineCommand::Open { prompt, spec, scope } => (prompt, self.open(prompt, spec, scope)),
+            EngineCommand::Prefill { prompt, segments } => (prompt, self.prefill(prompt, &segments)),
+            EngineCommand::Verify { prompt, accepted } => return self.verify(prompt, accepted),
+            EngineCommand::Decode { prompt, keep, index } => (prompt, self.decode(prompt, keep, index)),
         };
         if let Err(refusal) = done {
-            self.job = None;
+            self.end();
             self.failure = Some(refusal.to_string());
-            reports.push(refusal.report(prompt));
-        }
-        reports
-    }
-
-    /// Returns whether [`LocalEngine::pass`] has something to do.
-    pub fn has_work(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| match job.stage {
-            Stage::Prefill | Stage::Decode(_) => true,
-            Stage::Ready => job.accepted.is_some(),
-            Stage::Decide(_) | Stage::Idle => false,
-        })
-    }
-
-    /// Returns how often to call [`LocalEngine::idle`] while no command comes; `None` means never.
-    pub fn idle_every(&self) -> Option<Duration> {
-        self.engine.idle_every()
-    }
-
-    /// Lets a ring check its devices, unless an answer is in progress.
-    pub fn idle(&mut self) {
-        let over = |job: &Job| matches!(job.stage, Stage::Idle) && !job.prefix_only;
-        if self.job.as_ref().is_none_or(over) {
-            self.engine.idle();
+            self.line.send(refusal.report(prompt));
         }
     }
 
-    /// Runs one forward pass, if there is work. Cost: up to 1/16 of a prompt, or one token of the answer and
-    /// the tokens proposed after it.
-    pub fn pass(&mut self, control: &mut dyn StepControl) -> PassOutcome {
-        let Some(mut job) = self.job.take() else { return PassOutcome::default() };
-        let prompt = job.prompt;
-        let mut outcome = PassOutcome::default();
-        let done = match job.stage {
-            Stage::Decode(_) => self.decode_pass(&mut job, control, &mut outcome),
-            _ => self.prompt_pass(&mut job, control, &mut outcome),
-        };
-        match done {
-            Ok(()) => self.job = Some(job),
-            Err(err) if err.is_cancelled() => {
-                self.job = Some(job);
-                outcome = PassOutcome { cancelled: true, ..PassOutcome::default() };
-            }
-            Err(err) => {
-                let reason = chain(&err);
-                self.failure = Some(reason.clone());
-                outcome.reports.push(EngineReport::Failed { prompt, reason });
-            }
-        }
-        outcome
+    /// Returns what came of proposals; none if none are made, or nothing is open.
+    pub fn speculation(&self) -> Option<SpeculationStats> {
+        let running = self.job.and_then(|job| self.local.handle.speculation_of(job));
+        running.or_else(|| self.line.state().speculation)
     }
 
-    /// Runs `tokens` tokens through the model on a temporary sequence; returns `None` if that fails, e.g.
-    /// because the context is too short.
-    pub fn probe(&mut self, tokens: usize) -> Option<()> {
-        let seq = self.engine.create_with(None).ok()?;
-        let ids = vec![0; tokens];
-        let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
-        let done = self.engine.step(&[step], &mut ()).is_ok();
-        self.engine.release(seq);
-        done.then_some(())
-    }
-
-    fn held(&self) -> usize {
-        self.engine.len(self.seq).unwrap_or(0)
-    }
-
-    fn open(
-        &mut self,
-        prompt: PromptId,
-        spec: AnswerSpec,
-        scope: Scope,
-        reports: &mut Vec<EngineReport>,
-    ) -> Result<(), Refusal> {
+    fn open(&mut self, prompt: PromptId, spec: AnswerSpec, scope: Scope) -> Result<(), Refusal> {
+        let unread = self.unread.take().ok_or_else(|| "an answer was opened already".to_owned())?;
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
-        self.failure = None;
-        self.engine.between_answers();
-        self.switch(spec.adapter)?;
-        let segments = spec.segments.clone();
-        let whole = self.assemble(&segments)?;
-        let refinable = segments.iter().position(|s| s.refine);
+        let segments = Arc::clone(&spec.segments);
+        let whole = assembled(&self.local.model, &segments)?;
+        let refinable = segments.iter().position(|segment| segment.refine);
         let prefix = refinable.map_or(whole.ids.len(), |i| whole.segments[i].tokens.start);
-        reports.push(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
-        self.job = Some(Job {
-            prompt,
-            spec,
-            sampler,
-            ids: Vec::new(),
-            target: 0,
-            prefix_only: scope == Scope::Prefix,
-            begun: false,
-            accepted: None,
-            stage: Stage::Idle,
-        });
-        match scope {
+        self.prompt = prompt;
+        self.line.send(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
+        let tokens_max = spec.tokens_max;
+        self.spec = Some(spec);
+        let (fitted, goal) = match scope {
             Scope::Prefix => {
+                self.check_room(prefix, tokens_max)?;
                 let mut ids = whole.ids;
-                ids.truncate(prefix);
-                Ok(self.begin(ids, None, reports)?)
+                ids.truncate(prefix.max(1));
+                (HostPrompt { ids, shortened: None }, Goal::Hold { upto: prefix })
             }
-            Scope::Whole => self.begin_whole(&segments, whole, reports),
+            Scope::Whole => {
+                let fitted = self.fit(&segments, whole)?;
+                let goal = fitted.all_but_last();
+                (fitted, goal)
+            }
+        };
+        let of = OfPrompt { prompt, whole: scope == Scope::Whole, shortened: fitted.shortened };
+        let reader = Reader::new(Arc::clone(&self.line), unread, of, tokens_max);
+        self.submit(fitted, goal, sampler, reader)
+    }
+
+    fn submit(
+        &mut self,
+        fitted: HostPrompt,
+        goal: Goal,
+        sampler: Sampler,
+        reader: Reader,
+    ) -> Result<(), Refusal> {
+        let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
+        let id = self.local.handle.new_id();
+        let max_tokens = self.room_behind(fitted.ids.len(), spec.tokens_max);
+        let job = Job {
+            spec: JobSpec {
+                id,
+                prompt_tokens: fitted.ids.len(),
+                max_tokens,
+                floor_tokens: max_tokens,
+                tail_tokens: 0,
+                pass_tokens: fitted.pass_tokens(),
+                bytes: size_of_val(&fitted.ids[..]),
+                deadline: None,
+                share: Share::default(),
+                goal,
+            },
+            adapter: spec.adapter,
+            answer: Answer::new(AnswerOptions {
+                tokenizer: Arc::clone(self.local.model.tokenizer()),
+                vocab_len: self.local.model.config().vocab_len,
+                sampler,
+                prompt: fitted.ids,
+                continued: Vec::new(),
+                max_tokens: spec.tokens_max,
+                room_tokens: self.local.capacity,
+                text: TextMode::Ids,
+                constraint: None,
+                logprobs: None,
+                window: None,
+            }),
+            scope: PrefixScope::default(),
+            cancel: self.cancel.clone(),
+            sink: Box::new(reader),
+        };
+        match self.local.handle.submit(job) {
+            Ok(()) => {
+                self.job = Some(id);
+                Ok(())
+            }
+            Err(err @ NotTaken::Refused(_)) => Err(format!("this device takes no answer now: {err}").into()),
+            // The reader was dropped, which tells that the engine is lost.
+            Err(NotTaken::Draining | NotTaken::Gone) => Ok(()),
         }
     }
 
-    /// Switches to a sequence of this adapter. Full blocks of the previous one stay in the cache while there
-    /// is room.
-    fn switch(&mut self, adapter: Option<AdapterId>) -> Result<(), String> {
-        if adapter != self.adapter {
-            let seq = self.engine.create_with(adapter).map_err(|err| chain(&err))?;
-            self.engine.release(self.seq);
-            (self.seq, self.adapter) = (seq, adapter);
-        }
+    fn prefill(&mut self, prompt: PromptId, segments: &[Segment]) -> Result<(), Refusal> {
+        let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
+        let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing().into()) };
+        let tokens_max = spec.tokens_max;
+        let fitted = self.fit(segments, assembled(&self.local.model, segments)?)?;
+        self.prompt = prompt;
+        self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
+        let order = Order::Prompt {
+            max_tokens: self.room_behind(fitted.ids.len(), tokens_max),
+            goal: fitted.all_but_last(),
+            pass_tokens: fitted.pass_tokens(),
+            ids: fitted.ids,
+        };
+        self.local.handle.order(job, order);
         Ok(())
     }
 
-    fn prefill(
-        &mut self,
-        prompt: PromptId,
-        segments: &[Segment],
-        reports: &mut Vec<EngineReport>,
-    ) -> Result<(), Refusal> {
-        let assembled = self.assemble(segments)?;
-        let Some(job) = self.job.as_mut() else {
-            return Err(self.failure.take().unwrap_or_else(|| "no answer is open".into()).into());
-        };
-        job.prompt = prompt;
-        job.prefix_only = false;
-        job.accepted = None;
-        self.begin_whole(segments, assembled, reports)
-    }
-
-    fn assemble(&self, segments: &[Segment]) -> Result<Prompt, String> {
-        assembled(self.engine.model(), segments)
-    }
-
-    /// Begins a whole prompt; shortens it if it is too long and the answer allows it.
-    fn begin_whole(
-        &mut self,
-        segments: &[Segment],
-        assembled: Prompt,
-        reports: &mut Vec<EngineReport>,
-    ) -> Result<(), Refusal> {
-        let job = self.job.as_ref().expect("callers set the job");
-        let reserve = job.spec.tokens_max.min(self.capacity / ANSWER_SHARE).max(1);
-        let limit = self.capacity.saturating_sub(reserve);
-        let tokens = assembled.ids.len();
-        if tokens <= limit {
-            return Ok(self.begin(assembled.ids, None, reports)?);
+    fn verify(&mut self, prompt: PromptId, accepted: Accepted) {
+        if let Some(job) = self.job.filter(|_| self.prompt == prompt) {
+            self.line.state().accepted = true;
+            self.local.handle.order(job, Order::Accept(accepted));
         }
-        let shorter = match job.spec.shorten {
-            true => shortened(self.engine.model(), segments, &assembled, limit)?,
+    }
+
+    fn decode(&mut self, prompt: PromptId, keep: Keep, index: usize) -> Result<(), Refusal> {
+        let job = self.job.filter(|_| self.prompt == prompt);
+        let job = job.ok_or_else(|| "decode without a prompt".to_owned())?;
+        if !self.line.state().verified {
+            return Err("decode before the verification pass".to_owned().into());
+        }
+        self.local.handle.order(job, Order::Decide { keep, index });
+        Ok(())
+    }
+
+    /// Returns the prompt; shortened if it is too long and the answer allows it.
+    fn fit(&self, segments: &[Segment], assembled: Prompt) -> Result<HostPrompt, Refusal> {
+        let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
+        let tokens = assembled.ids.len();
+        let Err(limit) = self.room_for(tokens, spec.tokens_max) else {
+            return Ok(HostPrompt { ids: assembled.ids, shortened: None });
+        };
+        let shorter = match spec.shorten {
+            true => shortened(&self.local.model, segments, &assembled, limit)?,
             false => None,
         };
         let shorter = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
-        Ok(self.begin(shorter.prompt.ids, Some((tokens, limit)), reports)?)
+        Ok(HostPrompt { ids: shorter.prompt.ids, shortened: Some((tokens, limit)) })
     }
 
-    /// Makes `ids` the current prompt, and keeps the tokens that the sequence already shares with it.
-    fn begin(
-        &mut self,
-        ids: Vec<TokenId>,
-        shortened: Option<(usize, usize)>,
-        reports: &mut Vec<EngineReport>,
-    ) -> Result<(), String> {
-        let job = self.job.as_mut().expect("callers set the job");
-        let target = if job.prefix_only { ids.len() } else { ids.len() - 1 };
-        let held = self.engine.ids(self.seq).map_err(|err| chain(&err))?;
-        let mut shared = held.iter().zip(&ids[..target]).take_while(|(a, b)| a == b).count();
-        self.engine.truncate(self.seq, shared).map_err(|err| chain(&err))?;
-        if shared == 0 {
-            // Reuses blocks that an earlier sequence of this adapter left in the cache; the engine never
-            // reuses the last id given.
-            shared = self.engine.reuse_prefix(self.seq, &ids[..ids.len().min(target + 1)]);
-        }
-        reports.push(EngineReport::Prompt {
-            prompt: job.prompt,
-            tokens: ids.len(),
-            cached: shared,
-            shortened,
-        });
-        job.target = target;
-        job.ids = ids;
-        job.begun = false;
-        job.stage = Stage::Prefill;
-        if shared == target {
-            self.prefilled(reports);
-        }
-        Ok(())
+    fn check_room(&self, tokens: usize, tokens_max: usize) -> Result<(), Refusal> {
+        self.room_for(tokens, tokens_max).map_err(|limit| Refusal::TooLong { tokens, limit })
     }
 
-    /// Moves the job to its next stage, after the target was reached.
-    fn prefilled(&mut self, reports: &mut Vec<EngineReport>) {
-        let job = self.job.as_mut().expect("callers set the job");
-        job.stage = end_of_prefill(job, reports);
+    /// Checks that a prompt leaves room for an answer; returns the most tokens that it may have otherwise.
+    fn room_for(&self, tokens: usize, tokens_max: usize) -> Result<(), usize> {
+        let capacity = self.local.capacity;
+        let reserve = tokens_max.min(capacity / ANSWER_SHARE).max(1);
+        let limit = capacity.saturating_sub(reserve);
+        if tokens <= limit { Ok(()) } else { Err(limit) }
     }
 
-    fn prompt_pass(
-        &mut self,
-        job: &mut Job,
-        control: &mut dyn StepControl,
-        outcome: &mut PassOutcome,
-    ) -> Result<(), SequenceError> {
-        let held = self.held();
-        let left = job.target - held;
-        let chunk = (job.ids.len() / PASSES).max(CHUNK_TOKENS_MIN).max(self.engine.pass_tokens_min());
-        let vocab_len = self.engine.model().config().vocab_len;
-        let merge = left <= chunk && (left + 1) * vocab_len <= MERGED_LOGITS_MAX;
-        if job.accepted.is_some() && (left == 0 || merge) {
-            return self.verify_pass(job, control, outcome);
+    /// Returns the most answer tokens behind a prompt of this length.
+    fn room_behind(&self, prompt_tokens: usize, tokens_max: usize) -> usize {
+        tokens_max.min(self.local.capacity.saturating_sub(prompt_tokens)).max(1)
+    }
+
+    /// Ends the answer, if one is open.
+    fn end(&mut self) {
+        if self.job.is_some() {
+            self.cancel.set();
+            self.local.handle.cancelled();
         }
-        let n = chunk.min(left);
-        let ids = &job.ids[held..held + n];
-        self.engine.step(&[StepSeq { seq: self.seq, ids, logits: Wanted::None, capture: None }], control)?;
-        outcome.content =
-            PassContent { prompts_begun: usize::from(!job.begun), prefill_tokens: n, decode_rows: 0 };
-        outcome.held_tokens = held;
-        job.begun = true;
-        outcome.reports.push(EngineReport::Progress {
-            prompt: job.prompt,
-            done: held + n,
-            total: job.ids.len(),
-            pass_tokens: n,
-        });
-        if held + n == job.target {
-            job.stage = end_of_prefill(job, &mut outcome.reports);
-        }
-        Ok(())
     }
 }
 
-fn end_of_prefill(job: &Job, reports: &mut Vec<EngineReport>) -> Stage {
-    if job.prefix_only {
-        return Stage::Idle;
+impl Drop for LocalAnswer {
+    fn drop(&mut self) {
+        self.end();
     }
-    if job.accepted.is_none() {
-        reports.push(EngineReport::Ready { prompt: job.prompt });
-    }
-    Stage::Ready
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@
 //! - A device or ring that fails in the middle costs no token if the cloud may be asked. The cloud is asked
 //!   once to go on after exactly the accepted text.
 
-mod answer;
+mod bursts;
 mod cloud;
 mod device;
 mod event;
@@ -25,22 +25,23 @@ mod pace;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod transcript;
 
-pub use answer::TextRules;
 pub(crate) use cloud::fault_of;
 pub use event::{Progress, RelayEffect, RelayEvent, Source};
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
 pub use outcome::{CloudTiming, Ending, Outcome, Shown, Timeline};
+pub use transcript::TextRules;
 
 use crate::local::{AnswerSpec, EngineCommand, PromptId};
-use answer::Answer;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{Corrector, SentenceMap};
 use cloud::CloudSide;
 use device::{DeviceSide, DeviceState};
 use pace::Display;
 use progress::Waiting;
+use transcript::Transcript;
 
 /// How long a finished answer waits for the cloud's `end` event after its last token, in milliseconds.
 const END_GRACE_MS: f64 = 100.0;
@@ -101,7 +102,7 @@ pub struct RelayCore {
     config: RelayConfig,
     spec: AnswerSpec,
     map: SentenceMap,
-    answer: Answer,
+    answer: Transcript,
     cloud: CloudSide,
     device: DeviceSide,
     display: Display,
@@ -119,7 +120,7 @@ impl RelayCore {
         let timeline = Timeline { tau_ms: believed_tau_ms(config.tau_ms), ..Timeline::default() };
         Self {
             map,
-            answer: Answer::new(rules),
+            answer: Transcript::new(rules),
             cloud: CloudSide::new(spec.tokens_max, config.corrector_override.unwrap_or(config.corrector)),
             device: DeviceSide::new(&config, spec.segments.clone()),
             display: Display::default(),

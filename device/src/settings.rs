@@ -76,6 +76,13 @@ pub(crate) fn platform_folder() -> Option<PathBuf> {
         .map(|dir| dir.join("baton"))
 }
 
+/// Returns the folder of the ring's state: the given one, or else `ring` in the settings folder that the
+/// environment names, or else in the platform's.
+pub(crate) fn ring_folder(given: Option<PathBuf>) -> Option<PathBuf> {
+    let configured = || std::env::var_os(CONFIG_DIR_ENV).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    given.or_else(|| configured().or_else(platform_folder).map(|folder| folder.join("ring")))
+}
+
 impl Settings {
     /// Uses the given folder, or the platform's if it has one.
     pub fn open(folder: Option<PathBuf>) -> Self {

@@ -19,5 +19,6 @@ pub mod process;
 pub mod proxy;
 pub mod question;
 pub mod setting;
+pub mod sim;
 pub mod simulation;
 pub mod stop;

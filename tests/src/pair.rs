@@ -6,18 +6,20 @@ use anyhow::Context;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_corpus::Document;
 use baton_device::{
-    local::{AnswerSpec, LocalEngine, PromptId},
+    local::{AnswerSpec, LocalOptions, PromptId},
     privacy::Restorer,
     relay::{RelayConfig, RelayCore, RelayMode, TextRules},
 };
-use baton_engine::{EngineOptions, Model, SamplingParams, StopStrings, pace_emulation::PassCost};
+use baton_engine::{
+    Engine, EngineOptions, Model, SamplingParams, Sequences, StopStrings, pace_emulation::PassCost,
+};
 use baton_pacing::{DeviceCost, PaceMode};
 use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment};
 
 use crate::{
     demo::emulation,
     process::models_folder,
-    simulation::{Line, SimulatedCloud, Simulation, Told},
+    simulation::{Line, SimulatedCloud, SimulatedDevice, Simulation, Told},
 };
 
 /// Name of the scene that the simulated cloud serves.
@@ -35,7 +37,7 @@ pub struct Pair {
     /// The cloud.
     pub cloud: SimulatedCloud,
     /// The device's engine.
-    pub device: LocalEngine,
+    pub device: SimulatedDevice,
     scene: SceneSettings,
 }
 
@@ -89,8 +91,8 @@ impl Pair {
         corrector: Corrector,
     ) -> anyhow::Result<Self> {
         let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
-        let device = LocalEngine::new(device_model, options).context("set up the device's engine")?;
-        Self::over(cloud_model, device, ratio, corrector)
+        let device = Engine::new(device_model, options).context("set up the device's engine")?;
+        Self::over(cloud_model, Box::new(device), ratio, corrector)
     }
 
     /// Like [`Self::new`], with a device that computes by other means than its own engine.
@@ -99,7 +101,7 @@ impl Pair {
     /// Fails if the cloud's engine cannot be set up.
     pub fn over(
         cloud_model: Arc<Model>,
-        device: LocalEngine,
+        device: Box<dyn Sequences>,
         ratio: f32,
         corrector: Corrector,
     ) -> anyhow::Result<Self> {
@@ -113,6 +115,7 @@ impl Pair {
         };
         let scenes = vec![Scene { id: SCENE.to_owned(), version: 1, settings: scene.clone() }];
         let cloud = SimulatedCloud::new(cloud_model, scenes, CLOUD, |_| {})?;
+        let device = SimulatedDevice::new(device, LocalOptions::new(DEVICE_KV_TOKENS));
         Ok(Self { cloud, device, scene })
     }
 

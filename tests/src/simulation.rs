@@ -19,14 +19,14 @@ use baton_cloud::{
     scene::Scene,
     scene::book::SceneBook,
     service::stream::AssistStream,
-    service::worker::{Pass, Worker},
     service::{CloudService, ModelSetup, ServiceOptions},
 };
 use baton_device::{
-    local::{EngineCommand, EngineReport, LocalEngine, PassOutcome},
+    local::{Driven, EngineCommand, EngineReport},
     relay::{CloudFault, Note, Outcome, RelayCore, RelayEffect, RelayEvent},
 };
-use baton_engine::{Model, pace_emulation::PassCost};
+use baton_engine::{Engine, Model, Sequences, pace_emulation::PassCost};
+use baton_generate::host::{Host, Pass};
 use baton_pacing::Millis;
 use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
 
@@ -34,10 +34,9 @@ use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
 const STEPS_MAX: usize = 200_000;
 
 /// The cloud, with a clock of virtual time.
-#[derive(Debug)]
 pub struct SimulatedCloud {
     service: CloudService,
-    worker: Worker,
+    host: Host<Engine>,
     clock_ns: Arc<AtomicU64>,
     cost: PassCost,
 }
@@ -62,9 +61,9 @@ impl SimulatedCloud {
         };
         change(&mut options);
         let setup = ModelSetup::named("default", model);
-        let (service, worker) =
+        let (service, host) =
             CloudService::new(setup, SceneBook::new(scenes), options).context("set up the cloud")?;
-        Ok(Self { service, worker, clock_ns, cost })
+        Ok(Self { service, host, clock_ns, cost })
     }
 
     /// Returns the service.
@@ -88,10 +87,10 @@ impl SimulatedCloud {
                     return Ok(events);
                 }
             }
-            let Some(pass) = self.worker.turn() else { bail!("the cloud rests before its answer ends") };
+            let Some(pass) = self.host.turn() else { bail!("the cloud rests before its answer ends") };
             let spent = self.cost.modelled(pass.content());
             self.clock_ns.fetch_add(spent.as_nanos() as u64, Ordering::Relaxed);
-            self.worker.commit(pass);
+            self.host.commit(pass);
         }
         bail!("the cloud's answer does not end")
     }
@@ -139,8 +138,8 @@ pub struct Told {
 #[derive(Debug)]
 enum Happening {
     Relay(Box<RelayEvent>),
-    CloudPass(Pass),
-    DevicePass(Box<PassOutcome>),
+    CloudPass(Box<Pass>),
+    DevicePass,
     Timer(u64),
 }
 
@@ -170,10 +169,13 @@ impl Ord for At {
     }
 }
 
+/// A device that computes for real, in virtual time.
+pub type SimulatedDevice = Driven<Box<dyn Sequences>>;
+
 /// One answer between a relay core, a device engine and a cloud.
 pub struct Simulation<'a> {
     cloud: &'a mut SimulatedCloud,
-    device: &'a mut LocalEngine,
+    device: &'a mut SimulatedDevice,
     device_cost: PassCost,
     line: Line,
     now_ns: u64,
@@ -182,7 +184,6 @@ pub struct Simulation<'a> {
     stream: Option<AssistStream>,
     cloud_busy: bool,
     device_busy: bool,
-    waiting_commands: Vec<EngineCommand>,
     timer: u64,
     told: Told,
 }
@@ -194,7 +195,7 @@ impl<'a> Simulation<'a> {
     /// Fails if the answer does not end, or goes on after its end.
     pub fn run(
         cloud: &'a mut SimulatedCloud,
-        device: &'a mut LocalEngine,
+        device: &'a mut SimulatedDevice,
         device_cost: PassCost,
         line: Line,
         mut core: RelayCore,
@@ -217,7 +218,6 @@ impl<'a> Simulation<'a> {
             stream: None,
             cloud_busy: false,
             device_busy: false,
-            waiting_commands: Vec::new(),
             timer: 0,
             told: Told {
                 outcome,
@@ -238,7 +238,7 @@ impl<'a> Simulation<'a> {
             if core.finished() {
                 return self.settle();
             }
-            self.start_passes();
+            self.start_passes(core, request);
             let Some(At { ns, what, .. }) = self.queue.pop() else {
                 bail!("nothing is left to happen and the answer has not ended");
             };
@@ -250,14 +250,13 @@ impl<'a> Simulation<'a> {
                 Happening::Timer(_) => {}
                 Happening::CloudPass(pass) => {
                     self.cloud_busy = false;
-                    self.cloud.worker.commit(pass);
+                    self.cloud.host.commit(*pass);
                     self.receive();
                 }
-                Happening::DevicePass(outcome) => {
+                Happening::DevicePass => {
                     self.device_busy = false;
-                    self.report(core, request, outcome.reports);
-                    let commands = std::mem::take(&mut self.waiting_commands);
-                    commands.into_iter().for_each(|command| self.command(core, request, command));
+                    self.device.commit();
+                    self.hear(core, request);
                 }
             }
         }
@@ -267,12 +266,13 @@ impl<'a> Simulation<'a> {
     /// Checks that the cloud is free again after the end, once the running pass is over.
     fn settle(&mut self) -> anyhow::Result<()> {
         self.stream = None;
+        self.device.commit();
         while let Some(At { what, .. }) = self.queue.pop() {
             if let Happening::CloudPass(pass) = what {
-                self.cloud.worker.commit(pass);
+                self.cloud.host.commit(*pass);
             }
         }
-        if self.cloud.worker.turn().is_some() {
+        if self.cloud.host.turn().is_some() {
             bail!("the cloud still computes after the answer has ended");
         }
         let stats = self.cloud.service.stats();
@@ -293,20 +293,27 @@ impl<'a> Simulation<'a> {
 
     /// Starts a pass on each side that is free and has work; its result comes when its virtual time has
     /// passed.
-    fn start_passes(&mut self) {
+    fn start_passes(&mut self, core: &mut RelayCore, request: &AssistRequest) {
         if !self.cloud_busy
-            && let Some(pass) = self.cloud.worker.turn()
+            && let Some(pass) = self.cloud.host.turn()
         {
             self.cloud_busy = true;
             let ns = self.now_ns + self.cloud.cost.modelled(pass.content()).as_nanos() as u64;
-            self.at(ns, Happening::CloudPass(pass));
+            self.at(ns, Happening::CloudPass(Box::new(pass)));
         }
         self.receive();
-        if !self.device_busy && self.device.has_work() {
-            self.device_busy = true;
-            let outcome = self.device.pass(&mut ());
-            let ns = self.now_ns + self.device_cost.modelled(outcome.content).as_nanos() as u64;
-            self.at(ns, Happening::DevicePass(Box::new(outcome)));
+        while !self.device_busy && !core.finished() {
+            let told = self.told.commands.len();
+            if let Some(content) = self.device.turn(&mut ()) {
+                self.device_busy = true;
+                let ns = self.now_ns + self.device_cost.modelled(content).as_nanos() as u64;
+                self.at(ns, Happening::DevicePass);
+            }
+            // What was told may be answered without a pass, and that may bring another command.
+            self.hear(core, request);
+            if self.told.commands.len() == told {
+                break;
+            }
         }
     }
 
@@ -389,11 +396,14 @@ impl<'a> Simulation<'a> {
     }
 
     fn command(&mut self, core: &mut RelayCore, request: &AssistRequest, command: EngineCommand) {
-        if self.device_busy {
-            return self.waiting_commands.push(command);
-        }
         self.told.commands.push(command.clone());
         let reports = self.device.command(command);
+        self.report(core, request, reports);
+    }
+
+    /// Gives the relay what the device has reported.
+    fn hear(&mut self, core: &mut RelayCore, request: &AssistRequest) {
+        let reports = self.device.reports();
         self.report(core, request, reports);
     }
 

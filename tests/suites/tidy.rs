@@ -5,6 +5,8 @@
 
 #[path = "tidy/packages.rs"]
 mod packages;
+#[path = "tidy/rooms.rs"]
+mod rooms;
 #[path = "tidy/sources.rs"]
 mod sources;
 #[path = "tidy/text.rs"]

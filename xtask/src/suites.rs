@@ -29,7 +29,7 @@ const ONE_THREAD: &[&str] =
     &["processes", "ring", "hostile", "clients", "console", "image", "cluster", "openai"];
 
 /// Suites of the harness that start no program.
-const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "prompts"];
+const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
 
 /// Programs that a suite of the harness starts beside those of the packages that the harness depends on.
 const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];

@@ -45,6 +45,9 @@ pub enum RunError {
     /// The ranking failed.
     #[error("refine the prompt")]
     Refine(#[from] ChoiceError),
+    /// The answer cannot go on.
+    #[error("write the answer")]
+    Answer(#[from] baton_generate::hooks::Fault),
     /// The device's engine failed; its message.
     #[error("device: {0}")]
     Device(String),
@@ -231,8 +234,9 @@ impl Cloud {
         let held = engine.reuse_prefix(seq, &ids[..start]);
         let window = 0..run.window_end() - start;
         let capture = (!heads.is_empty()).then_some(Capture { window, heads });
-        let result = prefill(engine, seq, &ids[held..], start - held, capture.as_ref(), control).and_then(
-            |(logits, scores)| {
+        let result = prefill(engine, seq, &ids[held..], start - held, capture.as_ref(), control)
+            .map_err(RunError::from)
+            .and_then(|(logits, scores)| {
                 let begun = Begun { seq, prompt: &ids, logits: &logits };
                 let written = if max_tokens > 0 {
                     write(engine, begun, max_tokens, control)?
@@ -240,8 +244,7 @@ impl Cloud {
                     Written::default()
                 };
                 Ok((scores, written))
-            },
-        );
+            });
         engine.release(seq);
         let (scores, written) = result?;
         if let Some(scores) = scores {

@@ -8,10 +8,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use baton_device::local::{
-    Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PromptId, Scope,
-    Speculation, Verified,
+    Accepted, AnswerSpec, Driven, EngineCommand, EngineEnd, EngineReport, Keep, LocalOptions, PromptId,
+    Scope, Verified,
 };
-use baton_engine::{Model, SamplingParams, SlidingWindow, StepControl, TokenId};
+use baton_engine::{Engine, Model, SamplingParams, SlidingWindow, StepControl, TokenId};
+use baton_generate::speculation::Speculation;
 use baton_protocol::{Corrector, Segment};
 
 use crate::cloud::{CloudRun, RunError, engine_options};
@@ -32,9 +33,9 @@ pub struct DeviceSpec {
 pub struct Device {
     model: Arc<Model>,
     /// Engine for whole prompts. Its cache is reused for questions about the same text.
-    whole: LocalEngine,
+    whole: Driven<Engine>,
     /// Engine for refined prompts.
-    refined: LocalEngine,
+    refined: Driven<Engine>,
 }
 
 /// A device's answer to a prompt.
@@ -79,12 +80,12 @@ impl Device {
             let mut options = engine_options(&spec.model, threads);
             options.window = spec.window;
             let failed = |reason: String| RunError::Device(reason);
-            let speculator = Speculation::Lookup
-                .speculator(&spec.model, options.clone())
+            let proposer = Speculation::Lookup
+                .proposer(&spec.model, options.clone())
                 .map_err(|err| failed(err.to_string()))?;
-            let engine =
-                LocalEngine::new(spec.model.clone(), options).map_err(|err| failed(err.to_string()))?;
-            Ok::<_, RunError>(engine.with_speculation(speculator))
+            let local = LocalOptions { proposer, ..LocalOptions::new(options.kv_tokens) };
+            let engine = Engine::new(spec.model.clone(), options).map_err(|err| failed(err.to_string()))?;
+            Ok::<_, RunError>(Driven::new(engine, local))
         };
         Ok(Self { model: spec.model.clone(), whole: engine()?, refined: engine()? })
     }
@@ -132,7 +133,7 @@ struct Ask<'a> {
 
 /// One answer of a local engine.
 struct Conversation<'a> {
-    engine: &'a mut LocalEngine,
+    engine: &'a mut Driven<Engine>,
     ask: &'a Ask<'a>,
     answer: DeviceAnswer,
     ids: Vec<TokenId>,
@@ -142,7 +143,7 @@ struct Conversation<'a> {
 const PROMPT: PromptId = PromptId(0);
 
 impl<'a> Conversation<'a> {
-    fn new(engine: &'a mut LocalEngine, ask: &'a Ask<'a>) -> Self {
+    fn new(engine: &'a mut Driven<Engine>, ask: &'a Ask<'a>) -> Self {
         Self { engine, ask, answer: DeviceAnswer::default(), ids: Vec::new(), over: false }
     }
 
@@ -157,13 +158,15 @@ impl<'a> Conversation<'a> {
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();
         self.command(EngineCommand::Verify { prompt: PROMPT, accepted })?;
-        while !self.over && self.engine.has_work() {
-            let outcome = self.engine.pass(control);
-            if outcome.cancelled {
-                self.engine.command(EngineCommand::Stop);
+        while !self.over {
+            let computed = self.engine.turn(control).is_some();
+            self.engine.commit();
+            let reports = self.engine.reports();
+            // Without a pass and without a word, the answer was stopped.
+            if !computed && reports.is_empty() {
                 return Err(RunError::Step(baton_engine::StepError::Cancelled { done: 0, total: 0 }));
             }
-            self.read(outcome.reports)?;
+            self.read(reports)?;
         }
         if !self.ids.is_empty() {
             self.answer.text = text_of(self.engine.model().tokenizer(), &self.ids);

@@ -5,14 +5,20 @@
 use std::sync::Arc;
 
 use baton_engine::detokenize::Detokenizer;
-use baton_engine::speculation::{Lookup, Policy, Proposer, Speculator, Writing};
 use baton_engine::{
     AttentionScores, Capture, Engine, Sampler, SamplingParams, SeqId, StepControl, StepError, StepSeq,
     TokenId, Tokenizer, Wanted,
 };
+use baton_generate::answer::{Answer, AnswerEnd, AnswerOptions, TextMode};
+use baton_generate::scheduler::{JobId, PrefillEnd, StepRow};
+use baton_generate::speculation::{K_MAX, Lookups, Proposer, Want};
+
+use crate::cloud::RunError;
 
 /// Tokens per prefill pass.
 pub const CHUNK_TOKENS: usize = 512;
+/// The fewest tokens proposed at once. Twice as many more are, as were right the last time.
+const PROPOSED_MIN: usize = 2;
 
 /// The answer that a model wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,52 +67,49 @@ pub fn prefill(
     Ok((output.logits, output.scores))
 }
 
-/// Writes up to `max_tokens` tokens after a prompt.
+/// Writes up to `max_tokens` tokens, at least 1, after a prompt.
 ///
 /// # Errors
-/// [`StepError`].
+/// [`RunError`].
 pub fn write(
     engine: &mut Engine,
     begun: Begun<'_>,
     max_tokens: usize,
     control: &mut dyn StepControl,
-) -> Result<Written, StepError> {
-    let tokenizer = engine.model().tokenizer().clone();
-    let vocab_len = engine.model().config().vocab_len;
-    let sampler = greedy();
-    let mut speculator = Speculator::new(Proposer::Lookup(Lookup::default()), Policy::Always);
-    let mut written = Written::default();
-    let mut next = sampler.sample(begun.logits, 0, &[]);
-    loop {
-        if tokenizer.is_end(next) {
-            written.ended = true;
-            return Ok(written);
-        }
-        if written.ids.len() >= max_tokens {
-            return Ok(written);
-        }
-        written.ids.push(next);
-        if written.ids.len() == max_tokens {
-            return Ok(written);
-        }
-        let room = max_tokens - written.ids.len();
-        let writing = Writing { prompt: begun.prompt, answer: &written.ids, sampler: &sampler };
-        let proposed = speculator.propose(writing, room, control)?;
+) -> Result<Written, RunError> {
+    let id = JobId(0);
+    let mut answer = Answer::new(AnswerOptions {
+        tokenizer: Arc::clone(engine.model().tokenizer()),
+        vocab_len: engine.model().config().vocab_len,
+        sampler: greedy(),
+        prompt: begun.prompt.to_vec(),
+        continued: Vec::new(),
+        max_tokens,
+        room_tokens: usize::MAX,
+        text: TextMode::Ids,
+        constraint: None,
+        logprobs: None,
+        window: None,
+    });
+    let first = StepRow::Prefill { id, tokens: 0..begun.prompt.len(), end: PrefillEnd::Sampled };
+    let (mut lookups, mut out) = (Lookups::default(), Vec::new());
+    let mut outcome = answer.took(&first, &[], begun.logits, &mut out);
+    while outcome.end.is_none() {
+        let room = max_tokens.saturating_sub(answer.tokens().len() + 1);
+        let k = (2 * outcome.accepted + PROPOSED_MIN).min(K_MAX).min(room);
+        let want = answer.writing().map(|writing| Want { id, writing, k });
+        let proposed = lookups.propose(want.as_slice(), control)?.pop().unwrap_or_default();
+        let row = StepRow::Decode { id, proposed: proposed.len() };
+        let rows = answer.rows(&row, &proposed);
         let held = engine.len(begun.seq)?;
-        let ids: Vec<TokenId> = std::iter::once(next).chain(proposed.iter().copied()).collect();
-        let step = StepSeq { seq: begun.seq, ids: &ids, logits: Wanted::All, capture: None };
+        let step = StepSeq { seq: begun.seq, ids: &rows.ids, logits: rows.logits, capture: None };
         let output = engine.step(&[step], control)?;
-        let mut accepted = 0;
-        for row in output[0].logits.chunks_exact(vocab_len) {
-            next = sampler.sample(row, written.ids.len() as u64, &written.ids);
-            if tokenizer.is_end(next) || proposed.get(accepted) != Some(&next) {
-                break;
-            }
-            written.ids.push(next);
-            accepted += 1;
-        }
-        engine.truncate(begun.seq, held + 1 + accepted)?;
-        speculator.observe(proposed.len(), accepted, accepted + 1);
+        outcome = answer.took(&row, &proposed, &output[0].logits, &mut out);
+        engine.truncate(begun.seq, held + 1 + outcome.accepted)?;
+    }
+    match answer.fault() {
+        Some(fault) => Err(RunError::Answer(fault.clone())),
+        None => Ok(Written { ids: answer.tokens().to_vec(), ended: outcome.end == Some(AnswerEnd::Stop) }),
     }
 }
 

@@ -73,6 +73,8 @@ impl Server {
             ("--slots", streams.to_string()),
             ("--kv-tokens", tokens.to_string()),
             ("--model-name", MODEL_NAME.to_owned()),
+            // Batching is measured, and llama-server proposes no tokens.
+            ("--speculate", "off".to_owned()),
         ];
         let options: Vec<String> =
             options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();

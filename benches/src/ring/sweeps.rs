@@ -258,7 +258,7 @@ fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()>
 }
 
 fn shape_layers(path: &Path) -> Result<usize> {
-    Ok(baton_device::ring::shape::shape_of(path).context("read the demo model's shape")?.layers)
+    Ok(baton_device::machine::shape::shape_of(path).context("read the demo model's shape")?.layers)
 }
 
 /// Checks that all outputs equal the first one.

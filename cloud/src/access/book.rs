@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::key::{SecretHash, hash_secret};
 use super::{ApiKey, DEFAULT_TENANT, Scope, Scopes, Tenant, TenantSettings};
-use crate::service::scheduler::Share;
+use baton_generate::scheduler::Share;
 
 /// The longest key that is checked, in bytes.
 const KEY_BYTES_MAX: usize = 512;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, header};
+use baton_generate::unread::ReadMark;
 use baton_protocol::AssistEvent;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::sse::is_terminal;
-use crate::service::stream::{AssistStream, ProgressSource, ReadMark, tokens_in};
+use crate::service::stream::{AssistStream, ProgressSource, tokens_in};
 
 /// Limits of all kept answers together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -331,8 +332,8 @@ const POISONED: &str = "nothing panics while it holds this lock";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::scheduler::JobId;
     use crate::service::stream::{EventSink, UNREAD_TOKENS_MAX};
+    use baton_generate::scheduler::JobId;
     use baton_protocol::{EndEvent, EndReason, TokenEvent};
 
     const ID: Uuid = Uuid::from_u128(1);
@@ -353,7 +354,7 @@ mod tests {
     }
 
     fn answer() -> (EventSink, AssistStream) {
-        AssistStream::new(JobId(1), 100)
+        AssistStream::new(JobId(1), 100, None)
     }
 
     async fn rest(reader: &mut KeptReader) -> Vec<AssistEvent> {
@@ -418,18 +419,18 @@ mod tests {
         let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
         let tokens = |from: u32, n: usize| (from..).take(n).map(token).collect::<Vec<_>>();
         let kept = KeptAnswers::new(soon);
-        let (sink, stream) = AssistStream::new(JobId(1), 1000);
+        let (sink, stream) = AssistStream::new(JobId(1), 1000, None);
         let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
         sink.send(tokens(0, UNREAD_TOKENS_MAX - 1));
-        assert!(!sink.park(), "it may write one more");
+        assert!(!sink.unread().park(), "it may write one more");
         sink.send(tokens(UNREAD_TOKENS_MAX as u32 - 1, 1));
-        assert!(sink.park() && sink.is_parked() && !sink.unpark());
+        assert!(sink.unread().park() && sink.unread().is_parked() && !sink.unread().unpark());
         // Its reader reads, so it can go on.
         assert_eq!(reader.next_batch().await.unwrap().len(), BATCH_EVENTS_MAX);
-        assert!(sink.unpark() && !sink.is_parked());
+        assert!(sink.unread().unpark() && !sink.unread().is_parked());
         drop(reader);
         sink.send(tokens(UNREAD_TOKENS_MAX as u32, UNREAD_TOKENS_MAX));
-        assert!(sink.park());
+        assert!(sink.unread().park());
         let given_up = async {
             while !sink.cancel().is_set() {
                 tokio::task::yield_now().await;

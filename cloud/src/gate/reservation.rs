@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use baton_generate::planted::{self, Bug};
+
 use super::{Gate, Meter, PLACE_FREE_MS, QuotaError, Tenant, left};
 use crate::learn::traffic::DAY_MS;
 
@@ -171,7 +173,8 @@ impl Meter {
         let Some(receipt) = name.and_then(|name| self.receipts.get_mut(&name)) else { return used };
         receipt.running = receipt.running.saturating_sub(1);
         receipt.sent += u32::from(used > 0);
-        let due = used.saturating_sub(receipt.paid);
+        let paid = if planted::is(Bug::ChargedTwice) { 0 } else { receipt.paid };
+        let due = used.saturating_sub(paid);
         receipt.paid += due;
         due
     }
@@ -211,7 +214,8 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let now_ms = (self.gate.inner.wall_ms)();
         if let Some(meter) = self.gate.meters().get_mut(&self.tenant) {
-            meter.reserved = meter.reserved.saturating_sub(self.set_aside);
+            let kept = planted::is(Bug::QuotaKept) && self.written == 0;
+            meter.reserved = meter.reserved.saturating_sub(if kept { 0 } else { self.set_aside });
             let due = meter.settle(self.name, self.computed + self.written);
             if due > 0 {
                 meter.roll(now_ms);

@@ -9,7 +9,7 @@ use baton_protocol::MaskEvent;
 
 use crate::observe::metrics::{Ended, Metrics};
 use crate::observe::trace::{RequestTrace, TraceParent, Traces};
-use crate::service::scheduler::{CloseReason, Closed};
+use baton_generate::scheduler::{CloseReason, Closed};
 
 /// Reports one request.
 #[derive(Debug)]

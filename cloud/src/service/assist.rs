@@ -1,13 +1,16 @@
-//! Turns an assist request into a job: scene, prompt, r, L, mask and sampling.
+//! Turns an assist request into a job of the host: scene, prompt, r, L, mask and sampling.
 
 use std::time::Duration;
 
-use baton_engine::detokenize::Detokenizer;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, PrefixScope};
+use baton_generate::answer::{Answer, AnswerOptions, TextMode, Window};
+use baton_generate::hooks::{Constraint as Form, LogprobSink};
+use baton_generate::scheduler::{Goal, JobSpec, Share};
+use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing};
 use baton_refine::{AttentionShape, Mode, UnknownMode};
@@ -21,10 +24,9 @@ use crate::observe::report::Observer;
 use crate::observe::trace::TraceParent;
 use crate::scene::Scene;
 use crate::service::constrain::Constraint;
-use crate::service::job::{AnswerText, Job, MaskSource, Window};
 use crate::service::logprobs::Logprobs;
+use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
 use crate::service::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
-use crate::service::scheduler::{JobSpec, Share};
 use crate::service::stream::AssistStream;
 use crate::service::{Served, ServiceError};
 
@@ -41,8 +43,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) owner: u128,
 }
 
-/// Makes the job and the stream of the answer.
-pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, AssistStream), ServiceError> {
+/// Makes the request and the stream of its answer.
+pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
     let texts = request.segments.iter().map(|segment| segment.text.as_str());
     check_text(served, texts.chain(request.continue_from.as_deref()))?;
@@ -74,9 +76,9 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Job, Assist
         scene: Some(scene.id.clone()),
         extras: Extras::default(),
     };
-    let (mut job, stream) = draft.job(served, &request.sampling)?;
-    job.spec.floor_tokens = planned.assist_floor as usize;
-    Ok((job, stream))
+    let (mut prepared, stream) = draft.prepared(served, &request.sampling)?;
+    prepared.spec.floor_tokens = planned.assist_floor as usize;
+    Ok((prepared, stream))
 }
 
 /// Returns a digest that identifies the request: of its id and of everything that decides its answer.
@@ -111,7 +113,7 @@ impl std::io::Write for DigestWriter<'_> {
     }
 }
 
-/// The parts of a job, the same for both APIs.
+/// The parts of a request, the same for both APIs.
 #[derive(Debug)]
 pub(crate) struct Draft {
     /// Prompt ids; the last ones are those of `continued`.
@@ -155,39 +157,30 @@ fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams 
 }
 
 impl Draft {
-    /// Makes the job and its stream.
-    pub(crate) fn job(
+    /// Makes the request and its stream.
+    pub(crate) fn prepared(
         self,
         served: &Served,
         sampling: &Sampling,
-    ) -> Result<(Job, AssistStream), ServiceError> {
+    ) -> Result<(Prepared, AssistStream), ServiceError> {
         let sampler = Sampler::new(sampling_params(sampling, self.extras.penalties))?;
-        let id = served.desk.new_id();
-        let (sink, mut stream) = AssistStream::new(id, self.max_tokens);
-        stream.set_prompt_tokens(self.prompt.len());
+        let stop = StopStrings::new(&sampling.stop)?.with_turn_ends(served.model.turn_ends());
+        let id = served.handle.new_id();
+        let (sink, mut stream) = AssistStream::new(id, self.max_tokens, Some(&served.handle));
+        let prompt_tokens = self.prompt.len();
+        stream.set_prompt_tokens(prompt_tokens);
         stream.set_model(&served.name);
-        stream.wakes(served.desk.clone());
-        stream.set_progress(served.desk.clone());
-        let tokenizer = served.model.tokenizer();
-        let turn_ends = served.model.turn_ends();
-        let stops = !sampling.stop.is_empty() || !turn_ends.is_empty();
-        let stop = stops.then(|| StopStrings::new(&sampling.stop)).transpose()?;
-        let text = AnswerText {
-            tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(tokenizer.clone()),
-            stop: stop.map(|stop| stop.with_turn_ends(turn_ends)),
-            ends_at_cap: self.ends_at_cap,
-        };
-        let tail_tokens = self.window.as_ref().map_or(1, |window| self.prompt.len() - window.tokens.start);
         let spec = JobSpec {
             id,
-            prompt_tokens: self.prompt.len(),
+            prompt_tokens,
             max_tokens: self.max_tokens,
             floor_tokens: self.max_tokens,
-            tail_tokens,
+            tail_tokens: self.window.as_ref().map_or(1, |window| prompt_tokens - window.tokens.start),
+            pass_tokens: usize::MAX,
             bytes: 0,
             deadline: None,
             share: Share::default(),
+            goal: Goal::Write,
         };
         let observer = Observer {
             metrics: served.metrics.clone(),
@@ -197,33 +190,38 @@ impl Draft {
             tenant: String::new(),
             scene: self.scene,
             model: served.name.clone(),
-            prompt_tokens: self.prompt.len(),
+            prompt_tokens,
             refine: Duration::ZERO,
         };
-        let job = Job {
-            spec,
+        let reader = CloudReader::new(ReaderParts {
             observer,
-            prompt: self.prompt,
-            prefixes: self.prefixes,
-            adapter: self.adapter,
-            window: self.window,
             mask: self.mask,
             first: self.first,
-            text,
-            sampler,
-            constraint: self.extras.constraint,
-            logprobs: self.extras.logprobs,
-            continued: self.continued.len(),
-            answer: self.continued,
-            cached: 0,
-            arrived_at: served.desk.clock.now(),
-            opened_at: None,
+            prompt_tokens,
+            max_tokens: self.max_tokens,
+            clock: served.clock.clone(),
+            figures: served.figures.clone(),
             sink,
-            outbox: Vec::new(),
-            fault: None,
-            reservation: None,
-        };
-        Ok((job, stream))
+        });
+        let tokenizer = served.model.tokenizer();
+        let answer = Answer::new(AnswerOptions {
+            tokenizer: tokenizer.clone(),
+            vocab_len: served.model.config().vocab_len,
+            sampler,
+            prompt: self.prompt,
+            continued: self.continued,
+            max_tokens: self.max_tokens,
+            room_tokens: served.context_tokens(),
+            text: TextMode::Text {
+                text: AnswerText::new(tokenizer.clone(), (), stop),
+                ends_at_cap: self.ends_at_cap,
+            },
+            constraint: self.extras.constraint.map(|constraint| Box::new(constraint) as Box<dyn Form>),
+            logprobs: self.extras.logprobs.map(|logprobs| Box::new(logprobs) as Box<dyn LogprobSink>),
+            window: self.window,
+        });
+        let (prefixes, adapter) = (self.prefixes, self.adapter);
+        Ok((Prepared { spec, answer, prefixes, adapter, reader }, stream))
     }
 }
 
@@ -249,7 +247,7 @@ pub(crate) fn check_text<'t>(
 /// Returns the most tokens of a prompt: the context, or the KV budget if that is smaller, minus one for the
 /// answer.
 pub(crate) fn prompt_tokens_max(served: &Served) -> usize {
-    served.model.config().context_len.min(served.desk.stats().kv_tokens).saturating_sub(1)
+    served.model.config().context_len.min(served.handle.stats().kv_tokens).saturating_sub(1)
 }
 
 /// Returns how many tokens fit into the context and into the KV budget after the prompt.
@@ -329,14 +327,14 @@ fn planned(
     room_tokens: usize,
     refines: bool,
 ) -> Result<Planned, ServiceError> {
-    let stats = served.desk.stats();
+    let stats = served.handle.stats();
     let content = if refines { content_tokens(&request.segments, prompt) } else { 0 };
     let wish = Wish { ratio: request.refine.ratio, assist_tokens: request.assist_tokens };
-    let known = served.desk.known();
+    let known = served.figures.known();
     let situation = Situation {
         device: request.device.as_ref(),
         known: &known,
-        cloud: served.desk.measured(),
+        cloud: served.figures.measured(),
         backlog_tokens: stats.backlog_tokens,
         backlog_ms: stats.backlog_ms,
         prompt_tokens: prompt.ids.len(),

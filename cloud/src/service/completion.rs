@@ -13,8 +13,8 @@ use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::{Draft, Extras, assembled, check_text, first_event, room};
 use crate::service::constrain::{Constraint, ConstraintError, Grammar};
-use crate::service::job::{Job, MaskSource};
 use crate::service::logprobs::Logprobs;
+use crate::service::reader::{MaskSource, Prepared};
 use crate::service::stream::AssistStream;
 use crate::service::tools::{self, ToolForm};
 use crate::service::{Served, ServiceError, Terms};
@@ -72,12 +72,12 @@ impl CompletionRequest {
     }
 }
 
-/// Makes the job and the stream of the answer.
+/// Makes the request and the stream of its answer.
 pub(crate) fn prepare(
     served: &Served,
     request: &CompletionRequest,
     terms: &Terms,
-) -> Result<(Job, AssistStream), ServiceError> {
+) -> Result<(Prepared, AssistStream), ServiceError> {
     request.sampling.check()?;
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
@@ -110,7 +110,7 @@ pub(crate) fn prepare(
         scene: None,
         extras: Extras { penalties: request.penalties, constraint, logprobs: request.logprobs.clone() },
     };
-    draft.job(served, &request.sampling)
+    draft.prepared(served, &request.sampling)
 }
 
 fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {

@@ -14,6 +14,9 @@ mod guided;
 
 use std::time::Duration;
 
+use baton_engine::TokenSet;
+use baton_engine::tokenizer::TokenId;
+use baton_generate::hooks::{self, ConstraintFault};
 use serde_json::{Map, Value, json};
 
 #[cfg(not(feature = "constrain"))]
@@ -73,6 +76,16 @@ pub(crate) fn compact(schema: &Value) -> Result<Value, ConstraintError> {
     let style = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     fields.insert("x-guidance".to_owned(), style);
     Ok(Value::Object(fields))
+}
+
+impl hooks::Constraint for Constraint {
+    fn allowed(&mut self) -> Result<TokenSet, ConstraintFault> {
+        Constraint::allowed(self).map_err(|err| ConstraintFault(err.to_string()))
+    }
+
+    fn accept(&mut self, id: TokenId) -> Result<bool, ConstraintFault> {
+        Constraint::accept(self, id).map_err(|err| ConstraintFault(err.to_string()))
+    }
 }
 
 /// Time spent on constraining one answer.

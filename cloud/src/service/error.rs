@@ -12,7 +12,7 @@ use crate::gate::QuotaError;
 use crate::learn::planning::PlanError;
 use crate::scene::book::SceneLookupError;
 use crate::service::constrain::ConstraintError;
-use crate::service::scheduler::QueueLimit;
+use baton_generate::scheduler::QueueLimit;
 
 /// Why a request was not accepted.
 #[derive(Debug, thiserror::Error)]

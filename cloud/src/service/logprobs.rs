@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use baton_engine::sampling::Sampler;
 use baton_engine::tokenizer::TokenId;
+use baton_generate::hooks::LogprobSink;
 use baton_openai::logprobs::{PlaceLogprobs, TokenLogprob};
 
 /// A list that the engine's thread writes and the reader of the answer takes from. Clones share the list.
@@ -23,17 +24,18 @@ impl Logprobs {
         Logprobs { top, places: Arc::default() }
     }
 
-    /// Records a position, before its event is sent.
-    pub(crate) fn record(&self, sampler: &Sampler, logits: &[f32], id: TokenId) {
+    /// Takes the next position; `None` before its event was sent.
+    pub fn take(&self) -> Option<PlaceLogprobs> {
+        self.places.lock().expect(POISONED).pop_front()
+    }
+}
+
+impl LogprobSink for Logprobs {
+    fn record(&mut self, sampler: &Sampler, logits: &[f32], id: TokenId) {
         let chosen = TokenLogprob { id, logprob: sampler.logprob(logits, id) };
         let top = sampler.top_logprobs(logits, self.top);
         let top = top.into_iter().map(|(id, logprob)| TokenLogprob { id, logprob }).collect();
         self.places.lock().expect(POISONED).push_back(PlaceLogprobs { chosen, top });
-    }
-
-    /// Takes the next position; `None` before its event was sent.
-    pub fn take(&self) -> Option<PlaceLogprobs> {
-        self.places.lock().expect(POISONED).pop_front()
     }
 }
 
@@ -47,7 +49,7 @@ mod tests {
     #[test]
     fn places_come_out_in_order() {
         let sampler = Sampler::new(SamplingParams::default()).unwrap();
-        let list = Logprobs::new(1);
+        let mut list = Logprobs::new(1);
         let reader = list.clone();
         assert!(reader.take().is_none());
         list.record(&sampler, &[0.0, 1.0, f32::NEG_INFINITY], 0);

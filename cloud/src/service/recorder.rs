@@ -5,10 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_generate::clock::Clock;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
 use crate::learn::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
-use crate::service::desk::Desk;
+use crate::service::Served;
+use crate::service::figures::Figures;
 use crate::service::stream::StreamWatch;
 use crate::store::now_ms;
 
@@ -34,7 +36,8 @@ fn plain(name: &str) -> String {
 /// Figures of one answer while it is written.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    desk: Arc<Desk>,
+    sums: Arc<Figures>,
+    clock: Clock,
     key: TrafficKey,
     arrived_at: Duration,
     figures: RequestFigures,
@@ -43,12 +46,13 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(desk: &Arc<Desk>, key: TrafficKey, prompt_tokens: u64) -> Recorder {
+    pub(crate) fn new(served: &Served, key: TrafficKey, prompt_tokens: u64) -> Recorder {
         let figures = RequestFigures { prompt_tokens, ..RequestFigures::default() };
         Recorder {
-            desk: desk.clone(),
+            sums: served.figures.clone(),
+            clock: served.clock.clone(),
             key,
-            arrived_at: desk.clock.now(),
+            arrived_at: served.clock.now(),
             figures,
             decode_ms: 0.0,
             ended: false,
@@ -56,7 +60,7 @@ impl Recorder {
     }
 
     fn ms_since_arrival(&self) -> f64 {
-        self.desk.clock.now().saturating_sub(self.arrived_at).as_secs_f64() * 1e3
+        self.clock.now().saturating_sub(self.arrived_at).as_secs_f64() * 1e3
     }
 }
 
@@ -100,6 +104,6 @@ impl Drop for Recorder {
         }
         let key = std::mem::take(&mut self.key);
         let figures = &self.figures;
-        self.desk.traffic(|traffic| traffic.record(now_ms(), key, figures));
+        self.sums.traffic(|traffic| traffic.record(now_ms(), key, figures));
     }
 }

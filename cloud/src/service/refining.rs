@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use baton_engine::prompt::Prompt;
 use baton_engine::{AttentionScores, HeadId};
+use baton_generate::answer::Window;
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
 use baton_refine::{
     AttentionShape, Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
 };
 
-use crate::service::job::{MaskSource, Window};
+use crate::service::reader::MaskSource;
 
 /// One request's refinement, without the scores.
 #[derive(Debug)]

@@ -5,8 +5,12 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use baton_engine::{
-    Adapter, AdapterError, AdapterId, BLOCK_TOKENS, Engine, EngineError, EngineOptions, Model,
+    Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences,
 };
+use baton_generate::clock::Clock;
+use baton_generate::host::{Host, HostHandle, HostOptions, Turns};
+use baton_generate::scheduler::Limits;
+use baton_generate::speculation::SpeculationError;
 use baton_protocol::limits;
 use baton_refine::Calibration;
 
@@ -17,9 +21,7 @@ use crate::learn::telemetry::Telemetry;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Traces;
 use crate::service::constrain::{ConstraintError, Grammars};
-use crate::service::desk::Desk;
-use crate::service::scheduler::{Limits, SchedulerCore};
-use crate::service::worker::{Turns, Worker};
+use crate::service::figures::{CostWatch, Figures};
 
 /// A model to serve.
 #[derive(Debug, Clone)]
@@ -68,7 +70,16 @@ pub enum SetupError {
         name: String,
         /// The cause.
         #[source]
-        err: Box<AdapterError>,
+        err: Box<SequenceError>,
+    },
+    /// The draft model cannot be used.
+    #[error("propose tokens for model `{model}`")]
+    Speculation {
+        /// The model.
+        model: String,
+        /// The cause.
+        #[source]
+        err: Box<SpeculationError>,
     },
 }
 
@@ -102,7 +113,9 @@ pub(crate) struct Served {
     /// tokenized.
     pub(crate) text_bytes_max: usize,
     adapters: BTreeMap<String, AdapterId>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) handle: HostHandle,
+    pub(crate) figures: Arc<Figures>,
+    pub(crate) clock: Clock,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Option<Traces>,
     /// Beginnings that all tenants' prompts of a scene share.
@@ -112,12 +125,13 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Sets up a model, and the worker over its engine.
-    pub(super) fn open(
+    /// Sets up a model, and the host over its engine.
+    pub(super) fn open<S: Sequences>(
         setup: ModelSetup,
         options: &ServiceOptions,
         turns: Option<Arc<Turns>>,
-    ) -> Result<(Served, Worker), SetupError> {
+        engine: impl FnOnce(Arc<Model>, EngineOptions) -> Result<S, EngineError>,
+    ) -> Result<(Served, Host<S>), SetupError> {
         let ModelSetup { name, model, calibration, adapters: files } = setup;
         let context = model.config().context_len;
         let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
@@ -128,7 +142,7 @@ impl Served {
             prefix_cache_percent: options.prefix_cache_percent,
             ..EngineOptions::default()
         };
-        let mut engine = Engine::new(model.clone(), engine_options)
+        let mut engine = engine(model.clone(), engine_options.clone())
             .map_err(|err| SetupError::Engine { model: name.clone(), err: Box::new(err) })?;
         let mut adapters = BTreeMap::new();
         for (adapter, file) in files {
@@ -139,17 +153,35 @@ impl Served {
             })?;
             adapters.insert(adapter, id);
         }
-        let core = SchedulerCore::new(Limits {
-            slots: options.slots,
-            queue: options.queue,
-            backlog: options.backlog,
-            kv_tokens,
-            kv_block: BLOCK_TOKENS,
-            budget: options.budget,
-        });
+        let proposer = options
+            .proposer(&model, engine_options)
+            .map_err(|err| SetupError::Speculation { model: name.clone(), err: Box::new(err) })?;
+        let (proposer, speculation) = proposer.unzip();
         let telemetry = Telemetry::new(options.coefficients.clone());
-        let (costs, clock) = (Costs::new(options.emulation), options.clock.clone());
-        let desk = Arc::new(Desk::new(core, costs, telemetry, clock));
+        let figures = Arc::new(Figures::new(Costs::new(options.emulation), telemetry));
+        let host = Host::new(
+            engine,
+            HostOptions {
+                limits: Limits {
+                    slots: options.slots,
+                    queue: options.queue,
+                    backlog: options.backlog,
+                    kv_tokens,
+                    kv_block: BLOCK_TOKENS,
+                    budget: options.budget,
+                    admit_tokens: 1,
+                    // The cloud verifies no other model's tokens.
+                    logit_rows: 1,
+                    speculation,
+                },
+                clock: options.clock.clone(),
+                emulation: options.emulation,
+                turns,
+                proposer,
+                idle_sequences: 0,
+                watch: Some(Box::new(CostWatch(figures.clone()))),
+            },
+        );
         let text_bytes_max = context.min(kv_tokens).saturating_mul(model.tokenizer().token_bytes_max());
         let served = Served {
             text_bytes_max: text_bytes_max.min(limits::TEXT_BYTES_MAX),
@@ -157,13 +189,15 @@ impl Served {
             name,
             calibration: calibration.map(Arc::new),
             adapters,
-            desk: desk.clone(),
+            handle: host.handle(),
+            figures,
+            clock: options.clock.clone(),
             metrics: options.metrics.clone(),
             traces: options.traces.clone(),
             scene_prefixes: ScenePrefixes::default(),
             grammars: OnceLock::new(),
         };
-        Ok((served, Worker::new(engine, desk, options.emulation, turns)))
+        Ok((served, host))
     }
 
     /// Returns the adapter of this name, if there is one.
@@ -186,7 +220,7 @@ impl Served {
 
     /// Returns the most tokens of prompt and answer together.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.config().context_len.min(self.desk.stats().kv_tokens)
+        self.model.config().context_len.min(self.handle.stats().kv_tokens)
     }
 
     /// Returns the compiler of constraints for this model.

@@ -5,15 +5,14 @@
 //! Events that belong into one packet come as one batch.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use baton_protocol::{AssistEvent, ProgressEvent};
+use baton_generate::host::HostHandle;
+use baton_generate::scheduler::{JobId, Progress};
+use baton_generate::unread::{CancelFlag, ReadMark, Unread};
+use baton_protocol::{AssistEvent, ProgressEvent, ProgressStage};
 use tokio::sync::mpsc;
 
 use crate::gate::Permit;
-use crate::service::desk::Desk;
-use crate::service::scheduler::JobId;
 
 /// Events that are sent together.
 pub(crate) type Batch = Vec<AssistEvent>;
@@ -27,79 +26,17 @@ pub const UNREAD_TOKENS_MAX: usize = 256;
 /// The most batches of one answer besides those of tokens: its end.
 const BATCHES_BESIDES_TOKENS: usize = 2;
 
-/// A cancel flag that both ends of an answer see, in one order with [`Progress`].
-///
-/// The side that sets it checks afterwards whether the answer is parked. The side that parks the answer
-/// checks the flag afterwards.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-/// How many tokens of an answer are written and read, and whether it waits for its reader.
-#[derive(Debug, Default)]
-struct Progress {
-    written: AtomicUsize,
-    read: AtomicUsize,
-    parked: AtomicBool,
-}
-
-impl Progress {
-    fn unread(&self) -> usize {
-        let read = self.read.load(Ordering::SeqCst);
-        self.written.load(Ordering::SeqCst).saturating_sub(read)
-    }
-}
-
-/// Records how far the reader of an answer is.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ReadMark {
-    progress: Arc<Progress>,
-    /// The desk to wake if the answer waits for this reader.
-    desk: Option<Arc<Desk>>,
-}
-
-impl ReadMark {
-    /// Notes that the reader has the first `tokens` tokens.
-    pub(crate) fn read_up_to(&self, tokens: usize) {
-        self.progress.read.fetch_max(tokens, Ordering::SeqCst);
-        // The order matters: the side that parks the answer first sets `parked`, and then checks what was
-        // read.
-        self.wake();
-    }
-
-    /// Returns whether the answer must wait until somebody reads.
-    pub(crate) fn is_full(&self) -> bool {
-        self.progress.unread() >= UNREAD_TOKENS_MAX
-    }
-
-    fn wake(&self) {
-        if let Some(desk) = self.desk.as_ref().filter(|_| self.progress.parked.load(Ordering::SeqCst)) {
-            desk.wake();
-        }
-    }
-}
-
 /// Counts the tokens among events.
 pub(crate) fn tokens_in(events: &[AssistEvent]) -> usize {
     let is_token = |event: &&AssistEvent| matches!(event, AssistEvent::First(_) | AssistEvent::Token(_));
     events.iter().filter(is_token).count()
 }
 
-/// The writing end. It belongs to the engine's thread and never blocks it.
+/// The writing end. It belongs to the host's thread and never blocks it.
 #[derive(Debug)]
 pub(crate) struct EventSink {
     batches: mpsc::Sender<Batch>,
-    cancel: CancelFlag,
-    progress: Arc<Progress>,
+    unread: Unread,
 }
 
 impl EventSink {
@@ -108,55 +45,37 @@ impl EventSink {
         if batch.is_empty() {
             return;
         }
-        self.progress.written.fetch_add(tokens_in(&batch), Ordering::SeqCst);
+        self.unread.written(tokens_in(&batch));
         // The channel has room for all batches that may be unread. It is full only if an answer was not
         // parked in time, which would be our bug. Then the answer is cancelled instead of blocking the
         // thread.
         if self.batches.try_send(batch).is_err() {
-            self.cancel.set();
+            self.cancel().set();
         }
     }
 
     pub(crate) fn cancel(&self) -> &CancelFlag {
-        &self.cancel
+        self.unread.cancel()
     }
 
-    /// Returns whether the answer waits for its reader.
-    pub(crate) fn is_parked(&self) -> bool {
-        self.progress.parked.load(Ordering::SeqCst)
-    }
-
-    /// Parks the answer if it is as far ahead of its reader as it may be; returns whether it did.
-    pub(crate) fn park(&self) -> bool {
-        if self.cancel.is_set() || self.progress.unread() < UNREAD_TOKENS_MAX {
-            return false;
-        }
-        self.progress.parked.store(true, Ordering::SeqCst);
-        // A reader that read in between did not know that the answer waits for it.
-        !self.unpark()
-    }
-
-    /// Unparks the answer if its reader has read enough; returns whether it may continue.
-    pub(crate) fn unpark(&self) -> bool {
-        let goes_on = self.progress.unread() <= UNREAD_TOKENS_MAX / 2;
-        if goes_on {
-            self.progress.parked.store(false, Ordering::SeqCst);
-        }
-        goes_on
+    pub(crate) fn unread(&self) -> &Unread {
+        &self.unread
     }
 }
 
 /// Reports the progress of an answer that has no token yet.
 #[derive(Debug, Clone)]
 pub(crate) struct ProgressSource {
-    desk: Arc<Desk>,
+    handle: HostHandle,
     id: JobId,
 }
 
 impl ProgressSource {
     /// Returns the current progress; `None` once it has a token.
     pub(crate) fn now(&self) -> Option<ProgressEvent> {
-        self.desk.progress(self.id)
+        let Progress { running, computed, total, eta_ms } = self.handle.progress(self.id)?;
+        let stage = if running { ProgressStage::Prefill } else { ProgressStage::Queue };
+        Some(ProgressEvent { stage, computed: computed as u64, total: total as u64, eta_ms })
     }
 }
 
@@ -188,28 +107,24 @@ pub struct AssistStream {
 }
 
 impl AssistStream {
-    /// Makes a stream and its writing end, for an answer of at most `max_tokens`.
-    pub(crate) fn new(id: JobId, max_tokens: usize) -> (EventSink, AssistStream) {
+    /// Makes a stream and its writing end, for an answer of at most `max_tokens` that `host` writes, if any.
+    pub(crate) fn new(id: JobId, max_tokens: usize, host: Option<&HostHandle>) -> (EventSink, AssistStream) {
         // Each pass sends one batch; before the next pass, the answer is parked if it must be.
         let (sender, batches) = mpsc::channel(max_tokens.min(UNREAD_TOKENS_MAX) + BATCHES_BESIDES_TOKENS);
-        let cancel = CancelFlag::default();
-        let progress = Arc::<Progress>::default();
-        let sink = EventSink { batches: sender, cancel: cancel.clone(), progress: progress.clone() };
-        (
-            sink,
-            AssistStream {
-                id,
-                batches,
-                ready: VecDeque::new(),
-                cancel,
-                mark: ReadMark { progress, desk: None },
-                read: Some(0),
-                prompt_tokens: 0,
-                model: String::new(),
-                progress: None,
-                watches: Vec::new(),
-            },
-        )
+        let unread = Unread::new(UNREAD_TOKENS_MAX, CancelFlag::default());
+        let stream = AssistStream {
+            id,
+            batches,
+            ready: VecDeque::new(),
+            cancel: unread.cancel().clone(),
+            mark: unread.mark(host.cloned()),
+            read: Some(0),
+            prompt_tokens: 0,
+            model: String::new(),
+            progress: host.map(|host| ProgressSource { handle: host.clone(), id }),
+            watches: Vec::new(),
+        };
+        (EventSink { batches: sender, unread }, stream)
     }
 
     /// Returns the sequence's id in the scheduler.
@@ -235,11 +150,6 @@ impl AssistStream {
         name.clone_into(&mut self.model);
     }
 
-    /// Sets the desk to wake if the answer waits for its reader.
-    pub(crate) fn wakes(&mut self, desk: Arc<Desk>) {
-        self.mark.desk = Some(desk);
-    }
-
     /// From now on, taking events out does not mean that they are read; the caller reports that with the
     /// returned mark.
     pub(crate) fn keeps_unread(&mut self) -> ReadMark {
@@ -252,14 +162,12 @@ impl AssistStream {
         self.progress.as_ref()
     }
 
-    pub(crate) fn set_progress(&mut self, desk: Arc<Desk>) {
-        self.progress = Some(ProgressSource { desk, id: self.id });
-    }
-
     /// Cancels the answer; an `end` event with reason `cancelled` follows.
     pub fn cancel(&self) {
         self.cancel.set();
-        self.mark.wake();
+        if let Some(progress) = &self.progress {
+            progress.handle.cancelled();
+        }
     }
 
     /// Shows every later event to `watch`, which lives as long as the stream.
@@ -325,29 +233,5 @@ impl AssistStream {
 impl Drop for AssistStream {
     fn drop(&mut self) {
         self.cancel();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use baton_protocol::TokenEvent;
-
-    use super::*;
-
-    #[test]
-    fn an_answer_is_parked_for_a_reader_that_is_there() {
-        let full = || {
-            let (sink, stream) = AssistStream::new(JobId(1), 2 * UNREAD_TOKENS_MAX);
-            for index in 0..UNREAD_TOKENS_MAX as u32 {
-                sink.send(vec![AssistEvent::Token(TokenEvent { index, id: 1, text: String::new() })]);
-            }
-            (sink, stream)
-        };
-        let (sink, stream) = full();
-        assert!(sink.park() && sink.is_parked());
-        drop(stream);
-        let (sink, stream) = full();
-        drop(stream);
-        assert!(!sink.park() && !sink.is_parked(), "nobody would wake it");
     }
 }

@@ -12,8 +12,9 @@ use baton_cloud::access::{Actor, Role};
 use baton_cloud::admin::Admin;
 use baton_cloud::admin::operations::AdminService;
 use baton_cloud::service::CloudService;
-use baton_cloud::service::worker::Worker;
 use baton_cloud::store::{Database, Store};
+use baton_engine::Engine;
+use baton_generate::host::Host;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -28,7 +29,7 @@ const API: &str = "/admin/api/v1";
 pub(crate) struct World {
     pub store: Store,
     app: Router,
-    _service: (CloudService, Worker),
+    _service: (CloudService, Host<Engine>),
 }
 
 /// The cookie and CSRF token of a person who has logged in.
@@ -66,9 +67,9 @@ impl World {
     /// Makes a console without any user.
     pub(crate) async fn empty(secure: bool) -> World {
         let store = Store::open(&Database::Memory).await.unwrap();
-        let (service, worker) = by_hand(options());
+        let (service, host) = by_hand(options());
         let admin = Admin::new(service.clone(), AdminService::new(store.clone(), None), secure);
-        World { store, app: admin.router(), _service: (service, worker) }
+        World { store, app: admin.router(), _service: (service, host) }
     }
 
     /// Makes a console with an administrator `ada`, an editor `edna` and a viewer `vera`.

@@ -9,11 +9,12 @@ use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::completion::CompletionRequest;
 use baton_cloud::service::stream::AssistStream;
-use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ServiceOptions, Terms};
 use baton_cloud::store::now_ms;
 use baton_edge::HttpLimits;
 use baton_engine::BLOCK_TOKENS;
+use baton_engine::Engine;
+use baton_generate::host::Host;
 use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, Role, Segment};
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use crate::world::{document, drain, end, model, options, request, setup};
 const SYSTEM: &str =
     "You answer from the document, in one sentence, and say so if the document does not have it.";
 
-fn service() -> (CloudService, Worker) {
+fn service() -> (CloudService, Host<Engine>) {
     let settings = SceneSettings { ratio: Some(1.0), ..SceneSettings::with_system(SYSTEM) };
     let older = SceneSettings { system: "You answer.".into(), ..settings.clone() };
     let scene = |version, settings| Scene { id: "letters".into(), version, settings };
@@ -39,14 +40,14 @@ fn of(owner: u128) -> Terms {
 
 /// Returns the cached tokens reported to a caller, and the prompt tokens that were computed for it.
 fn ask(
-    worker: &mut Worker,
+    host: &mut Host<Engine>,
     stream: Result<AssistStream, baton_cloud::service::ServiceError>,
 ) -> (u64, usize) {
     let mut stream = stream.unwrap_or_else(|err| panic!("{err}"));
     let mut computed = 0;
-    while let Some(pass) = worker.turn() {
+    while let Some(pass) = host.turn() {
         computed += pass.content().prefill_tokens;
-        worker.commit(pass);
+        host.commit(pass);
     }
     (end(&drain(&mut stream)).usage.cached_prefix_tokens, computed)
 }
@@ -68,13 +69,13 @@ fn form(code: u32) -> AssistRequest {
 
 /// Makes 200 guesses at the code in another tenant's document, one of them right.
 fn guesses(victim: Option<u32>, attacker: u128) -> Vec<(u64, usize)> {
-    let (service, mut worker) = service();
+    let (service, mut host) = service();
     // The scene was used before, so its own text is cached whether the victim was there or not.
-    ask(&mut worker, service.assist_on(&letter("Hello."), of(7)));
+    ask(&mut host, service.assist_on(&letter("Hello."), of(7)));
     if let Some(code) = victim {
-        ask(&mut worker, service.assist_on(&form(code), of(1)));
+        ask(&mut host, service.assist_on(&form(code), of(1)));
     }
-    (0..200).map(|at| ask(&mut worker, service.assist_on(&form(47_000 + at), of(attacker)))).collect()
+    (0..200).map(|at| ask(&mut host, service.assist_on(&form(47_000 + at), of(attacker)))).collect()
 }
 
 #[test]
@@ -99,12 +100,11 @@ fn two_hundred_guesses_at_another_tenant_s_prompt_gain_nothing() {
 
 #[test]
 fn only_what_a_scene_fixes_is_shared_among_tenants() {
-    let (service, mut worker) = service();
+    let (service, mut host) = service();
     let fixed = SYSTEM.len() + 2;
     let shared = (fixed - fixed % BLOCK_TOKENS) as u64;
     assert!(shared >= 64, "two control tokens, then a token for each byte");
-    let mut cached =
-        |request: &AssistRequest, owner| ask(&mut worker, service.assist_on(request, of(owner))).0;
+    let mut cached = |request: &AssistRequest, owner| ask(&mut host, service.assist_on(request, of(owner))).0;
     let document = document(20);
     assert_eq!(cached(&letter(&document), 1), 0);
     assert_eq!(cached(&letter(&document), 2), shared, "another tenant, the same words");
@@ -125,7 +125,7 @@ fn only_what_a_scene_fixes_is_shared_among_tenants() {
 
 #[test]
 fn a_chat_finds_its_own_turns_and_nobody_else_s() {
-    let (service, mut worker) = service();
+    let (service, mut host) = service();
     let message =
         |role, text: &str| ChatMessage { role, text: text.into(), calls: Vec::new(), call_id: None };
     let first = vec![message(Role::System, SYSTEM), message(Role::User, &document(10))];
@@ -134,7 +134,7 @@ fn a_chat_finds_its_own_turns_and_nobody_else_s() {
     let mut cached = |messages: &[ChatMessage], owner| {
         let asked =
             CompletionRequest { max_tokens: Some(1), ..CompletionRequest::new("default", messages.to_vec()) };
-        ask(&mut worker, service.complete_on(&asked, of(owner))).0
+        ask(&mut host, service.complete_on(&asked, of(owner))).0
     };
     assert_eq!((cached(&first, 1), cached(&first, 2), cached(&second, 3)), (0, 0, 0));
     let again = cached(&second, 1);
@@ -143,14 +143,14 @@ fn a_chat_finds_its_own_turns_and_nobody_else_s() {
 
 #[test]
 fn tenants_that_ask_the_same_at_the_same_time_get_the_same_answer_by_their_own_work() {
-    let (service, mut worker) = service();
+    let (service, mut host) = service();
     let ids = |stream: &mut AssistStream| crate::world::tokens(&drain(stream));
     let asked = AssistRequest { assist_tokens: Some(6), ..form(1) };
     let streams = [1, 2].map(|owner| service.assist_on(&asked, of(owner)).unwrap());
     let mut computed = 0;
-    while let Some(pass) = worker.turn() {
+    while let Some(pass) = host.turn() {
         computed += pass.content().prefill_tokens;
-        worker.commit(pass);
+        host.commit(pass);
     }
     let tokens = crate::world::prompt_ids(&model(), &asked).len();
     assert!(computed > 2 * tokens - SYSTEM.len() - 2, "{computed} computed for two prompts of {tokens}");

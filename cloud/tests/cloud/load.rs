@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use baton_cloud::service::ServiceOptions;
 use baton_cloud::service::completion::CompletionRequest;
-use baton_cloud::service::scheduler::BacklogBound;
 use baton_cloud::service::stream::AssistStream;
-use baton_cloud::service::worker::Worker;
+use baton_engine::Engine;
 use baton_engine::pace_emulation::PassCost;
+use baton_generate::host::Host;
+use baton_generate::scheduler::BacklogBound;
 use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, FirstEvent, Role};
 
@@ -33,10 +34,10 @@ fn question() -> AssistRequest {
     request
 }
 
-fn run_all(worker: &mut Worker, hand: &HandClock) {
-    while let Some(pass) = worker.turn() {
+fn run_all(host: &mut Host<Engine>, hand: &HandClock) {
+    while let Some(pass) = host.turn() {
         hand.advance(COST.modelled(pass.content()));
-        worker.commit(pass);
+        host.commit(pass);
     }
 }
 
@@ -58,7 +59,7 @@ fn first(stream: &mut AssistStream) -> FirstEvent {
 fn l_falls_while_others_wait_and_says_so() {
     let hand = HandClock::default();
     let backlog = BacklogBound { wait: Duration::from_secs(10), ..BacklogBound::default() };
-    let (service, mut worker) = by_hand(ServiceOptions {
+    let (service, mut host) = by_hand(ServiceOptions {
         slots: 1,
         backlog,
         prefix_cache_percent: 0,
@@ -67,7 +68,7 @@ fn l_falls_while_others_wait_and_says_so() {
         ..options()
     });
     let mut alone = service.assist(&question()).unwrap();
-    run_all(&mut worker, &hand);
+    run_all(&mut host, &hand);
     let alone = first(&mut alone);
     assert_eq!(alone.assist_bound_by, "tau");
     assert!(alone.assist_tokens > 20, "{alone:?}");
@@ -82,7 +83,7 @@ fn l_falls_while_others_wait_and_says_so() {
     let mut chat = service.complete(&chat).ok();
     let most = service.stats().load;
     assert!(most > 0.9, "the queue is full: load {most}");
-    run_all(&mut worker, &hand);
+    run_all(&mut host, &hand);
     let told: Vec<FirstEvent> = waiting.iter_mut().map(first).collect();
     assert_eq!((told[0].assist_bound_by.as_str(), told[0].assist_tokens), ("load", 4), "the scene's floor");
     let (lowered, free): (Vec<FirstEvent>, Vec<FirstEvent>) =
@@ -106,7 +107,7 @@ fn l_falls_while_others_wait_and_says_so() {
 fn a_wish_is_followed_under_load_too() {
     let hand = HandClock::default();
     let backlog = BacklogBound { wait: Duration::from_secs(10), ..BacklogBound::default() };
-    let (service, mut worker) = by_hand(ServiceOptions {
+    let (service, mut host) = by_hand(ServiceOptions {
         slots: 1,
         backlog,
         emulation: Some(COST),
@@ -114,7 +115,7 @@ fn a_wish_is_followed_under_load_too() {
         ..options()
     });
     let mut before = service.assist(&question()).unwrap();
-    run_all(&mut worker, &hand);
+    run_all(&mut host, &hand);
     first(&mut before);
     let mut wished = question();
     wished.assist_tokens = Some(30);
@@ -124,7 +125,7 @@ fn a_wish_is_followed_under_load_too() {
         behind += 1;
         assert!(behind < 100);
     }
-    run_all(&mut worker, &hand);
+    run_all(&mut host, &hand);
     let wished = first(&mut wished);
     assert_eq!((wished.assist_bound_by.as_str(), wished.assist_tokens), ("fixed", 30));
 }

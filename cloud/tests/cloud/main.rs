@@ -5,7 +5,6 @@
 
 mod access;
 mod admin;
-mod admission;
 mod api;
 mod api_refusals;
 mod calibrate;
@@ -13,7 +12,6 @@ mod chat;
 mod client;
 mod completions;
 mod edge;
-mod fairness;
 mod isolation;
 mod load;
 mod models;
@@ -24,7 +22,6 @@ mod progress;
 mod quotas;
 mod races;
 mod running;
-mod scheduler;
 mod service;
 mod service_simulation;
 mod strangers;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::completion::CompletionRequest;
-use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ModelSetup, ServiceError, SetupError};
+use baton_engine::Engine;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Adapter, Model};
+use baton_generate::host::Host;
 use baton_kernels_cpu::Format;
 use baton_openai::ChatMessage;
 use baton_protocol::{AssistEvent, AssistRequest, Role};
@@ -53,7 +54,7 @@ fn scenes() -> SceneBook {
 
 struct World {
     service: CloudService,
-    workers: Vec<Worker>,
+    hosts: Vec<Host<Engine>>,
     tiny: Arc<Model>,
     other: Arc<Model>,
     law: Arc<Adapter>,
@@ -70,15 +71,15 @@ fn world() -> World {
     first.adapters.insert("med".into(), med.clone());
     let mut second = ModelSetup::named("other", other.clone());
     second.adapters.insert("law".into(), other_law.clone());
-    let (service, workers) = CloudService::with_models(vec![first, second], scenes(), options()).unwrap();
-    World { service, workers, tiny, other, law, med, other_law }
+    let (service, hosts) = CloudService::with_models(vec![first, second], scenes(), options()).unwrap();
+    World { service, hosts, tiny, other, law, med, other_law }
 }
 
 impl World {
     /// Runs every model's passes until nothing is left to run.
     fn run(&mut self) {
-        for worker in &mut self.workers {
-            run_all(worker);
+        for host in &mut self.hosts {
+            run_all(host);
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::num::NonZeroUsize;
 
-use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{ServiceError, ServiceOptions};
 use baton_engine::BLOCK_TOKENS;
+use baton_engine::Engine;
+use baton_generate::host::Host;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, Sampling};
 
 use crate::world::{answer, by_hand, chunks, document, drain, end, options, request, tokens};
@@ -30,12 +31,12 @@ fn mask(events: &[AssistEvent]) -> Vec<&AssistEvent> {
 }
 
 /// Runs to the end; returns the number of prompt tokens computed.
-fn run(worker: &mut Worker) -> usize {
+fn run(host: &mut Host<Engine>) -> usize {
     let mut computed = 0;
     for _ in 0..10_000 {
-        let Some(pass) = worker.turn() else { return computed };
+        let Some(pass) = host.turn() else { return computed };
         computed += pass.content().prefill_tokens;
-        worker.commit(pass);
+        host.commit(pass);
     }
     panic!("the answers do not end");
 }
@@ -46,17 +47,17 @@ fn preempted_answers_are_what_they_are_without_preemption() {
     let alone: Vec<Vec<AssistEvent>> = requests
         .iter()
         .map(|request| {
-            let (service, mut worker) = by_hand(options());
-            answer(&service, &mut worker, request)
+            let (service, mut host) = by_hand(options());
+            answer(&service, &mut host, request)
         })
         .collect();
     let longest = alone.iter().map(|events| end(events).usage.prompt_tokens).max().unwrap() as usize;
     for (kv_tokens, chunk) in [(longest + 300, 64), (2 * longest + 100, 512), (2 * longest + 60, 17)] {
         let options = ServiceOptions { budget: chunks(chunk), ..small_cache(kv_tokens) };
-        let (service, mut worker) = by_hand(options);
-        let free = worker.free_kv_tokens();
+        let (service, mut host) = by_hand(options);
+        let free = host.free_kv_tokens();
         let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
-        let computed = run(&mut worker);
+        let computed = run(&mut host);
         for (stream, want) in streams.iter_mut().zip(&alone) {
             let events = drain(stream);
             assert_eq!(tokens(&events), tokens(want), "{kv_tokens} KV tokens");
@@ -70,7 +71,7 @@ fn preempted_answers_are_what_they_are_without_preemption() {
             "{kv_tokens} KV tokens were enough for all: {computed} computed"
         );
         assert_eq!((stats.running, stats.waiting, stats.kv_held_tokens), (0, 0, 0));
-        assert_eq!(worker.free_kv_tokens(), free);
+        assert_eq!(host.free_kv_tokens(), free);
         assert_eq!(service.kv().free_tokens, free, "the figures follow");
     }
 }
@@ -78,19 +79,19 @@ fn preempted_answers_are_what_they_are_without_preemption() {
 #[test]
 fn a_preempted_answer_can_be_cancelled() {
     let requests = requests(3, 250);
-    let (service, mut worker) = by_hand(small_cache(1024));
-    let free = worker.free_kv_tokens();
+    let (service, mut host) = by_hand(small_cache(1024));
+    let free = host.free_kv_tokens();
     let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
     let mut waited = 0;
     while service.stats().preemptions_total == 0 {
-        let pass = worker.turn().expect("the cache is too small for three");
-        worker.commit(pass);
+        let pass = host.turn().expect("the cache is too small for three");
+        host.commit(pass);
         waited += 1;
         assert!(waited < 2000);
     }
     let last = streams.pop().unwrap();
     last.cancel();
-    run(&mut worker);
+    run(&mut host);
     let mut last = last;
     let events = drain(&mut last);
     assert_eq!(end(&events).reason, EndReason::Cancelled);
@@ -98,15 +99,15 @@ fn a_preempted_answer_can_be_cancelled() {
     for stream in &mut streams {
         assert_ne!(end(&drain(stream)).reason, EndReason::Cancelled);
     }
-    assert_eq!(worker.free_kv_tokens(), free);
+    assert_eq!(host.free_kv_tokens(), free);
 }
 
 #[test]
 fn requests_that_come_together_compute_their_common_prompt_once() {
-    let (service, mut worker) = by_hand(ServiceOptions { budget: chunks(64), slots: 4, ..options() });
+    let (service, mut host) = by_hand(ServiceOptions { budget: chunks(64), slots: 4, ..options() });
     let request = request("doc-qa", &document(30), 5);
     let mut streams: Vec<_> = (0..4).map(|_| service.assist(&request).unwrap()).collect();
-    let computed = run(&mut worker);
+    let computed = run(&mut host);
     let ends: Vec<_> = streams.iter_mut().map(drain).collect();
     assert!(ends.iter().all(|events| tokens(events) == tokens(&ends[0])));
     let prompt = end(&ends[0]).usage.prompt_tokens as usize;
@@ -121,7 +122,7 @@ fn requests_that_come_together_compute_their_common_prompt_once() {
 
 #[test]
 fn what_never_fits_is_refused_with_limit_and_value() {
-    let (service, _worker) = by_hand(small_cache(256));
+    let (service, _host) = by_hand(small_cache(256));
     let err = service.assist(&request("doc-qa", &document(14), 5)).unwrap_err();
     let ServiceError::PromptTooLong { tokens, limit: 255 } = err else { panic!("{err}") };
     assert!(tokens > 256 && err.to_string().contains(&format!("{tokens} tokens, the limit is 255")));

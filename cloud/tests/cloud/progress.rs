@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use baton_cloud::api::ApiLimits;
 use baton_cloud::service::ServiceOptions;
-use baton_cloud::service::scheduler::{MixedTokens, StepBudget};
 use baton_edge::HttpLimits;
 use baton_engine::pace_emulation::PassCost;
+use baton_generate::scheduler::{MixedTokens, StepBudget};
 use baton_protocol::{AssistEvent, AssistRequest, ProgressEvent, ProgressStage, StreamChecksum};
 use serde_json::{Value, json};
 

@@ -87,7 +87,7 @@ async fn the_last_tokens_of_a_day_bound_the_answer() {
 
 #[test]
 fn a_prompt_whose_answer_nobody_waits_for_is_charged_as_far_as_it_was_computed() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let (gate, tenant) = (gate(), tenant(None));
     let ask = || {
         let permit = gate.admit(&tenant).unwrap();
@@ -97,17 +97,17 @@ fn a_prompt_whose_answer_nobody_waits_for_is_charged_as_far_as_it_was_computed()
     };
     // Cancelled in the queue: nothing was computed.
     drop(ask());
-    run_all(&mut worker);
+    run_all(&mut host);
     assert_eq!(charged(&gate), 0);
     // Cancelled after the first pass, of 64 tokens: these are charged, even if the pass was not finished yet.
     let answer = ask();
-    let pass = worker.turn().expect("a pass");
+    let pass = host.turn().expect("a pass");
     drop(answer);
-    worker.commit(pass);
-    run_all(&mut worker);
+    host.commit(pass);
+    run_all(&mut host);
     assert_eq!(charged(&gate), 64);
     let (_permit, mut answer) = ask();
-    run_all(&mut worker);
+    run_all(&mut host);
     let events = drain(&mut answer);
     let usage = end(&events).usage;
     // The same request again: it pays for the new tokens.
@@ -139,12 +139,12 @@ async fn one_request_is_charged_once() {
 
 #[test]
 fn a_request_is_not_answered_for_nothing_again_and_again() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let (gate, tenant) = (gate(), tenant(None));
     let permit = gate.admit(&tenant).unwrap();
     for _ in 0..4 {
         let mut answer = service.assist_for(&numbered(1, 2), Terms::default(), Some(permit.payer())).unwrap();
-        run_all(&mut worker);
+        run_all(&mut host);
         assert!(matches!(drain(&mut answer).last(), Some(AssistEvent::End(_))));
     }
     let err = service.assist_for(&numbered(1, 2), Terms::default(), Some(permit.payer())).unwrap_err();

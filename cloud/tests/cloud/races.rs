@@ -49,7 +49,7 @@ impl Trap {
 #[test]
 fn a_request_that_expires_before_it_was_looked_at_is_told_so() {
     let trap = Trap::default();
-    let (service, mut worker) = by_hand(ServiceOptions { clock: trap.clock(), ..options() });
+    let (service, mut host) = by_hand(ServiceOptions { clock: trap.clock(), ..options() });
     let (gate, asked) = (gate(), Arc::new(Mutex::new(None)));
     trap.set({
         let (trap, service, gate, asked) = (trap.clone(), service.clone(), gate.clone(), asked.clone());
@@ -62,7 +62,7 @@ fn a_request_that_expires_before_it_was_looked_at_is_told_so() {
             trap.advance(50);
         }
     });
-    assert!(worker.turn().is_none());
+    assert!(host.turn().is_none());
     let (_permit, mut stream) = asked.lock().unwrap().take().expect("it was asked while a turn began");
     let events = drain(&mut stream);
     let [AssistEvent::Error(body)] = &events[..] else { panic!("{events:?}") };
@@ -75,9 +75,9 @@ fn a_request_that_expires_before_it_was_looked_at_is_told_so() {
 
 #[tokio::test]
 async fn nobody_waits_for_an_engine_that_is_gone() {
-    let (service, worker) = by_hand(options());
+    let (service, host) = by_hand(options());
     let mut stream = service.assist(&request("doc-qa", &document(3), 4)).unwrap();
-    drop(worker);
+    drop(host);
     let next = tokio::time::timeout(HANG, stream.next()).await.expect("it ends");
     assert!(next.is_none(), "{next:?}");
     assert!(service.assist(&request("doc-qa", &document(3), 4)).is_err());
@@ -88,22 +88,22 @@ fn a_reader_that_goes_while_its_answer_is_parked_leaves_nothing_behind() {
     let long = request("doc-qa", &document(6), 1200);
     let trap = Trap::default();
     let start = || by_hand(ServiceOptions { slots: 1, clock: trap.clock(), ..options() });
-    let (service, mut worker) = start();
+    let (service, mut host) = start();
     let stream = service.assist(&long).unwrap();
-    let passes = run_all(&mut worker);
+    let passes = run_all(&mut host);
     assert_eq!(service.stats().parked, 1);
     drop(stream);
 
-    let (service, mut worker) = start();
+    let (service, mut host) = start();
     let stream = service.assist(&long).unwrap();
     for _ in 0..passes {
-        let pass = worker.turn().unwrap();
-        worker.commit(pass);
+        let pass = host.turn().unwrap();
+        host.commit(pass);
     }
     // The next turn parks it. Another answer is cancelled, so that the turn has something to do in any order.
     drop(service.assist(&long).unwrap());
     trap.set(move || drop(stream));
-    assert!(worker.turn().is_none());
+    assert!(host.turn().is_none());
     let stats = service.stats();
     assert_eq!((stats.parked, stats.running, stats.waiting, stats.closed_total), (0, 0, 0, 2));
 }

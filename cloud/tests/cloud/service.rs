@@ -28,12 +28,12 @@ fn mask(events: &[AssistEvent]) -> Option<&MaskEvent> {
 
 #[test]
 fn the_mask_comes_with_the_first_token_and_opens_on_the_other_side() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let masked = [Mode::Attention, Mode::Bm25].map(|mode| Some(mode.to_string()));
     for mode in std::iter::once(None).chain(masked) {
         let mut request = request("doc-qa", &document(40), 6);
         request.refine.mode.clone_from(&mode);
-        let events = answer(&service, &mut worker, &request);
+        let events = answer(&service, &mut host, &request);
         assert!(matches!(events[..2], [AssistEvent::Mask(_), AssistEvent::First(_)]), "{mode:?}: {events:?}");
         let map = SentenceMap::new(&request.segments);
         let mask = mask(&events).unwrap();
@@ -55,12 +55,12 @@ fn a_scene_has_a_mode_and_a_request_may_name_another() {
         Scene { id: "words".into(), version: 1, settings: scene(Mode::Bm25) },
         Scene { id: "whole".into(), version: 1, settings: scene(Mode::None) },
     ]);
-    let (service, mut worker) = CloudService::new(setup(), book, options()).unwrap();
+    let (service, mut host) = CloudService::new(setup(), book, options()).unwrap();
     let mut kept = |scene: &str, mode: Option<&str>| {
         let mut request = request(scene, &document(40), 2);
         request.refine.mode = mode.map(str::to_owned);
         let map = SentenceMap::new(&request.segments);
-        mask(&answer(&service, &mut worker, &request)).map(|mask| mask.open(&map).unwrap())
+        mask(&answer(&service, &mut host, &request)).map(|mask| mask.open(&map).unwrap())
     };
     let words = kept("words", None);
     assert!(words.as_ref().is_some_and(|kept| kept.contains(&true) && kept.contains(&false)));
@@ -79,7 +79,7 @@ fn a_scene_has_a_mode_and_a_request_may_name_another() {
 
 #[test]
 fn no_mask_where_nothing_is_left_out() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let mut none = request("doc-qa", &document(40), 4);
     none.refine.mode = Some("none".into());
     let mut whole = request("doc-qa", &document(40), 4);
@@ -89,7 +89,7 @@ fn no_mask_where_nothing_is_left_out() {
     let full = request("doc-qa-full", &document(40), 4);
     let mut texts = Vec::new();
     for request in [none, whole, plain, full, request("doc-qa", &document(40), 4)] {
-        let events = answer(&service, &mut worker, &request);
+        let events = answer(&service, &mut host, &request);
         texts.push((mask(&events).is_some(), tokens(&events)));
     }
     let masks: Vec<bool> = texts.iter().map(|(mask, _)| *mask).collect();
@@ -102,21 +102,21 @@ fn no_mask_where_nothing_is_left_out() {
 
 #[test]
 fn l_tokens_then_the_slot_is_free() {
-    let (service, mut worker) = by_hand(options());
-    let free = worker.free_kv_tokens();
-    let long = tokens(&answer(&service, &mut worker, &request("doc-qa", &document(20), 20)));
+    let (service, mut host) = by_hand(options());
+    let free = host.free_kv_tokens();
+    let long = tokens(&answer(&service, &mut host, &request("doc-qa", &document(20), 20)));
     for cap in [1, 2, 7] {
-        let events = answer(&service, &mut worker, &request("doc-qa", &document(20), cap));
+        let events = answer(&service, &mut host, &request("doc-qa", &document(20), cap));
         let got = tokens(&events);
         assert_eq!(got[..], long[..cap as usize], "the first tokens do not depend on the cap");
         let end = end(&events);
         assert_eq!((end.reason, end.usage.completion_tokens), (EndReason::Cap, u64::from(cap)));
         let stats = service.stats();
         assert_eq!((stats.running, stats.waiting, stats.kv_held_tokens), (0, 0, 0));
-        assert_eq!(worker.free_kv_tokens(), free, "nothing leaks");
+        assert_eq!(host.free_kv_tokens(), free, "nothing leaks");
     }
     let [_, AssistEvent::First(first), ..] =
-        &answer(&service, &mut worker, &request("doc-qa", &document(20), 7))[..]
+        &answer(&service, &mut host, &request("doc-qa", &document(20), 7))[..]
     else {
         panic!("a mask, then the first token")
     };
@@ -130,16 +130,16 @@ fn an_answer_does_not_depend_on_its_neighbours_or_chunks() {
     let alone: Vec<_> = requests
         .iter()
         .map(|request| {
-            let (service, mut worker) = by_hand(ServiceOptions { budget: chunks(4096), ..options() });
-            let events = answer(&service, &mut worker, request);
+            let (service, mut host) = by_hand(ServiceOptions { budget: chunks(4096), ..options() });
+            let events = answer(&service, &mut host, request);
             (mask(&events).cloned(), tokens(&events))
         })
         .collect();
     for chunk_tokens in [1, 17, 64, 300] {
-        let (service, mut worker) =
+        let (service, mut host) =
             by_hand(ServiceOptions { budget: chunks(chunk_tokens), slots: 3, ..options() });
         let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
-        run_all(&mut worker);
+        run_all(&mut host);
         for (stream, want) in streams.iter_mut().zip(&alone) {
             let events = drain(stream);
             assert_eq!(&(mask(&events).cloned(), tokens(&events)), want, "chunks of {chunk_tokens}");
@@ -150,9 +150,9 @@ fn an_answer_does_not_depend_on_its_neighbours_or_chunks() {
 
 #[test]
 fn a_known_prefix_is_not_computed_again_and_changes_nothing() {
-    let (service, mut worker) = by_hand(options());
-    let first = answer(&service, &mut worker, &request("doc-qa", &document(40), 5));
-    let second = answer(&service, &mut worker, &request("doc-qa", &document(40), 5));
+    let (service, mut host) = by_hand(options());
+    let first = answer(&service, &mut host, &request("doc-qa", &document(40), 5));
+    let second = answer(&service, &mut host, &request("doc-qa", &document(40), 5));
     assert_eq!(end(&first).usage.cached_prefix_tokens, 0);
     let usage = end(&second).usage;
     let question = QUESTION.len() as u64;
@@ -167,10 +167,10 @@ fn a_known_prefix_is_not_computed_again_and_changes_nothing() {
 
 #[test]
 fn an_answer_goes_on_from_its_accepted_part() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let mut request = request("doc-qa", &document(10), 6);
     request.continue_from = Some("abc".into());
-    let events = answer(&service, &mut worker, &request);
+    let events = answer(&service, &mut host, &request);
     assert!(mask(&events).is_none(), "nobody prefills for an answer that goes on");
     let AssistEvent::First(first) = &events[0] else { panic!("{events:?}") };
 
@@ -187,45 +187,45 @@ fn an_answer_goes_on_from_its_accepted_part() {
 
 #[test]
 fn sampling_is_keyed_by_seed_and_index() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let sampled = |seed| {
         let mut request = request("doc-qa", &document(12), 12);
         request.sampling = Sampling { temperature: 1.5, seed, ..Sampling::default() };
         request
     };
-    let once = tokens(&answer(&service, &mut worker, &sampled(1)));
-    assert_eq!(once, tokens(&answer(&service, &mut worker, &sampled(1))));
-    assert_ne!(once, tokens(&answer(&service, &mut worker, &sampled(2))));
+    let once = tokens(&answer(&service, &mut host, &sampled(1)));
+    assert_eq!(once, tokens(&answer(&service, &mut host, &sampled(1))));
+    assert_ne!(once, tokens(&answer(&service, &mut host, &sampled(2))));
 }
 
 #[test]
 fn a_dropped_stream_frees_its_slot_within_one_pass() {
-    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, ..options() });
-    let free = worker.free_kv_tokens();
+    let (service, mut host) = by_hand(ServiceOptions { slots: 1, ..options() });
+    let free = host.free_kv_tokens();
     for passes_before in 0..14 {
         let stream = service.assist(&request("doc-qa", &document(20), 50)).unwrap();
         for _ in 0..passes_before {
-            let pass = worker.turn().unwrap();
-            worker.commit(pass);
+            let pass = host.turn().unwrap();
+            host.commit(pass);
         }
         drop(stream);
-        assert!(worker.turn().is_none(), "nothing runs for a reader that is gone ({passes_before} passes)");
+        assert!(host.turn().is_none(), "nothing runs for a reader that is gone ({passes_before} passes)");
         assert_eq!((service.stats().running, service.stats().waiting), (0, 0));
-        assert_eq!(worker.free_kv_tokens(), free);
+        assert_eq!(host.free_kv_tokens(), free);
     }
 }
 
 #[test]
 fn a_cancelled_stream_says_so_and_the_next_one_starts() {
-    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, ..options() });
+    let (service, mut host) = by_hand(ServiceOptions { slots: 1, ..options() });
     let mut first = service.assist(&request("doc-qa", &document(3), 50)).unwrap();
     let mut second = service.assist(&request("doc-qa", &document(3), 2)).unwrap();
     for _ in 0..6 {
-        let pass = worker.turn().unwrap();
-        worker.commit(pass);
+        let pass = host.turn().unwrap();
+        host.commit(pass);
     }
     first.cancel();
-    run_all(&mut worker);
+    run_all(&mut host);
     let events = drain(&mut first);
     let end_first = end(&events);
     assert_eq!(end_first.reason, EndReason::Cancelled);
@@ -235,25 +235,25 @@ fn a_cancelled_stream_says_so_and_the_next_one_starts() {
 
 #[test]
 fn a_reader_that_goes_while_a_pass_is_stretched_gets_nothing_more() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let stream = service.assist(&request("doc-qa", &document(40), 5)).unwrap();
-    let pass = worker.turn().unwrap();
+    let pass = host.turn().unwrap();
     // The reader disconnects while the pass is stretched: its tokens are dropped.
     drop(stream);
-    worker.commit(pass);
-    assert!(worker.turn().is_none());
+    host.commit(pass);
+    assert!(host.turn().is_none());
     assert_eq!(service.stats().closed_total, 1);
 }
 
 #[test]
 fn a_full_service_refuses_with_a_time_to_come_back() {
-    let (service, mut worker) = by_hand(ServiceOptions { slots: 1, queue: 1, ..options() });
+    let (service, mut host) = by_hand(ServiceOptions { slots: 1, queue: 1, ..options() });
     let request = request("doc-qa", &document(3), 2);
     let (_one, _two) = (service.assist(&request).unwrap(), service.assist(&request).unwrap());
     let err = service.assist(&request).unwrap_err();
     assert!(matches!(err, ServiceError::Overloaded { retry_after_ms: 100.., .. }), "{err}");
     assert!(err.to_body().error.retry_after_ms.is_some());
-    run_all(&mut worker);
+    run_all(&mut host);
     assert!(service.assist(&request).is_ok());
 }
 
@@ -261,14 +261,14 @@ fn a_full_service_refuses_with_a_time_to_come_back() {
 fn slot_time_is_the_time_of_its_passes() {
     let hand = HandClock::default();
     let cost = PassCost { base_ms: 60_000.0, prefill_ms_per_token: 100.0, decode_ms: 20_000.0 };
-    let (service, mut worker) =
+    let (service, mut host) =
         by_hand(ServiceOptions { clock: hand.clock(), emulation: Some(cost), ..options() });
     let mut stream = service.assist(&request("doc-qa", &document(10), 3)).unwrap();
     hand.advance(Duration::from_millis(5));
-    while let Some(pass) = worker.turn() {
+    while let Some(pass) = host.turn() {
         // The real compute time counts as nothing here; the emulated figures are far above it.
         hand.advance(cost.modelled(pass.content()));
-        worker.commit(pass);
+        host.commit(pass);
     }
     let events = drain(&mut stream);
     let end = end(&events);
@@ -291,8 +291,8 @@ fn slot_time_is_the_time_of_its_passes() {
 #[test]
 fn l_follows_the_device() {
     let cost = PassCost { base_ms: 60.0, prefill_ms_per_token: 0.1, decode_ms: 1.0 };
-    let (service, mut worker) = by_hand(ServiceOptions { emulation: Some(cost), ..options() });
-    let assist_tokens = |ms_per_token: Option<f64>, worker: &mut _| {
+    let (service, mut host) = by_hand(ServiceOptions { emulation: Some(cost), ..options() });
+    let assist_tokens = |ms_per_token: Option<f64>, host: &mut _| {
         let mut request = request("doc-qa", &document(60), 1);
         request.assist_tokens = None;
         request.device = Some(baton_protocol::DeviceInfo {
@@ -304,30 +304,30 @@ fn l_follows_the_device() {
             network: Some("wifi".into()),
             network_ms: None,
         });
-        let events = answer(&service, worker, &request);
+        let events = answer(&service, host, &request);
         let AssistEvent::First(first) = &events[1] else { panic!("{events:?}") };
         (first.assist_tokens, first.assist_bound_by.clone())
     };
-    let (assumed, _) = assist_tokens(None, &mut worker);
-    let (slow, bound_by) = assist_tokens(Some(5.0), &mut worker);
-    let (fast, _) = assist_tokens(Some(2.5), &mut worker);
+    let (assumed, _) = assist_tokens(None, &mut host);
+    let (slow, bound_by) = assist_tokens(Some(5.0), &mut host);
+    let (fast, _) = assist_tokens(Some(2.5), &mut host);
     assert!(slow > fast && fast >= 4, "slow {slow}, fast {fast}");
     assert_eq!(bound_by, "tau");
     // A device that reports nothing about itself counts as one of its class: first as assumed, then as the
     // class reports.
     assert_eq!(assumed, fast);
     for _ in 0..3 {
-        assist_tokens(Some(5.0), &mut worker);
+        assist_tokens(Some(5.0), &mut host);
     }
-    assert_eq!(assist_tokens(None, &mut worker).0, slow);
-    assert_eq!(assist_tokens(Some(2.5), &mut worker).0, fast, "its own values win");
+    assert_eq!(assist_tokens(None, &mut host).0, slow);
+    assert_eq!(assist_tokens(Some(2.5), &mut host).0, fast, "its own values win");
     let phones = service.coefficients().devices["phone"];
     assert_eq!((phones.value.prefill_ms_per_token, phones.samples), (5.0, 6));
 }
 
 #[test]
 fn what_cannot_be_served_is_refused_with_its_field() {
-    let (service, _worker) = by_hand(options());
+    let (service, _host) = by_hand(options());
     let good = || request("doc-qa", &document(10), 5);
     let check = |change: &dyn Fn(&mut baton_protocol::AssistRequest), code: &str, param: Option<&str>| {
         let mut request = good();
@@ -359,16 +359,16 @@ fn what_cannot_be_served_is_refused_with_its_field() {
 
 #[test]
 fn stopping_cancels_and_refuses() {
-    let (service, mut worker) = by_hand(options());
+    let (service, mut host) = by_hand(options());
     let mut stream = service.assist(&request("doc-qa", &document(3), 500)).unwrap();
-    let pass = worker.turn().unwrap();
-    worker.commit(pass);
+    let pass = host.turn().unwrap();
+    host.commit(pass);
     service.drain();
     assert!(matches!(service.assist(&request("doc-qa", &document(3), 5)), Err(ServiceError::Stopping)));
-    let pass = worker.turn().expect("running answers go on while the service drains");
-    worker.commit(pass);
+    let pass = host.turn().expect("running answers go on while the service drains");
+    host.commit(pass);
     service.stop();
-    assert!(worker.turn().is_none());
+    assert!(host.turn().is_none());
     let events = drain(&mut stream);
     let Some(AssistEvent::Error(body)) = events.last() else { panic!("{events:?}") };
     assert_eq!((body.error.code.as_str(), body.error.retry_after_ms), ("unavailable", Some(1000)));

@@ -30,7 +30,7 @@ fn simulate(seed: u64) {
     let mut rng = SplitMix64::new(seed);
     let hand = HandClock::default();
     let (slots, queue) = (1 + rng.below(3), rng.below(4));
-    let (service, mut worker) = by_hand(ServiceOptions {
+    let (service, mut host) = by_hand(ServiceOptions {
         slots,
         queue,
         budget: chunks(16 + rng.below(200)),
@@ -38,7 +38,7 @@ fn simulate(seed: u64) {
         clock: hand.clock(),
         ..options()
     });
-    let free = worker.free_kv_tokens();
+    let free = host.free_kv_tokens();
     let mut readers: Vec<Reader> = Vec::new();
     let (mut accepted, mut dropped) = (0_u64, 0_u64);
     for _ in 0..60 {
@@ -51,9 +51,9 @@ fn simulate(seed: u64) {
                 readers.push(Reader { stream, cap, events: Vec::new() });
             }
         }
-        if let Some(pass) = worker.turn() {
+        if let Some(pass) = host.turn() {
             hand.advance(Duration::from_millis(1 + rng.below(50) as u64));
-            worker.commit(pass);
+            host.commit(pass);
         }
         if !readers.is_empty() && rng.below(6) == 0 {
             let at = rng.below(readers.len());
@@ -72,8 +72,8 @@ fn simulate(seed: u64) {
         readers.iter_mut().for_each(Reader::read);
     }
     let mut passes = 0;
-    while let Some(pass) = worker.turn() {
-        worker.commit(pass);
+    while let Some(pass) = host.turn() {
+        host.commit(pass);
         passes += 1;
         assert!(passes < 5_000, "seed {seed}: every answer ends in bounded time");
     }
@@ -87,7 +87,7 @@ fn simulate(seed: u64) {
     let stats = service.stats();
     assert_eq!(stats.closed_total, accepted, "seed {seed}: one end each ({dropped} dropped)");
     assert_eq!((stats.running, stats.waiting, stats.kv_held_tokens), (0, 0, 0), "seed {seed}");
-    assert_eq!(worker.free_kv_tokens(), free, "seed {seed}: the KV cache is free again");
+    assert_eq!(host.free_kv_tokens(), free, "seed {seed}: the KV cache is free again");
 }
 
 #[test]

@@ -61,7 +61,7 @@ async fn certificates_are_served_and_replaced_while_it_runs() {
     let files = files(folder.path());
     let old = pair(&files);
     let tls = Arc::new(Tls::open(files.clone()).unwrap());
-    let (service, _worker) = by_hand(options());
+    let (service, _host) = by_hand(options());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = HttpLimits { handshake_timeout: Duration::from_millis(100), ..HttpLimits::default() };

@@ -24,22 +24,22 @@ fn one_slot() -> ServiceOptions {
 #[test]
 fn an_answer_that_nobody_reads_waits_without_a_slot_and_goes_on_when_it_is_read() {
     // The answer is read while it is written.
-    let (service, mut worker) = by_hand(one_slot());
+    let (service, mut host) = by_hand(one_slot());
     let mut stream = service.assist(&long()).unwrap();
     let mut want = Vec::new();
-    while let Some(pass) = worker.turn() {
-        worker.commit(pass);
+    while let Some(pass) = host.turn() {
+        host.commit(pass);
         want.extend(drain(&mut stream));
     }
     assert!(tokens(&want).len() > 3 * UNREAD_TOKENS_MAX, "{} tokens", tokens(&want).len());
 
-    let (service, mut worker) = by_hand(one_slot());
-    let free = worker.free_kv_tokens();
+    let (service, mut host) = by_hand(one_slot());
+    let free = host.free_kv_tokens();
     let mut stream = service.assist(&long()).unwrap();
     let mut have = Vec::new();
     let mut waits = 0;
     loop {
-        run_all(&mut worker);
+        run_all(&mut host);
         let written = drain(&mut stream);
         let ended = written.iter().any(|event| matches!(event, AssistEvent::End(_)));
         have.extend(written);
@@ -52,9 +52,9 @@ fn an_answer_that_nobody_reads_waits_without_a_slot_and_goes_on_when_it_is_read(
         assert_eq!(tokens(&have).len(), waits * UNREAD_TOKENS_MAX);
         let stats = service.stats();
         assert_eq!((stats.running, stats.waiting, stats.parked, stats.kv_held_tokens), (0, 0, 1, 0));
-        assert_eq!(worker.free_kv_tokens(), free, "its blocks are free for others");
+        assert_eq!(host.free_kv_tokens(), free, "its blocks are free for others");
         // The one slot serves another request meanwhile.
-        let other = answer(&service, &mut worker, &request("doc-qa", &document(3), 5));
+        let other = answer(&service, &mut host, &request("doc-qa", &document(3), 5));
         assert_eq!(end(&other).usage.completion_tokens, 5);
     }
     assert!(waits >= 3, "{waits}");
@@ -65,34 +65,34 @@ fn an_answer_that_nobody_reads_waits_without_a_slot_and_goes_on_when_it_is_read(
 
 #[test]
 fn it_goes_on_once_half_of_it_is_read() {
-    let (service, mut worker) = by_hand(one_slot());
+    let (service, mut host) = by_hand(one_slot());
     let mut stream = service.assist(&long()).unwrap();
-    run_all(&mut worker);
+    run_all(&mut host);
     // First the mask, then tokens.
     for _ in 0..UNREAD_TOKENS_MAX / 2 {
-        assert!(worker.turn().is_none());
+        assert!(host.turn().is_none());
         stream.try_next().unwrap();
     }
-    assert!(worker.turn().is_none(), "one less than half is read");
+    assert!(host.turn().is_none(), "one less than half is read");
     stream.try_next().unwrap();
-    assert_eq!(run_all(&mut worker), UNREAD_TOKENS_MAX / 2, "as many as are read");
+    assert_eq!(run_all(&mut host), UNREAD_TOKENS_MAX / 2, "as many as are read");
     assert_eq!(service.stats().parked, 1);
 }
 
 #[test]
 fn who_leaves_an_answer_unread_leaves_nothing_behind() {
-    let (service, mut worker) = by_hand(one_slot());
-    let free = worker.free_kv_tokens();
+    let (service, mut host) = by_hand(one_slot());
+    let free = host.free_kv_tokens();
     let stream = service.assist(&long()).unwrap();
     let mut cancelled = service.assist(&long()).unwrap();
-    run_all(&mut worker);
+    run_all(&mut host);
     assert_eq!(service.stats().parked, 2);
     drop(stream);
     cancelled.cancel();
-    assert!(worker.turn().is_none());
+    assert!(host.turn().is_none());
     let stats = service.stats();
     assert_eq!((stats.parked, stats.running, stats.waiting, stats.closed_total), (0, 0, 0, 2));
-    assert_eq!(worker.free_kv_tokens(), free);
+    assert_eq!(host.free_kv_tokens(), free);
     let events = drain(&mut cancelled);
     assert_eq!(end(&events).reason, EndReason::Cancelled);
     assert_eq!(end(&events).usage.completion_tokens as usize, UNREAD_TOKENS_MAX);
@@ -104,7 +104,7 @@ fn a_scene_bounds_what_a_request_may_have_written() {
     let fixed = SceneSettings { assist_tokens: Some(20), ..settings.clone() };
     let scene = |id: &str, settings| Scene { id: id.into(), version: 1, settings };
     let book = SceneBook::new([scene("short", settings), scene("fixed", fixed)]);
-    let (service, mut worker) = CloudService::new(setup(), book, options()).unwrap();
+    let (service, mut host) = CloudService::new(setup(), book, options()).unwrap();
     for (scene, asked, want, bound_by) in [
         ("short", Some(65_536), 40, "answer_length"),
         ("short", Some(41), 40, "answer_length"),
@@ -115,7 +115,7 @@ fn a_scene_bounds_what_a_request_may_have_written() {
         ("fixed", Some(50), 40, "answer_length"),
     ] {
         let request = AssistRequest { assist_tokens: asked, ..request(scene, &document(6), 1) };
-        let events = answer(&service, &mut worker, &request);
+        let events = answer(&service, &mut host, &request);
         let first = events.iter().find_map(|event| match event {
             AssistEvent::First(first) => Some(first),
             _ => None,

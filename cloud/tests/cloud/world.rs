@@ -7,14 +7,15 @@ use std::time::Duration;
 use baton_cloud::Clock;
 use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
-use baton_cloud::service::scheduler::{MixedTokens, StepBudget};
 use baton_cloud::service::stream::AssistStream;
-use baton_cloud::service::worker::Worker;
 use baton_cloud::service::{CloudService, ModelSetup, ServiceOptions};
 use baton_engine::gguf::Gguf;
 use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, Wanted};
+use baton_generate::host::Host;
+use baton_generate::scheduler::{MixedTokens, StepBudget};
+use baton_generate::speculation::Speculation;
 use baton_kernels_cpu::Format;
 use baton_protocol::{AssistEvent, AssistRequest, EndEvent, PROTOCOL_VERSION, Role, Segment};
 use baton_synthetic::SyntheticModel;
@@ -77,20 +78,22 @@ pub(crate) fn options() -> ServiceOptions {
     ServiceOptions {
         threads: std::num::NonZeroUsize::new(1),
         budget: chunks(64),
+        // Many tests count one pass for each token.
+        speculation: Speculation::Off,
         ..ServiceOptions::default()
     }
 }
 
-/// Makes a service whose worker is driven by hand.
-pub(crate) fn by_hand(options: ServiceOptions) -> (CloudService, Worker) {
+/// Makes a service whose host is driven by hand.
+pub(crate) fn by_hand(options: ServiceOptions) -> (CloudService, Host<Engine>) {
     CloudService::new(setup(), scenes(), options).unwrap()
 }
 
 /// Runs passes until nothing is left to run; returns their number.
-pub(crate) fn run_all(worker: &mut Worker) -> usize {
+pub(crate) fn run_all(host: &mut Host<Engine>) -> usize {
     let mut passes = 0;
-    while let Some(pass) = worker.turn() {
-        worker.commit(pass);
+    while let Some(pass) = host.turn() {
+        host.commit(pass);
         passes += 1;
     }
     passes
@@ -141,11 +144,11 @@ pub(crate) fn drain(stream: &mut AssistStream) -> Vec<AssistEvent> {
 /// Returns one whole answer, run alone.
 pub(crate) fn answer(
     service: &CloudService,
-    worker: &mut Worker,
+    host: &mut Host<Engine>,
     request: &AssistRequest,
 ) -> Vec<AssistEvent> {
     let mut stream = service.assist(request).unwrap_or_else(|err| panic!("{err}"));
-    run_all(worker);
+    run_all(host);
     drain(&mut stream)
 }
 

@@ -4,7 +4,7 @@
 //! The format's own sources are compiled here, and only they are instrumented. `./x test fuzz` runs a fixed
 //! number of inputs from a fixed seed. The program takes libFuzzer's options; a longer search is
 //! `target/fuzz/release/frames -max_total_time=3600 FOLDER`. Before a search, it writes a frame of every
-//! kind into the folder, as libFuzzer's first inputs. `device/src/ring/frame/tests.rs` checks the same
+//! kind into the folder, as libFuzzer's first inputs. `shared/ring/src/wire/frame/tests.rs` checks the same
 //! property with fewer and smaller inputs in every test run.
 
 #![no_main]
@@ -14,11 +14,21 @@ use std::path::Path;
 use libfuzzer_sys::fuzz_target;
 use ring::Frame;
 
-#[path = "../../src/ring"]
-mod ring {
-    //! The format as the device has it, and its samples.
+#[path = "../../../shared/ring/src/core"]
+mod core {
+    //! The few types of the ring's core that are in frames.
 
-    #[allow(dead_code, reason = "the device uses more of the format than this target")]
+    #[allow(dead_code, reason = "frames use a part of them")]
+    pub(crate) mod ids;
+    #[allow(dead_code, reason = "frames use a part of it")]
+    pub(crate) mod states;
+}
+
+#[path = "../../../shared/ring/src/wire"]
+mod ring {
+    //! The format as the ring has it, and its samples.
+
+    #[allow(dead_code, reason = "the ring uses more of the format than this target")]
     mod frame;
     #[path = "frame/samples.rs"]
     mod samples;

@@ -1,7 +1,7 @@
 //! Reports one answer as a JSON object, for `--json`, the demo and tests.
 
 use crate::relay::{Ending, Note, Outcome, Source, Timeline};
-use baton_engine::speculation::SpeculationStats;
+use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{GapStats, Millis};
 use serde::Serialize;
 

@@ -91,21 +91,21 @@ async fn forward_events(
 mod tests {
     use super::*;
     use crate::agent::next_event;
-    use crate::local::{EngineReport, PromptId};
+    use crate::local::{EngineReport, Message, PromptId, Reports};
     use crate::relay::RelayEvent;
     use baton_protocol::TokenEvent;
 
     #[tokio::test]
     async fn of_what_is_there_already_the_reader_comes_first_then_the_cloud() {
         let (cloud_says, messages) = mpsc::channel(4);
-        let (engine_says, reports) = mpsc::channel(4);
+        let (engine_says, reports) = Reports::channel();
         let (events, reader) = mpsc::channel(1);
         let mut cloud = Some(CloudStream { messages, task: tokio::spawn(async {}) });
         let mut reports = Some(reports);
         let token =
             || CloudMessage::Event(AssistEvent::Token(TokenEvent { index: 0, id: 1, text: "a".into() }));
         for _ in 0..24 {
-            engine_says.send(EngineReport::Ready { prompt: PromptId(1) }).await.unwrap();
+            engine_says.send(Message::Report(EngineReport::Ready { prompt: PromptId(1) })).unwrap();
             cloud_says.send(token()).await.unwrap();
             let first = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
             assert!(matches!(first, RelayEvent::Cloud(_)), "{first:?}");

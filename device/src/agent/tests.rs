@@ -1,11 +1,14 @@
 //! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
+mod ring;
+
 use super::*;
-use crate::local::LocalEngine;
+use crate::local::LocalOptions;
 use crate::local::tests::model;
 use crate::local::tests::watched::watched;
-use baton_engine::EngineOptions;
+use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
+use baton_engine::{Engine, EngineOptions};
 use baton_protocol::Role;
 use std::sync::atomic::AtomicBool;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -46,6 +49,31 @@ impl FakeCloud {
         Self { url, seen }
     }
 
+    /// Answers the first request with `begun`, whose connection stays open, and each later one with `whole`.
+    async fn answering_and_holding(begun: String, whole: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+        let log = seen.clone();
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut request = vec![0; 1 << 16];
+                let n = socket.read(&mut request).await.unwrap_or(0);
+                log.lock().unwrap().push(request[..n].to_vec());
+                // The client may have closed the connection; all errors are fine.
+                if held.is_empty() {
+                    let _sent = socket.write_all(begun.as_bytes()).await;
+                    held.push(socket);
+                } else {
+                    let _sent = socket.write_all(whole.as_bytes()).await;
+                    let _closed = socket.shutdown().await;
+                }
+            }
+        });
+        Self { url, seen }
+    }
+
     pub(crate) fn requests(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|r| String::from_utf8_lossy(r).into_owned()).collect()
     }
@@ -74,16 +102,22 @@ pub(crate) fn stream(texts: &[&str]) -> String {
 }
 
 pub(crate) fn agent(cloud: Option<&str>) -> Agent {
+    agent_of(cloud, 1)
+}
+
+/// Makes an agent whose device computes so many answers at the same time.
+fn agent_of(cloud: Option<&str>, answers: usize) -> Agent {
     let options = EngineOptions {
         threads: std::num::NonZeroUsize::new(1),
         kv_tokens: 1024,
         ..EngineOptions::default()
     };
-    let engine = LocalEngine::new(model(), options).unwrap();
+    let engine = Engine::new(model(), options).unwrap();
     // The device is slowed down: on a busy machine a model this small would be ready before the cloud's reply
     // is read.
     let slow = PassCost { base_ms: 400.0, ..PassCost::default() };
-    let worker = EngineWorker::start(engine, slow).unwrap();
+    let local = LocalOptions { emulation: slow, answers, ..LocalOptions::new(1024) };
+    let worker = EngineWorker::start(engine, local).unwrap();
     let cloud = cloud.map(|url| CloudClient::new(url, None).unwrap());
     Agent::new(Some(DeviceModel::new(worker, model())), model().tokenizer().clone(), cloud, "test")
 }
@@ -210,7 +244,7 @@ async fn an_engine_that_is_lost_leaves_the_answers_to_the_cloud() {
     let broken = Arc::new(AtomicBool::new(false));
     let breaks = broken.clone();
     let engine = watched(model(), move |_, _| assert!(!breaks.load(Ordering::Relaxed), "the engine breaks"));
-    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    let worker = EngineWorker::start(engine, LocalOptions::new(1024)).unwrap();
     broken.store(true, Ordering::Relaxed);
     // More tokens are announced than come, so that the device does not go on before the end event.
     let whole = stream(&["It", " is", " so."]).replace("\"assist_tokens\":3", "\"assist_tokens\":9");
@@ -244,9 +278,9 @@ async fn a_scene_with_an_adapter_is_answered_with_it_or_says_that_it_is_missing(
         kv_tokens: 1024,
         ..EngineOptions::default()
     };
-    let mut engine = LocalEngine::new(model(), options).unwrap();
+    let mut engine = Engine::new(model(), options).unwrap();
     let id = engine.add_adapter(crate::local::tests::adapter(5)).unwrap();
-    let worker = EngineWorker::start(engine, PassCost::default()).unwrap();
+    let worker = EngineWorker::start(engine, LocalOptions::new(1024)).unwrap();
     let device =
         DeviceModel { adapters: [("law".to_owned(), id)].into(), ..DeviceModel::new(worker, model()) };
     let agent = Agent::new(Some(device), model().tokenizer().clone(), None, "test");
@@ -389,4 +423,82 @@ async fn what_a_sentence_that_is_left_out_gives_away_is_replaced_in_all_others()
     let request = cloud.requests().remove(0);
     assert!(!request.contains("blue ink"), "the sentence is left out: {request}");
     assert!(request.contains("at the keypad") && !request.contains("483192"), "{request}");
+}
+
+/// Asks; returns the report, the text, and the stages of the progress that was told.
+async fn ask_and_watch(agent: &Agent, question: Question) -> (AnswerReport, Vec<ProgressStage>) {
+    let (sender, mut events) = mpsc::channel(256);
+    let watch = async {
+        let mut stages = Vec::new();
+        while let Some(event) = events.recv().await {
+            if let AnswerEvent::Progress(progress) = event {
+                stages.push(progress.stage);
+            }
+        }
+        stages
+    };
+    let (report, stages) = tokio::join!(agent.answer(question, sender), watch);
+    (report.unwrap(), stages)
+}
+
+#[tokio::test]
+async fn answers_at_once_are_those_of_a_device_that_gives_one_after_another() {
+    let texts = ["Say it.", "Say it once more, please.", "What is red?", "Count to four."];
+    let mut want = Vec::new();
+    let alone = agent(None);
+    for text in texts {
+        want.push(ask(&alone, question(text, RelayMode::DeviceOnly)).await.0.answer);
+    }
+    let together = agent_of(None, texts.len());
+    let asked = texts.map(|text| ask_and_watch(&together, question(text, RelayMode::DeviceOnly)));
+    // A slow machine may tell of a prompt that it waits for the pass under way, so the stages are not looked at.
+    for ((report, _), want) in futures_util::future::join_all(asked).await.into_iter().zip(want) {
+        assert_eq!((report.answer, report.error), (want, None));
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_is_told() {
+    let agent = agent_of(None, 1);
+    let asked = [1, 2].map(|_| ask_and_watch(&agent, question("Say it.", RelayMode::DeviceOnly)));
+    let [(first, first_told), (second, second_told)] =
+        futures_util::future::join_all(asked).await.try_into().unwrap();
+    assert_eq!(first.answer, second.answer);
+    // Each prompt takes 400 ms, so that one of them waits longer than the 200 ms before it is told.
+    let told = [first_told, second_told].map(|stages| stages.contains(&ProgressStage::Queue));
+    assert_eq!(told, [false, true], "first come, first served");
+}
+
+#[tokio::test]
+async fn a_value_shown_by_an_answer_under_way_does_not_leave_with_another_question() {
+    // The first answer restores the number and does not end.
+    let whole = stream(&["Your number is", " [PHONE_1]."]);
+    let cut = whole.find("event: end").unwrap();
+    let first_part = whole[..cut].replace("\"assist_tokens\":2", "\"assist_tokens\":9");
+    let cloud = FakeCloud::answering_and_holding(first_part, stream(&["Yes."])).await;
+    let agent = Arc::new(agent(Some(&cloud.url)));
+    let (sender, mut events) = mpsc::channel(64);
+    let asked = question("Phone: 5550143. What is my number?", RelayMode::CloudOnly);
+    let first = {
+        let agent = agent.clone();
+        tokio::spawn(async move { agent.answer(asked, sender).await })
+    };
+    let mut shown = String::new();
+    while !shown.contains("5550143.") {
+        match events.recv().await.expect("the answer goes on") {
+            AnswerEvent::Text { text, .. } => shown.push_str(&text),
+            AnswerEvent::Note(_) | AnswerEvent::Progress(_) => {}
+        }
+    }
+    assert!(!first.is_finished());
+    let mut next = question("Is 555-0143 right?", RelayMode::CloudOnly);
+    next.segments.insert(0, Segment::fixed(Role::Assistant, &*shown));
+    ask(&agent, next).await;
+    let sent = sent(&cloud, 1);
+    for value in ["5550143", "555-0143"] {
+        assert!(!sent.contains(value), "{value} left the device: {sent}");
+    }
+    drop(events);
+    assert_eq!(first.await.unwrap().unwrap().ending, "cancelled");
+    assert!(agent.running.shown().is_empty());
 }

@@ -12,10 +12,10 @@ use axum::response::{Html, IntoResponse};
 use serde::Serialize;
 
 use super::ApiState;
-use crate::ring::explained;
-use crate::ring::head::RingHandle;
-use crate::ring::planning::{CurrentPlan, Planned};
-use crate::ring::stats::{DeviceStats, LostDevice, RingStats};
+use baton_ring::core::stats::{DeviceStats, LostDevice, RingStats};
+use baton_ring::host::RingHandle;
+use baton_ring::planning::explained;
+use baton_ring::planning::{CurrentPlan, Planned};
 
 /// Access to a running ring.
 #[derive(Debug, Clone)]

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::agent::DeviceModel;
-use crate::local::LocalEngine;
+use crate::local::LocalOptions;
 use crate::local::tests::model;
 use crate::worker::EngineWorker;
-use baton_engine::EngineOptions;
 use baton_engine::pace_emulation::PassCost;
+use baton_engine::{Engine, EngineOptions};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -22,8 +22,9 @@ async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
         kv_tokens: 1024,
         ..EngineOptions::default()
     };
-    let engine = LocalEngine::new(model(), options).unwrap();
-    let device = DeviceModel::new(EngineWorker::start(engine, emulate).unwrap(), model());
+    let engine = Engine::new(model(), options).unwrap();
+    let local = LocalOptions { emulation: emulate, ..LocalOptions::new(1024) };
+    let device = DeviceModel::new(EngineWorker::start(engine, local).unwrap(), model());
     let state = ApiState {
         agent: Agent::new(Some(device), model().tokenizer().clone(), None, "test"),
         scene: crate::scene::built_in("chat"),

@@ -73,7 +73,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let path = args.doc.clone();
     let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
-    let opened = open(&args.common).await?;
+    let opened = open(&args.common, 1).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {

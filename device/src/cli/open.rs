@@ -6,15 +6,15 @@ use crate::agent::{Agent, DeviceModel, Question};
 use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::context::{self, Held};
-use crate::local::LocalEngine;
+use crate::local::LocalOptions;
+use crate::machine::residency::{self, Layers, Share};
 use crate::relay::{Note, RelayMode};
-use crate::residency::{self, Layers, Share};
 use crate::scene;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, EngineOptions};
+use baton_engine::{Adapter, Engine, EngineOptions, Sequences};
 use baton_pacing::PaceMode;
 use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
@@ -38,16 +38,12 @@ pub(super) struct Opened {
     pub(super) ring: Option<RingView>,
 }
 
-pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
+/// Opens everything; the device computes up to `answers` answers at the same time.
+pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<Opened> {
     let settings = Settings::open(common.config_dir.clone());
     let cloud = cloud(common, &settings)?;
     let cloud_url = common.cloud.clone().unwrap_or_default();
-    let mode = match common.mode {
-        Some(ModeArg::Cloud) => RelayMode::CloudOnly,
-        Some(ModeArg::Device) => RelayMode::DeviceOnly,
-        Some(ModeArg::Relay) | None if cloud.is_some() => RelayMode::Relay,
-        Some(ModeArg::Relay) | None => RelayMode::DeviceOnly,
-    };
+    let mode = mode(common, cloud.is_some());
     let path = model_path(common.model.as_deref())?;
     let emulate = emulation(common)?;
     let (threads, kv_tokens) = (common.threads, common.kv_tokens);
@@ -75,17 +71,17 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
                 model.name()
             );
         }
-        let speculator = speculation.speculator(&model, options.clone())?;
-        let (mut engine, view) = if ring {
+        let proposer = speculation.proposer(&model, options.clone())?;
+        let kv_tokens = options.kv_tokens;
+        let (mut engine, view): (Box<dyn Sequences>, _) = if ring {
             let workload =
                 Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
-            let tokens = options.kv_tokens;
             let mut said = |what: &str| errln!("ring: {what}");
             let Formed { head: ring, handle, current_plan } =
                 form(&model, options, workload, &head, memory, &kept, &mut said)?;
-            (LocalEngine::over(Box::new(ring), tokens)?, Some(RingView { handle, current_plan }))
+            (Box::new(ring), Some(RingView { handle, current_plan }))
         } else {
-            (LocalEngine::new(model.clone(), options).context("start the engine")?, None)
+            (Box::new(Engine::new(model.clone(), options).context("start the engine")?), None)
         };
         let mut adapters = BTreeMap::new();
         for AdapterFile { name, path } in files {
@@ -95,14 +91,32 @@ pub(super) async fn open(common: &CommonArgs) -> anyhow::Result<Opened> {
                 bail!("two adapters are named `{name}`");
             }
         }
-        let engine = engine.with_speculation(speculator);
-        Ok((DeviceModel { worker: EngineWorker::start(engine, emulate)?, model, adapters }, view))
+        // A ring computes every live sequence again when it loses a device, so it keeps few.
+        let idle_sequences = if ring { 1 } else { answers };
+        let options = LocalOptions {
+            answers,
+            idle_sequences,
+            proposer,
+            emulation: emulate,
+            ..LocalOptions::new(kv_tokens)
+        };
+        Ok((DeviceModel { worker: EngineWorker::start(engine, options)?, model, adapters }, view))
     };
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode, ring })
+}
+
+/// Returns who writes answers.
+fn mode(common: &CommonArgs, has_cloud: bool) -> RelayMode {
+    match common.mode {
+        Some(ModeArg::Cloud) => RelayMode::CloudOnly,
+        Some(ModeArg::Device) => RelayMode::DeviceOnly,
+        Some(ModeArg::Relay) | None if has_cloud => RelayMode::Relay,
+        Some(ModeArg::Relay) | None => RelayMode::DeviceOnly,
+    }
 }
 
 /// Returns the cloud client if a cloud is wanted and allowed. Prints a note if it is wanted and not allowed.

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::values::one_or_more;
-use crate::ring::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
+use crate::machine::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 
 #[derive(Debug, Args)]

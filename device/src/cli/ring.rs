@@ -24,8 +24,9 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::interrupts::{Interrupts, Stopped};
-use crate::ring::discovery::{Interfaces, interface_addresses};
-use crate::ring::state::{STATE_DIR_ENV, StateError, StateFolder};
+use crate::settings::ring_folder;
+use baton_ring::home::discovery::{Interfaces, interface_addresses};
+use baton_ring::home::state::{STATE_DIR_ENV, StateError, StateFolder};
 
 #[derive(Debug, Args)]
 pub(super) struct RingArgs {
@@ -76,7 +77,7 @@ struct StateArgs {
 
 impl StateArgs {
     fn open(&self) -> Result<StateFolder, StateError> {
-        StateFolder::open(self.state.clone())
+        StateFolder::open(ring_folder(self.state.clone()))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
-use super::values::address;
+use super::values::{address, whole};
 use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, listening_host, router, served_host};
 use anyhow::{Context, anyhow};
 use baton_edge::{HttpLimits, Phase, Server};
@@ -47,6 +47,10 @@ pub(super) struct ServeArgs {
     /// Send text at an even pace for readers, not as soon as it comes
     #[arg(long)]
     pace: bool,
+    /// Answers that this device computes at the same time, 1 to 16; more wait. They share the memory of
+    /// --kv-tokens
+    #[arg(long, env = "BATON_ANSWERS", allow_negative_numbers = true, default_value_t = 4, value_name = "N", value_parser = whole::<usize>(1, ANSWERS_MAX as u64))]
+    answers: usize,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -54,7 +58,7 @@ pub(super) struct ServeArgs {
 pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     check_address(args.listen, args.key.as_deref())
         .map_err(|err| anyhow!("{err}; pass --key or set BATON_KEY"))?;
-    let opened = open(&args.common).await?;
+    let opened = open(&args.common, args.answers).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {
         errln!("note: {note}");

@@ -3,6 +3,7 @@
 use baton_engine::AdapterId;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
+pub use baton_generate::answer::{Accepted, Keep, Verified};
 use baton_protocol::Segment;
 use std::sync::Arc;
 
@@ -17,36 +18,6 @@ pub enum Scope {
     Prefix,
     /// Everything but the last token, which goes through the model together with the cloud's tokens.
     Whole,
-}
-
-/// The cloud's part of the answer, in the form that this device can use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Accepted {
-    /// Token ids, if both sides have the same tokenizer.
-    Ids(Vec<TokenId>),
-    /// Text, if the tokenizers differ.
-    Text(String),
-}
-
-impl Accepted {
-    /// Returns whether the cloud wrote nothing.
-    pub fn is_empty(&self) -> bool {
-        match self {
-            Self::Ids(ids) => ids.is_empty(),
-            Self::Text(text) => text.is_empty(),
-        }
-    }
-}
-
-/// How much of the accepted part is kept before the device goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// All of it.
-    All,
-    /// The first `n` ids; the device's own choice follows.
-    Tokens(usize),
-    /// The first `n` bytes of the text (a boundary reported in [`Verified::differs_at_bytes`]).
-    Bytes(usize),
 }
 
 /// What the engine must know about one answer.
@@ -67,7 +38,7 @@ pub struct AnswerSpec {
 /// A command to the local engine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineCommand {
-    /// Begins an answer; ends any other.
+    /// Begins the answer: the first command of each.
     Open {
         /// Id of the prompt.
         prompt: PromptId,
@@ -99,22 +70,8 @@ pub enum EngineCommand {
         /// Answer index of the first token that the device writes.
         index: usize,
     },
-    /// Drops the answer; the KV cache may be kept for the next one.
+    /// Drops the answer. What the KV cache holds of it may serve a later one.
     Stop,
-}
-
-/// The result of the verification pass.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Verified {
-    /// Ids mode: the device's own choice at every position, one more than there are accepted ids. Text mode:
-    /// empty.
-    pub own: Vec<TokenId>,
-    /// Number of positions compared.
-    pub compared: usize,
-    /// Number of positions at which the device would have written the same.
-    pub agreed: usize,
-    /// Text mode: byte offsets in the accepted text at which the device would have written something else.
-    pub differs_at_bytes: Vec<usize>,
 }
 
 /// Why the engine wrote no further token.

@@ -3,6 +3,7 @@
 mod adapters;
 mod bounds;
 mod other_tokenizer;
+pub(crate) mod ring;
 mod speculation;
 pub(crate) mod watched;
 
@@ -10,6 +11,7 @@ use super::*;
 use baton_engine::gguf::Gguf;
 use baton_engine::prompt::{PromptSegment, assemble};
 use baton_engine::sampling::SamplingParams;
+use baton_engine::{Adapter, Engine, EngineOptions, StepControl, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_protocol::Role;
 use baton_synthetic::{SyntheticAdapter, SyntheticModel};
@@ -85,20 +87,29 @@ fn document(sentences: usize) -> String {
     (0..sentences).map(|i| format!("Item {i} is red. ")).collect()
 }
 
+/// Makes a device with a cache of so many tokens.
+pub(crate) fn device(kv_tokens: usize) -> Driven<Engine> {
+    Driven::new(Engine::new(model(), options(kv_tokens)).unwrap(), LocalOptions::new(kv_tokens))
+}
+
 /// Runs passes until there is no work.
-fn run(engine: &mut LocalEngine) -> Vec<EngineReport> {
+pub(crate) fn run<S: Sequences>(engine: &mut Driven<S>) -> Vec<EngineReport> {
     let mut reports = Vec::new();
-    while engine.has_work() {
-        reports.extend(engine.pass(&mut ()).reports);
+    loop {
+        let worked = engine.turn(&mut ()).is_some();
+        engine.commit();
+        reports.extend(engine.reports());
+        if !worked {
+            return reports;
+        }
     }
-    reports
 }
 
 const P: PromptId = PromptId(1);
 
 #[test]
 fn progress_is_reported_at_least_every_sixteenth() {
-    let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+    let mut engine = device(1024);
     let mut reports = engine.command(EngineCommand::Open {
         prompt: P,
         spec: spec(&document(30), 8, false),
@@ -123,7 +134,7 @@ fn cloud_tokens_go_through_in_the_last_pass() {
     let spec = spec(&document(20), 12, false);
     let want = continuation(&spec, &[]);
     for early in [false, true] {
-        let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+        let mut engine = device(1024);
         let mut reports =
             engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
         let accepted = Accepted::Ids(want[..5].to_vec());
@@ -152,21 +163,22 @@ fn cloud_tokens_go_through_in_the_last_pass() {
 
 #[test]
 fn a_shared_prefix_stays_in_the_cache() {
-    let mut engine = LocalEngine::new(model(), options(1024)).unwrap();
+    let mut engine = device(1024);
     let whole = spec(&document(12), 8, false);
     let reports =
         engine.command(EngineCommand::Open { prompt: P, spec: whole.clone(), scope: Scope::Prefix });
     let EngineReport::Opened { prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
     run(&mut engine);
     let segments = spec("Item 3 is red.", 8, false).segments;
-    let reports = engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
-    let EngineReport::Prompt { cached, .. } = reports[0] else { panic!("{reports:?}") };
+    engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
+    let reports = run(&mut engine);
+    let EngineReport::Prompt { prompt: PromptId(2), cached, .. } = reports[0] else { panic!("{reports:?}") };
     assert!(cached >= prefix_tokens, "{cached} of {prefix_tokens}");
 }
 
 #[test]
 fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
-    let mut engine = LocalEngine::new(model(), options(256)).unwrap();
+    let mut engine = device(256);
     let long = document(60);
     let reports =
         engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, false), scope: Scope::Whole });
@@ -174,9 +186,9 @@ fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
         panic!("{reports:?}")
     };
     assert!(asked > 240);
-    let reports =
-        engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, true), scope: Scope::Whole });
-    let Some(EngineReport::Prompt { tokens, shortened: Some((whole, limit)), .. }) = reports.last() else {
+    engine.command(EngineCommand::Open { prompt: P, spec: spec(&long, 16, true), scope: Scope::Whole });
+    let reports = run(&mut engine);
+    let Some(EngineReport::Prompt { tokens, shortened: Some((whole, limit)), .. }) = reports.first() else {
         panic!("{reports:?}")
     };
     assert!(tokens <= limit && whole > limit && *whole == asked, "{tokens} {limit} {whole}");
@@ -190,13 +202,21 @@ fn a_prompt_that_does_not_fit_is_shortened_or_refused() {
 
 #[test]
 fn commands_out_of_place_are_refused() {
-    let mut engine = LocalEngine::new(model(), options(256)).unwrap();
+    let mut engine = device(256);
     let reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 });
     assert!(matches!(reports[..], [EngineReport::Failed { .. }]));
     assert_eq!(engine.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(vec![]) }), []);
     assert_eq!(engine.command(EngineCommand::Stop), []);
-    assert!(!engine.has_work());
-    assert_eq!(engine.pass(&mut ()), PassOutcome::default());
+    assert_eq!(engine.turn(&mut ()), None);
+    // An answer that was opened is told at once, not when its turn comes.
+    engine.command(EngineCommand::Open { prompt: P, spec: spec("Item 1.", 4, false), scope: Scope::Whole });
+    let reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 });
+    assert!(matches!(&reports[..], [EngineReport::Failed { reason, .. }] if reason.contains("verification")));
+    assert_eq!(run(&mut engine), [], "it has ended");
+    // What comes after a failure fails too.
+    let segments = spec("Item 2.", 4, false).segments;
+    let reports = engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
+    assert!(matches!(&reports[..], [EngineReport::Failed { prompt: PromptId(2), .. }]), "{reports:?}");
 }
 
 struct Cancel;
@@ -208,15 +228,13 @@ impl StepControl for Cancel {
 
 #[test]
 fn a_cancelled_pass_changes_nothing() {
-    let mut engine = LocalEngine::new(model(), options(512)).unwrap();
-    engine.command(EngineCommand::Open {
-        prompt: P,
-        spec: spec(&document(4), 4, false),
-        scope: Scope::Whole,
-    });
-    let before = engine.held();
-    let outcome = engine.pass(&mut Cancel);
-    assert!(outcome.cancelled && outcome.reports.is_empty());
-    assert_eq!(engine.held(), before);
-    assert!(engine.has_work());
+    let mut engine = device(512);
+    let open = || EngineCommand::Open { prompt: P, spec: spec(&document(4), 4, false), scope: Scope::Whole };
+    engine.command(open());
+    assert_eq!(engine.turn(&mut Cancel), None, "the answer ends with its pass");
+    assert!(!engine.reports().iter().any(|report| matches!(report, EngineReport::Progress { .. })));
+    engine.command(open());
+    let reports = run(&mut engine);
+    assert!(matches!(reports[0], EngineReport::Prompt { cached: 0, .. }), "{reports:?}");
+    assert_eq!(reports.last(), Some(&EngineReport::Ready { prompt: P }));
 }

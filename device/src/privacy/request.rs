@@ -2,6 +2,7 @@
 //! values found in any other text.
 
 use super::{RedactError, Redacted, Redactor};
+use baton_generate::planted::{self, Bug};
 use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
 use baton_refine::rebuild;
 use uuid::Uuid;
@@ -82,7 +83,10 @@ impl Redactor {
             assist_tokens,
             resume,
         } = request;
-        let segments = self.segments(segments, &sampling.stop)?;
+        let segments = match planted::is(Bug::ValueSent) {
+            true => segments.clone(),
+            false => self.segments(segments, &sampling.stop)?,
+        };
         let sampling = self.sampling(sampling)?;
         let continue_from = continue_from.as_deref().map(|text| self.redact_answer(text)).transpose()?;
         let device = device.as_ref().map(|device| self.device(device)).transpose()?;

@@ -1,11 +1,13 @@
 //! The cloud's side of the relay: its events, its faults, and when its part is complete.
 
-use super::answer::Piece;
+use super::bursts::Bursts;
 use super::inbox::Inbox;
 use super::note::{AnswerError, CloudFault, Note};
 use super::outcome::{CloudTiming, Ending};
+use super::transcript::Piece;
 use super::{RelayCore, RelayEffect, RelayMode, Source, believed_tau_ms};
 use crate::local::EngineCommand;
+use baton_generate::planted::{self, Bug};
 use baton_pacing::Millis;
 use baton_protocol::{
     AssistEvent, Corrector, EndEvent, EndReason, ErrorCode, ErrorDetail, FirstEvent, MaskEvent,
@@ -55,8 +57,8 @@ pub(super) struct CloudSide {
     pub(super) corrector: Corrector,
     /// Time of the last sign of life: a further token of the answer, or progress with the prompt.
     pub(super) last_at: Millis,
-    /// Usual time between tokens.
-    interval_ms: f64,
+    /// The rhythm of its tokens.
+    bursts: Bursts,
     pub(super) hedge_at: Option<Millis>,
     disorder_noted: bool,
     mask_noted: bool,
@@ -75,7 +77,7 @@ impl CloudSide {
             ids_usable: false,
             corrector,
             last_at: Millis::ZERO,
-            interval_ms: 0.0,
+            bursts: Bursts::default(),
             hedge_at: None,
             disorder_noted: false,
             mask_noted: false,
@@ -85,6 +87,7 @@ impl CloudSide {
     pub(super) fn asked(&mut self, now: Millis) {
         self.state = CloudState::Waiting;
         self.last_at = now;
+        self.bursts.begin();
     }
 
     pub(super) fn waiting(&self) -> bool {
@@ -121,12 +124,12 @@ impl CloudSide {
     /// Returns how long a pause may be before the cloud counts as silent. `own_ms` is the time of one token
     /// on this device: a cloud that sends slowly must not delay a faster device.
     pub(super) fn silence_ms(&self, own_ms: f64) -> f64 {
-        (SILENCE_INTERVALS * self.interval_ms.min(own_ms)).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
+        (SILENCE_INTERVALS * self.bursts.gap_ms(own_ms)).clamp(SILENCE_MS_MIN, SILENCE_MS_MAX)
     }
 
     /// Returns when its last token is expected, if `have` of its tokens have come.
     pub(super) fn expected_end(&self, have: usize) -> Millis {
-        self.last_at + Millis::new(self.cap.saturating_sub(have) as f64 * self.interval_ms)
+        self.last_at + Millis::new(self.cap.saturating_sub(have) as f64 * self.bursts.interval_ms())
     }
 
     /// Notes that `tokens` further tokens of the answer came. An event without a new token is not a sign of
@@ -136,12 +139,7 @@ impl CloudSide {
             return;
         }
         if self.state == CloudState::Streaming {
-            let interval_ms = (now - self.last_at).as_f64() / tokens as f64;
-            self.interval_ms = if self.interval_ms == 0.0 {
-                interval_ms
-            } else {
-                0.75 * self.interval_ms + 0.25 * interval_ms
-            };
+            self.bursts.heard(tokens, now);
         }
         self.last_at = now;
     }
@@ -310,7 +308,7 @@ impl RelayCore {
         }
         let got = self.answer.len() - self.cloud.offset;
         let said = end.usage.completion_tokens as usize;
-        let hole = got < said.min(self.cloud.cap);
+        let hole = got < said.min(self.cloud.cap) && !planted::is(Bug::HoleIgnored);
         self.cloud.close();
         if end.reason == EndReason::Stop && !hole {
             return self.complete(Ending::Stop, "", fx);

@@ -1,8 +1,8 @@
 //! The device's side of the relay: which prompt it prefills, what its engine reports, and the corrector.
 
-use super::answer::Piece;
 use super::note::{AnswerError, Note};
 use super::outcome::Ending;
+use super::transcript::Piece;
 use super::{RelayConfig, RelayCore, RelayEffect, Source};
 use crate::local::{Accepted, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified};
 use baton_pacing::{DeviceCost, Millis, TakeoverEstimate};

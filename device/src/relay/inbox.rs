@@ -2,6 +2,7 @@
 //!
 //! Memory is bounded. Only a contiguous prefix of the tokens is ever returned.
 
+use baton_generate::planted::{self, Bug};
 use baton_protocol::TokenEvent;
 use std::collections::BTreeMap;
 
@@ -27,6 +28,9 @@ impl Inbox {
     /// tokens.
     pub(super) fn push(&mut self, token: TokenEvent, cap: usize) -> Vec<TokenEvent> {
         let index = token.index.checked_sub(self.base).map_or(usize::MAX, |i| i as usize);
+        if planted::is(Bug::DoubleTaken) && index.checked_add(1) == Some(self.next) {
+            return vec![token];
+        }
         if index != self.next || index >= cap {
             self.disorder_at.get_or_insert(index);
             if index > self.next && index < cap && self.waiting.len() < WAITING_MAX {

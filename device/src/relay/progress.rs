@@ -24,6 +24,8 @@ pub(super) struct Waiting {
     /// Tokens of its whole prompt, and the number of computed tokens at its last sign of life.
     counted: Option<(u64, u64)>,
     told_at: Option<Millis>,
+    /// Since when this device's prompt waits for its turn.
+    queued_at: Option<Millis>,
     /// Something is new since then.
     fresh: bool,
 }
@@ -53,6 +55,12 @@ impl Waiting {
     }
 }
 
+/// Returns whether `ms` after `at` is over. It adds as [`RelayCore::tell_at`] does, because a difference may be
+/// rounded to less: then the core would wake at once, again and again.
+fn is_past(at: Millis, ms: f64, now: Millis) -> bool {
+    now >= at + Millis::new(ms)
+}
+
 impl RelayCore {
     pub(super) fn on_progress(&mut self, event: ProgressEvent, now: Millis) {
         if self.cloud.waiting() && self.waiting.hear(event, now) {
@@ -60,17 +68,20 @@ impl RelayCore {
         }
     }
 
-    /// Returns when to show progress again; `None` if nothing is waited for, or progress was never shown.
+    /// Returns when to show progress next; `None` if nothing is waited for.
     pub(super) fn tell_at(&self, now: Millis) -> Option<Millis> {
-        let told_at = self.waiting.told_at?;
-        self.progress(now).map(|_| told_at + Millis::new(AGAIN_MS))
+        if self.progress(now).is_some() {
+            return self.waiting.told_at.map(|at| at + Millis::new(AGAIN_MS));
+        }
+        self.waiting.queued_at.filter(|_| self.nothing_to_show()).map(|at| at + Millis::new(FRESH_MS))
     }
 
     /// Shows progress, if there is something new or nothing was shown for long.
     pub(super) fn tell(&mut self, now: Millis, fx: &mut Vec<RelayEffect>) {
+        self.note_queue(now);
         let Some(progress) = self.progress(now) else { return };
-        let silent_ms = self.waiting.told_at.map_or(f64::INFINITY, |at| (now - at).as_f64());
-        if silent_ms >= AGAIN_MS || (self.waiting.fresh && silent_ms >= FRESH_MS) {
+        let silent_for = |ms| self.waiting.told_at.is_none_or(|at| is_past(at, ms, now));
+        if silent_for(AGAIN_MS) || (self.waiting.fresh && silent_for(FRESH_MS)) {
             self.waiting.told_at = Some(now);
             self.waiting.fresh = false;
             fx.push(RelayEffect::Progress(progress));
@@ -80,12 +91,23 @@ impl RelayCore {
     /// Returns the progress of the side that will probably be first, cloud or device; `None` if there is text
     /// to show.
     fn progress(&self, now: Millis) -> Option<Progress> {
-        if self.ending.is_some() || self.display.shown() < self.answer.len() {
+        if !self.nothing_to_show() {
             return None;
         }
         let eta = |progress: &Progress| progress.eta_ms.unwrap_or(f64::INFINITY);
         let both = [self.cloud_progress(now), self.device_progress(now)];
         both.into_iter().flatten().min_by(|a, b| eta(a).total_cmp(&eta(b)))
+    }
+
+    fn nothing_to_show(&self) -> bool {
+        self.ending.is_none() && self.display.shown() >= self.answer.len()
+    }
+
+    /// Notes whether this device's prompt waits for other answers.
+    fn note_queue(&mut self, now: Millis) {
+        let asked = matches!(self.device.state, DeviceState::Prompt | DeviceState::Verifying);
+        let waits = asked && self.device.progress(now).is_none();
+        self.waiting.queued_at = waits.then(|| self.waiting.queued_at.unwrap_or(now));
     }
 
     fn cloud_progress(&self, now: Millis) -> Option<Progress> {
@@ -99,7 +121,12 @@ impl RelayCore {
         if !matches!(self.device.state, DeviceState::Prompt | DeviceState::Verifying) {
             return None;
         }
-        let (computed, total, ready_at) = self.device.progress(now)?;
+        let Some((computed, total, ready_at)) = self.device.progress(now) else {
+            let long = is_past(self.waiting.queued_at?, FRESH_MS, now);
+            let (stage, source) = (ProgressStage::Queue, Source::Device);
+            let waits = Progress { source, stage, computed: 0, total: 0, eta_ms: None };
+            return long.then_some(waits);
+        };
         let eta_ms = Some((ready_at - now).as_f64().max(0.0));
         Some(Progress { source: Source::Device, stage: ProgressStage::Prefill, computed, total, eta_ms })
     }

@@ -1,18 +1,20 @@
-//! Tests the engine's thread: a whole answer, and interruption.
+//! Tests the engine's thread: a whole answer, emulated time, several answers.
 
 use super::*;
-use crate::local::tests::model;
-use crate::local::{Accepted, AnswerSpec, Keep, PromptId, Scope};
-use baton_engine::EngineOptions;
+use crate::local::tests::{model, spec};
+use crate::local::{Accepted, AnswerSpec, EngineCommand, EngineReport, Keep, PromptId, Scope};
 use baton_engine::sampling::SamplingParams;
+use baton_engine::{Engine, EngineOptions};
 use baton_protocol::{Role, Segment};
+use std::time::Duration;
 
 const P: PromptId = PromptId(1);
 
-fn worker(emulate: PassCost) -> EngineWorker {
+fn worker(emulation: PassCost, answers: usize) -> EngineWorker {
     let options =
         EngineOptions { threads: std::num::NonZeroUsize::new(1), kv_tokens: 512, ..EngineOptions::default() };
-    EngineWorker::start(LocalEngine::new(model(), options).unwrap(), emulate).unwrap()
+    let local = LocalOptions { emulation, answers, ..LocalOptions::new(512) };
+    EngineWorker::start(Engine::new(model(), options).unwrap(), local).unwrap()
 }
 
 fn open(words: usize) -> EngineCommand {
@@ -27,17 +29,23 @@ fn open(words: usize) -> EngineCommand {
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }
 
+/// Waits for the next report; a lost engine and a hang fail the test.
+async fn next(reports: &mut Reports) -> EngineReport {
+    let report = tokio::time::timeout(Duration::from_secs(120), reports.recv()).await;
+    report.expect("no hang").expect("the engine lives")
+}
+
 #[tokio::test]
 async fn an_answer_goes_from_open_to_its_end() {
-    let worker = worker(PassCost::default());
-    let mut reports = worker.attach().await.unwrap();
-    worker.command(open(20)).await.unwrap();
-    worker.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(Vec::new()) }).await.unwrap();
+    let worker = worker(PassCost::default(), 1);
+    let (mut answer, mut reports) = worker.answer().unwrap();
+    answer.command(open(20));
+    answer.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(Vec::new()) });
     let mut tokens = 0;
     loop {
-        match reports.recv().await.expect("the engine ends the answer") {
+        match next(&mut reports).await {
             EngineReport::Verified { .. } => {
-                worker.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 }).await.unwrap();
+                answer.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 });
             }
             EngineReport::Token { index, .. } => {
                 assert_eq!(index, tokens);
@@ -54,18 +62,52 @@ async fn an_answer_goes_from_open_to_its_end() {
 }
 
 #[tokio::test]
-async fn emulated_time_is_interrupted_by_a_newer_answer() {
-    // A pass of 8 tokens would take 800 s, so the second answer begins only if the first is interrupted.
-    let slow = worker(PassCost { prefill_ms_per_token: 100_000.0, ..PassCost::default() });
-    let mut reports = slow.attach().await.unwrap();
-    slow.command(open(40)).await.unwrap();
-    let begun = Instant::now();
-    slow.command(open(2)).await.unwrap();
-    let mut opened = 0;
-    while opened < 2 {
-        let report =
-            tokio::time::timeout(Duration::from_secs(120), reports.recv()).await.expect("interrupted");
-        opened += usize::from(matches!(report, Some(EngineReport::Opened { .. })));
-    }
-    assert!(begun.elapsed() < Duration::from_secs(120));
+async fn a_cancelled_answer_ends_its_emulated_wait() {
+    // A pass of 8 tokens would take 800 s, so the second answer begins only if the first wait ends early.
+    let slow = worker(PassCost { prefill_ms_per_token: 100_000.0, ..PassCost::default() }, 1);
+    let (mut first, mut reports) = slow.answer().unwrap();
+    first.command(open(40));
+    while !matches!(next(&mut reports).await, EngineReport::Prompt { .. }) {}
+    drop(first);
+    let (mut second, mut reports) = slow.answer().unwrap();
+    second.command(open(2));
+    while !matches!(next(&mut reports).await, EngineReport::Prompt { .. }) {}
+}
+
+#[tokio::test]
+async fn a_second_answer_begins_while_the_first_is_held() {
+    let worker = worker(PassCost::default(), 2);
+    let (mut first, mut first_reports) = worker.answer().unwrap();
+    first.command(open(20));
+    while !matches!(next(&mut first_reports).await, EngineReport::Ready { .. }) {}
+    let (mut second, mut reports) = worker.answer().unwrap();
+    let spec = spec("Item 3 is red.", 4, false);
+    second.command(EngineCommand::Open { prompt: PromptId(2), spec, scope: Scope::Whole });
+    while !matches!(next(&mut reports).await, EngineReport::Ready { prompt: PromptId(2) }) {}
+    // The first one goes on with what it holds.
+    first.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(Vec::new()) });
+    while !matches!(next(&mut first_reports).await, EngineReport::Verified { .. }) {}
+    assert_eq!(worker.answers(), 2);
+}
+
+#[test]
+fn costs_are_learned_from_passes_of_one_kind() {
+    let mut costs = DeviceCosts::default();
+    let unknown = costs.learned().cost;
+    costs.begin(DeviceCost { decode_ms: 10.0, prefill_ms_per_token: 1.0, ..unknown });
+    let elapsed = Duration::from_millis(20);
+    // Four answers get a token each: each waits 20 ms for its own.
+    costs.pass(&PassSample { decode_rows: 4, written: 4, elapsed, ..PassSample::default() });
+    assert!((costs.learned().cost.decode_ms - 12.0).abs() < 1e-9);
+    // Two tokens for one answer: 10 ms each.
+    costs.pass(&PassSample { decode_rows: 1, proposed: 1, written: 2, elapsed, ..PassSample::default() });
+    assert!((costs.learned().cost.decode_ms - 11.6).abs() < 1e-9);
+    let before = costs.learned().prefills.len();
+    let prompt = PassSample { prompts: 1, prefill_tokens: 64, elapsed, ..PassSample::default() };
+    costs.pass(&PassSample { decode_rows: 1, written: 1, ..prompt });
+    costs.pass(&PassSample { prompts: 2, ..prompt });
+    costs.pass(&PassSample { prefill_tokens: PROBE_TOKENS / 4 - 1, ..prompt });
+    assert_eq!(costs.learned().prefills.len(), before, "mixed and small passes say nothing of a prompt");
+    costs.pass(&prompt);
+    assert_eq!(costs.learned().prefills.len(), before + 1);
 }

@@ -414,6 +414,11 @@ impl Engine {
         self.table.free_tokens()
     }
 
+    /// Returns the tokens of the whole cache, in whole blocks.
+    pub fn kv_tokens(&self) -> usize {
+        self.table.kv_tokens()
+    }
+
     /// Appends the longest known prefix of `ids` to the sequence: whole blocks, then a part of one. Returns
     /// how many tokens the sequence gained, which is 0 if it ends inside a block. May be called again between
     /// steps, as other sequences compute what this one needs.

@@ -269,6 +269,11 @@ impl KvTable {
         self.pool.available() * BLOCK_TOKENS
     }
 
+    /// Returns the tokens of all blocks.
+    pub(crate) fn kv_tokens(&self) -> usize {
+        self.pool.len() * BLOCK_TOKENS
+    }
+
     /// Returns what the prefix tree has saved and holds.
     pub(crate) fn prefix_stats(&self) -> PrefixStats {
         PrefixStats { evicted_blocks: self.pool.evicted(), cached_blocks: self.pool.cached(), ..self.stats }

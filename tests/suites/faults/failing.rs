@@ -3,17 +3,14 @@
 
 use std::sync::Arc;
 
-use baton_device::{
-    local::{LocalEngine, SequenceError, Sequences},
-    relay::{Ending, Source},
-};
+use baton_device::relay::{Ending, Source};
 use baton_e2e::{
     pair::{Pair, demo_model},
     simulation::LineFault,
 };
 use baton_engine::{
-    Adapter, AdapterId, Engine, EngineOptions, Model, SeqId, SeqOutput, StepControl, StepSeq,
-    tokenizer::TokenId,
+    Adapter, AdapterId, Engine, EngineOptions, Model, PrefixScope, PrefixStats, SeqId, SeqOutput,
+    SequenceError, Sequences, StepControl, StepSeq, tokenizer::TokenId,
 };
 use baton_protocol::Corrector;
 
@@ -34,8 +31,8 @@ impl Sequences for Failing {
         Sequences::add_adapter(&mut self.engine, adapter)
     }
 
-    fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
-        Sequences::create_with(&mut self.engine, adapter)
+    fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        Sequences::create_in(&mut self.engine, scope, adapter)
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
@@ -62,6 +59,22 @@ impl Sequences for Failing {
         self.engine.reuse_prefix(seq, ids)
     }
 
+    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
+        self.engine.held_prefix(scope, adapter, ids)
+    }
+
+    fn free_tokens(&self) -> usize {
+        self.engine.free_tokens()
+    }
+
+    fn kv_tokens(&self) -> usize {
+        self.engine.kv_tokens()
+    }
+
+    fn prefix_stats(&self) -> PrefixStats {
+        self.engine.prefix_stats()
+    }
+
     fn step(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -82,8 +95,7 @@ fn pair(steps: usize) -> Pair {
     let options = EngineOptions { kv_tokens: 4096, ..EngineOptions::default() };
     let engine = Engine::new(device, options).expect("an engine for the device");
     let failing = Failing { engine, steps_left: steps };
-    let device = LocalEngine::over(Box::new(failing), 4096).expect("a sequence");
-    Pair::over(cloud, device, 0.25, Corrector::Cloud).expect("set up both sides")
+    Pair::over(cloud, Box::new(failing), 0.25, Corrector::Cloud).expect("set up both sides")
 }
 
 /// Checks the answer's parts. Before the cloud was asked to go on, the tokens are the cloud's and the

@@ -177,6 +177,19 @@ impl Constraint {
     }
 }
 
+/// Tells what the constraint has cost, when its answer is over.
+impl Drop for Constraint {
+    fn drop(&mut self) {
+        let cost = self.cost();
+        tracing::debug!(
+            compile_us = cost.compiled.as_micros() as u64,
+            steps_us = cost.steps_elapsed.as_micros() as u64,
+            steps = cost.steps,
+            "an answer was constrained"
+        );
+    }
+}
+
 fn stuck(err: &impl ToString) -> ConstraintError {
     ConstraintError::Step { message: shortened(&err.to_string()) }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use baton_engine::{Engine, EngineOptions, SeqId, StepSeq, Wanted};
+use baton_engine::{Engine, EngineOptions, PrefixScope, SeqId, Sequences, StepSeq, Wanted};
 use baton_plan::Workload;
 use clap::Args;
 use serde::Serialize;
@@ -16,11 +16,10 @@ use super::head::{Formed, HeadArgs, form};
 use super::print_line;
 use crate::cli::values::one_or_more;
 use crate::cli::{TOKENS_MAX, token_count};
-use crate::local::Sequences;
-use crate::residency::{self, Layers, MemoryFor, Share};
-use crate::ring::planning::Planned;
-use crate::ring::stats::RingStats;
+use crate::machine::residency::{self, Layers, MemoryFor, Share};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
+use baton_ring::core::stats::RingStats;
+use baton_ring::planning::Planned;
 
 /// Text below the options.
 pub(super) const HELP: &str = "\
@@ -137,7 +136,7 @@ fn measure(
     say("prefilling");
     let begun = Instant::now();
     for sequence in 0..args.sequences {
-        let seq = engine.create_with(None)?;
+        let seq = engine.create_in(PrefixScope::default(), None)?;
         let ids: Vec<u32> = (0..args.prompt).map(|at| id(sequence, at) as u32).collect();
         let step = StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None };
         let output = engine.step(&[step], &mut ())?;

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{NetworkArgs, StateArgs, duration, print_line};
-use crate::ring::doctor::{Finding, ObserveOptions, Severity, diagnose, observe};
+use baton_ring::home::doctor::{Finding, ObserveOptions, Severity, diagnose, observe};
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {

@@ -13,21 +13,25 @@ use clap::Args;
 
 use super::PORT;
 use crate::cli::values;
-use crate::residency::{MemoryFor, text_bytes};
-use crate::ring::channel::Channel;
-use crate::ring::discovery::{Discovery, Interfaces};
-use crate::ring::edges::EdgeTable;
-use crate::ring::frame::{Activations, Hello, NodeAddress};
-use crate::ring::head::{Names, RingHandle, RingHead, RingOptions};
-use crate::ring::identity::{Identity, PublicKey};
-use crate::ring::link::tcp::HomeNetwork;
-use crate::ring::peers::{Membership, Peer, Peers, Role};
-use crate::ring::planning::{CurrentPlan, PlanRequest, Planning};
-use crate::ring::profile::{ProfileOptions, kept_or_measured};
-use crate::ring::rejoin::{LOOK, PairedDevices, spawn_rejoin};
-use crate::ring::shape::shape_of;
-use crate::ring::state::{STATE_DIR_ENV, StateFolder};
+use crate::machine::ThisMachine;
+use crate::machine::profile::{ProfileOptions, kept_or_measured};
+use crate::machine::residency::{MemoryFor, text_bytes};
+use crate::machine::shape::shape_of;
 use crate::settings::Settings;
+use crate::settings::ring_folder;
+use baton_ring::core::head::PlanFor;
+use baton_ring::core::{DeviceId, Node};
+use baton_ring::home::discovery::{Discovery, Interfaces};
+use baton_ring::home::identity::{Identity, PublicKey};
+use baton_ring::home::peers::{Membership, Peer, Peers, Role};
+use baton_ring::home::rejoin::{LOOK, PairedDevices, spawn_rejoin};
+use baton_ring::home::state::{STATE_DIR_ENV, StateFolder};
+use baton_ring::home::ways;
+use baton_ring::host::{Names, RingHandle, RingHead, RingOptions};
+use baton_ring::planning::{CurrentPlan, PlanRequest, Planning};
+use baton_ring::wire::channel::Channel;
+use baton_ring::wire::frame::{Activations, Hello};
+use baton_ring::wire::tcp::HomeNetwork;
 
 /// Longest time for a device to prove its key at one of its addresses; a busy device takes a second or two.
 const ANSWER: Duration = Duration::from_secs(4);
@@ -74,6 +78,13 @@ pub(in crate::cli) struct Formed {
     pub(in crate::cli) current_plan: CurrentPlan,
 }
 
+/// Returns the names that the devices have in this ring.
+fn names(folder: StateFolder) -> Names {
+    Names::new(move |key: &DeviceId| {
+        Some(Peers::load(&folder).ok()?.by_key(&PublicKey(key.0))?.name.to_string())
+    })
+}
+
 /// Forms the ring of this device and its peers; `said` gets messages about slow steps and missing devices.
 pub(in crate::cli) fn form(
     model: &Arc<Model>,
@@ -84,7 +95,7 @@ pub(in crate::cli) fn form(
     settings: &Settings,
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Formed> {
-    let folder = StateFolder::open(args.ring_state.clone())?;
+    let folder = StateFolder::open(ring_folder(args.ring_state.clone()))?;
     match Membership::load(&folder)? {
         Some(place) if place.role == Role::Head => {}
         Some(place) => {
@@ -102,7 +113,6 @@ pub(in crate::cli) fn form(
     memory.bound(&mut own);
     own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
     let nodes = there(&peers, &identity, said);
-    let edges = EdgeTable::of(folder.clone());
     let config = model.config();
     // The real size of this cache's format; the file's description assumes f16.
     let kv_bytes = (config.n_kv_heads * engine.kv_format.token_bytes(config.d_head)) as f64;
@@ -112,14 +122,16 @@ pub(in crate::cli) fn form(
         options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
         given: args.ring_plan.as_deref().map(read_plan).transpose()?,
     };
-    let planning = Planning::new(own, edges.clone(), wanted);
+    let planning = Planning::new(own, wanted);
     let (current_plan, revising, begun) = (planning.current_plan(), planning.clone(), Instant::now());
     // Plans use the names that the devices have in this ring.
     let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
     let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
     let (drafting, pacing) = (planning.clone(), planning.clone());
-    let drafter = move |workers: &[Hello]| drafting.draft(&devices(workers)).map_err(|err| err.to_string());
-    let planner = move |workers: &[Hello]| planning.plan(&devices(workers)).map_err(|err| err.to_string());
+    let drafter =
+        move |of: &PlanFor| drafting.draft(&devices(&of.workers), &of.network).map_err(|err| err.to_string());
+    let planner =
+        move |of: &PlanFor| planning.plan(&devices(&of.workers), &of.network).map_err(|err| err.to_string());
     let paired = {
         let peers = peers.clone();
         Box::new(move |key: &_| peers.knows(key))
@@ -133,18 +145,19 @@ pub(in crate::cli) fn form(
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
     let heartbeat = Duration::from_millis(args.ring_heartbeat.into());
     let reads_ahead = !args.ring_no_read_ahead;
-    let names = {
-        let folder = folder.clone();
-        let called =
-            move |key: &_| Some(Peers::load(&folder).ok()?.by_key(&PublicKey(*key))?.name.to_string());
-        Names::new(called)
+    let options = RingOptions {
+        activations,
+        reads_ahead,
+        ways: ways::load(&folder),
+        ways_folder: Some(folder.clone()),
+        names: names(folder.clone()),
+        heartbeat,
+        ..RingOptions::new(name, engine, Arc::new(ThisMachine { memory }))
     };
-    let options =
-        RingOptions { activations, reads_ahead, edges, names, heartbeat, ..RingOptions::new(name, engine) };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
         .with_drafter(Box::new(drafter))
-        .with_time_predictor(Box::new(move || pacing.predicted_times()))
+        .with_pacer(Box::new(move || pacing.predicted_times()))
         .with_reviser(Box::new(move |shown| revising.revise(begun.elapsed(), shown)));
     let handle = head.handle();
     let home = PairedDevices::new(folder, identity, discovery(args));
@@ -183,12 +196,12 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
 
 /// Returns the peers that answer, each with its first address that answers. An open port is not enough,
 /// because another program may have it: the peer must prove its key.
-fn there(peers: &Peers, identity: &Identity, said: &mut dyn FnMut(&str)) -> Vec<NodeAddress> {
+fn there(peers: &Peers, identity: &Identity, said: &mut dyn FnMut(&str)) -> Vec<Node> {
     let mut nodes = Vec::new();
     for peer in peers.iter() {
         let answers = |address: &&SocketAddr| Channel::probe(**address, identity, &peer.key, ANSWER).is_ok();
         match peer.addresses.iter().find(answers) {
-            Some(address) => nodes.push(NodeAddress { address: address.to_string(), key: peer.key.0 }),
+            Some(address) => nodes.push(Node { address: address.to_string(), device: DeviceId(peer.key.0) }),
             None => said(&absent(peer)),
         }
     }

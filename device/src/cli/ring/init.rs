@@ -12,11 +12,11 @@ use serde_json::json;
 
 use super::{NetworkArgs, PORT, StateArgs, duration, print_line};
 use crate::cli::values::{address, one_or_more};
-use crate::ring::discovery::{Advert, Discovery};
-use crate::ring::identity::{DeviceName, Identity, RingId};
-use crate::ring::pairing::host::{Host, HostEvent, HostLimits};
-use crate::ring::peers::{Membership, Role};
-use crate::ring::state::StateFolder;
+use baton_ring::home::discovery::{Advert, Discovery};
+use baton_ring::home::identity::{DeviceName, Identity, RingId};
+use baton_ring::home::pairing::host::{Host, HostEvent, HostLimits};
+use baton_ring::home::peers::{Membership, Role};
+use baton_ring::home::state::StateFolder;
 
 /// Text below the options.
 pub(super) const HELP: &str = "\

@@ -13,12 +13,12 @@ use super::work::{WorkArgs, work};
 use super::{NetworkArgs, PORT, StateArgs, print_line};
 use crate::cli::interrupts::{Signal, Stopped};
 use crate::cli::values::address;
-use crate::ring::channel::{Channel, ChannelError, PROTOCOL_VERSION};
-use crate::ring::discovery::{Advert, Discovery, FoundDevice};
-use crate::ring::identity::{DeviceName, Identity, PublicKey, RingId};
-use crate::ring::pairing::{self, Code, PairingInfo};
-use crate::ring::peers::{Membership, Peers, Role};
-use crate::ring::state::StateFolder;
+use baton_ring::home::discovery::{Advert, Discovery, FoundDevice};
+use baton_ring::home::identity::{DeviceName, Identity, PublicKey, RingId};
+use baton_ring::home::pairing::{self, Code, PairingInfo};
+use baton_ring::home::peers::{Membership, Peers, Role};
+use baton_ring::home::state::StateFolder;
+use baton_ring::wire::channel::{Channel, ChannelError, PROTOCOL_VERSION};
 
 /// Text below the options.
 pub(super) const HELP: &str = "\

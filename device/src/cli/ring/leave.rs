@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::{StateArgs, print_line};
-use crate::ring::identity::Identity;
-use crate::ring::peers::{Membership, Peers};
+use baton_ring::home::identity::Identity;
+use baton_ring::home::peers::{Membership, Peers};
 
 #[derive(Debug, Args)]
 pub(super) struct LeaveArgs {

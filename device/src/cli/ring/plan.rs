@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use crate::cli::values::whole;
 use crate::cli::{TOKENS_MAX, token_count};
-use crate::ring::explained;
-use crate::ring::shape::shape_of;
+use crate::machine::shape::shape_of;
+use baton_ring::planning::explained;
 
 /// Text below the options.
 pub(super) const HELP: &str = "\

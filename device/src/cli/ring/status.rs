@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::{StateArgs, print_line};
 use crate::cli::values;
-use crate::ring::peers::{Membership, Peers, Role};
-use crate::ring::planning::Planned;
-use crate::ring::stats::RingStats;
+use baton_ring::core::stats::RingStats;
+use baton_ring::home::peers::{Membership, Peers, Role};
+use baton_ring::planning::Planned;
 
 /// Longest time for the running agent to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -150,8 +150,8 @@ pub(super) fn table(stats: &RingStats, planned: Option<&Planned>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::identity::{PublicKey, RingId};
-    use crate::ring::stats::{DeviceStats, LostDevice};
+    use baton_ring::core::stats::{DeviceStats, LostDevice};
+    use baton_ring::home::identity::{PublicKey, RingId};
 
     /// Starts an agent that answers one status request with this.
     fn agent(head: &'static str, body: &'static str) -> SocketAddr {

@@ -13,14 +13,16 @@ use clap::Args;
 use serde_json::json;
 
 use crate::cli::values::one_or_more;
-use crate::residency::MemoryFor;
-use crate::ring::identity::{Identity, PublicKey};
-use crate::ring::link::Network;
-use crate::ring::link::tcp::HomeNetwork;
-use crate::ring::peers::Peers;
-use crate::ring::profile::general;
-use crate::ring::state::StateFolder;
-use crate::ring::worker::{EventSink, WorkerEvent, WorkerOptions, serve};
+use crate::machine::ThisMachine;
+use crate::machine::profile::general;
+use crate::machine::residency::MemoryFor;
+use baton_ring::core::DeviceId;
+use baton_ring::home::identity::{Identity, PublicKey};
+use baton_ring::home::peers::Peers;
+use baton_ring::home::state::StateFolder;
+use baton_ring::host::{EventSink, WorkerEvent, WorkerOptions, serve};
+use baton_ring::wire::link::Network;
+use baton_ring::wire::tcp::HomeNetwork;
 
 /// File in the ring's state folder with the device's measurements. Delete it if the device has changed.
 const DEVICE_FILE: &str = "device.json";
@@ -71,8 +73,7 @@ pub(super) fn work(
         device,
         files: args.model.clone(),
         threads: args.threads,
-        memory: args.memory,
-        ..WorkerOptions::new(name, weights)
+        ..WorkerOptions::new(name, weights, Arc::new(ThisMachine { memory: args.memory }))
     };
     if json {
         outln!("{}", json!({ "event": "waiting", "address": address }))?;
@@ -80,7 +81,7 @@ pub(super) fn work(
         outln!("waiting for the head on {address} (Ctrl-C ends)")?;
     }
     let said: EventSink = Arc::new(move |event| say(&event, json));
-    serve(&network, &options, &|key| *key == head.0, &said, stop).context("serve the head")
+    serve(&network, &options, &|key| key.0 == head.0, &said, stop).context("serve the head")
 }
 
 /// Returns this device's measurements, from now or from an earlier run; free memory is always measured now.
@@ -91,7 +92,7 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
     let kept = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Device>(&bytes).ok());
     if let Some(mut device) = kept {
         name.clone_into(&mut device.name);
-        crate::ring::profile::refresh_memory(&mut device).context("see how much memory is free")?;
+        crate::machine::profile::refresh_memory(&mut device).context("see how much memory is free")?;
         return Ok(device);
     }
     let measured = general(name, threads, folder.path(), &mut |what| {
@@ -108,10 +109,10 @@ fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyh
 
 /// Prints one line for each event.
 fn say(event: &WorkerEvent, json: bool) {
-    let fingerprint = |key: &[u8; 32]| PublicKey(*key).fingerprint().to_string();
+    let fingerprint = |key: &DeviceId| PublicKey(key.0).fingerprint().to_string();
     let (object, text) = match event {
-        WorkerEvent::Head { key } => {
-            let head = fingerprint(key);
+        WorkerEvent::Head { head } => {
+            let head = fingerprint(head);
             (json!({ "event": "head", "head": head }), format!("head {head} is here"))
         }
         WorkerEvent::Checking { done, total } => (
@@ -123,15 +124,15 @@ fn say(event: &WorkerEvent, json: bool) {
             format!("weights: {:.1} of {:.1} MB", *done as f64 / 1e6, *total as f64 / 1e6),
         ),
         WorkerEvent::Ready { epoch, place, layers } => (
-            json!({ "event": "ready", "epoch": epoch, "place": place, "layers": layers }),
+            json!({ "event": "ready", "epoch": epoch.0, "place": place, "layers": layers }),
             format!("epoch {epoch}: place {place}, {} layers", layers.len()),
         ),
         WorkerEvent::Failed { epoch, words } => (
-            json!({ "event": "failed", "epoch": epoch, "words": words }),
+            json!({ "event": "failed", "epoch": epoch.0, "words": words }),
             format!("epoch {epoch} is over: {words}"),
         ),
-        WorkerEvent::HeadGone { key } => {
-            let head = fingerprint(key);
+        WorkerEvent::HeadGone { head } => {
+            let head = fingerprint(head);
             (json!({ "event": "head_gone", "head": head }), format!("head {head} is gone"))
         }
     };

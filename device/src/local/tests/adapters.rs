@@ -4,7 +4,7 @@
 use super::*;
 
 /// Takes over the answer after `accepted`; returns the device's own tokens.
-fn own_tokens(engine: &mut LocalEngine, spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
+fn own_tokens(engine: &mut Driven<Engine>, spec: &AnswerSpec, accepted: &[TokenId]) -> Vec<TokenId> {
     engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
     engine.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(accepted.to_vec()) });
     run(engine);
@@ -19,9 +19,9 @@ fn own_tokens(engine: &mut LocalEngine, spec: &AnswerSpec, accepted: &[TokenId])
 
 #[test]
 fn a_takeover_goes_on_as_the_device_alone_would_with_that_adapter() {
-    let mut engine = LocalEngine::new(model(), options(2048)).unwrap();
+    let mut engine = device(2048);
     let adapters = [1, 2].map(adapter);
-    let ids = adapters.clone().map(|adapter| engine.add_adapter(adapter).unwrap());
+    let ids = adapters.clone().map(|adapter| engine.host().engine_mut().add_adapter(adapter).unwrap());
     let plain = spec(&document(10), 20, false);
     // No adapter would have written these tokens, so that a wrong adapter shows.
     let accepted: Vec<TokenId> = "qzxjkvwpym".bytes().map(TokenId::from).collect();
@@ -42,15 +42,14 @@ fn a_takeover_goes_on_as_the_device_alone_would_with_that_adapter() {
 
 #[test]
 fn each_adapter_finds_its_own_prefix_again() {
-    let mut engine = LocalEngine::new(model(), options(2048)).unwrap();
-    let id = engine.add_adapter(adapter(1)).unwrap();
+    let mut engine = device(2048);
+    let id = engine.host().engine_mut().add_adapter(adapter(1)).unwrap();
     let plain = spec(&document(20), 8, false);
     let adapted = AnswerSpec { adapter: Some(id), ..plain.clone() };
     let mut cached = |spec: &AnswerSpec| {
         let open = EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole };
-        let reports = engine.command(open);
-        run(&mut engine);
-        reports
+        engine.command(open);
+        run(&mut engine)
             .iter()
             .find_map(|r| {
                 if let EngineReport::Prompt { cached, tokens, .. } = r {

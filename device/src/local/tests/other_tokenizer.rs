@@ -67,7 +67,7 @@ fn shown(model: &Arc<Model>, accepted: &str, keep: Keep, writes: &[(&str, &str)]
     let last = writes.last().expect("it writes something").1;
     next.insert(id(model, last), model.tokenizer().eos().unwrap());
     let vocab_len = model.tokenizer().vocab_len();
-    let mut engine = watched(model.clone(), move |step, output| {
+    let engine = watched(model.clone(), move |step, output| {
         let rows = output.logits.len() / vocab_len;
         let ids = &step.ids[step.ids.len() - rows..];
         for (id, row) in ids.iter().zip(output.logits.chunks_exact_mut(vocab_len)) {
@@ -76,6 +76,7 @@ fn shown(model: &Arc<Model>, accepted: &str, keep: Keep, writes: &[(&str, &str)]
             }
         }
     });
+    let mut engine = Driven::new(engine, LocalOptions::new(1024));
     engine.command(EngineCommand::Open { prompt: P, spec: spec("Item 3.", 8, false), scope: Scope::Whole });
     run(&mut engine);
     let accepted = accepted.to_owned();

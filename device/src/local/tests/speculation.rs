@@ -1,7 +1,9 @@
 //! Tests that proposed tokens change only the number of passes of an answer.
 
 use super::*;
-use baton_engine::speculation::{Draft, DraftError, Policy, Proposer, SpeculationStats};
+use baton_generate::speculation::{
+    DraftError, Drafts, Policy, Speculation, SpeculationError, SpeculationLimits,
+};
 use std::path::PathBuf;
 
 fn demo(name: &str) -> PathBuf {
@@ -20,39 +22,49 @@ struct Written {
 }
 
 /// Writes the whole answer on a device alone.
-fn write(model: &Arc<Model>, speculator: Option<Speculator>, spec: &AnswerSpec, kv_tokens: usize) -> Written {
-    let engine = LocalEngine::new(model.clone(), options(kv_tokens)).unwrap();
-    let mut engine = engine.with_speculation(speculator);
+fn write(
+    model: &Arc<Model>,
+    proposer: Option<ProposerWithLimits>,
+    spec: &AnswerSpec,
+    kv_tokens: usize,
+) -> Written {
+    let engine = Engine::new(model.clone(), options(kv_tokens)).unwrap();
+    let mut engine = Driven::new(engine, LocalOptions { proposer, ..LocalOptions::new(kv_tokens) });
     engine.command(EngineCommand::Open { prompt: P, spec: spec.clone(), scope: Scope::Whole });
     run(&mut engine);
     engine.command(EngineCommand::Verify { prompt: P, accepted: Accepted::Ids(Vec::new()) });
     run(&mut engine);
     let mut reports = engine.command(EngineCommand::Decode { prompt: P, keep: Keep::All, index: 0 });
     let mut passes = 0;
-    while engine.has_work() {
-        let outcome = engine.pass(&mut ());
-        if let Some(decoded) = outcome.decoded {
-            assert_eq!(outcome.content.prefill_tokens, decoded.proposed);
-            // The time that a machine would measure that is limited by reading weights.
-            engine.took(decoded, 10.0 + decoded.proposed as f64);
-            passes += 1;
-        }
-        reports.extend(outcome.reports);
+    let mut proposed = 0;
+    while let Some(content) = engine.turn(&mut ()) {
+        assert_eq!((content.decode_rows, content.prompts_begun), (1, 0));
+        proposed += content.prefill_tokens;
+        passes += 1;
+        engine.commit();
+        reports.extend(engine.reports());
     }
+    reports.extend(engine.reports());
     let ids =
         reports.iter().filter_map(|r| if let EngineReport::Token { id, .. } = r { Some(*id) } else { None });
     let ids: Vec<TokenId> = ids.collect();
     let ended = reports.iter().find(|r| matches!(r, EngineReport::Ended { .. })).cloned();
-    Written { ids, ended, passes, stats: engine.speculation().unwrap_or_default() }
+    let stats = engine.speculation().unwrap_or_default();
+    assert_eq!(stats.proposed as usize, proposed, "proposed tokens count as prefill");
+    Written { ids, ended, passes, stats }
 }
 
-fn lookup(model: &Model) -> Option<Speculator> {
-    Speculation::Lookup.speculator(model, EngineOptions::default()).unwrap()
+fn lookup(model: &Model) -> Option<ProposerWithLimits> {
+    Speculation::Lookup.proposer(model, EngineOptions::default()).unwrap()
 }
 
-fn draft(target: &Model, draft: &Arc<Model>) -> Option<Speculator> {
-    let draft = Draft::new(target, draft.clone(), options(1024)).unwrap();
-    Some(Speculator::new(Proposer::Draft(Box::new(draft)), Policy::Always))
+fn draft(target: &Model, draft: &Arc<Model>) -> Option<ProposerWithLimits> {
+    draft_of(target, draft, 1024)
+}
+
+fn draft_of(target: &Model, draft: &Arc<Model>, kv_tokens: usize) -> Option<ProposerWithLimits> {
+    let drafts = Drafts::new(target, draft.clone(), options(kv_tokens)).unwrap();
+    Some((Box::new(drafts), SpeculationLimits::draft(Policy::Always)))
 }
 
 /// Returns greedy sampling, plain sampling, and sampling with every filter and a penalty.
@@ -68,10 +80,10 @@ fn check(
     model: &Arc<Model>,
     spec: &AnswerSpec,
     kv_tokens: usize,
-    speculator: Option<Speculator>,
+    proposer: Option<ProposerWithLimits>,
 ) -> SpeculationStats {
     let plain = write(model, None, spec, kv_tokens);
-    let fast = write(model, speculator, spec, kv_tokens);
+    let fast = write(model, proposer, spec, kv_tokens);
     assert_eq!(fast.ids, plain.ids, "{:?}", spec.sampling);
     assert_eq!(fast.ended, plain.ended, "{:?}", spec.sampling);
     assert!(fast.passes <= plain.passes, "{} passes instead of {}", fast.passes, plain.passes);
@@ -154,15 +166,15 @@ fn the_demo_models_write_the_same_and_copy_faster() {
 fn a_draft_with_another_tokenizer_is_refused() {
     let cloud = open_demo("demo-cloud.gguf");
     let path = demo("demo-device-b.gguf");
-    let err = Speculation::Draft(path.clone()).speculator(&cloud, options(64)).unwrap_err();
+    let err = Speculation::Draft(path.clone()).proposer(&cloud, options(64)).err().unwrap();
     let SpeculationError::Draft { err: DraftError::Tokenizer { draft, target }, .. } = &err else {
         panic!("{err}")
     };
     assert_eq!(target, cloud.tokenizer().digest_hex());
     assert_ne!(draft, target);
-    let missing = Speculation::Draft("no such file".into()).speculator(&cloud, options(64)).unwrap_err();
+    let missing = Speculation::Draft("no such file".into()).proposer(&cloud, options(64)).err().unwrap();
     assert!(matches!(missing, SpeculationError::Open { .. }), "{missing}");
-    assert!(Speculation::Off.speculator(&cloud, options(64)).unwrap().is_none());
+    assert!(Speculation::Off.proposer(&cloud, options(64)).unwrap().is_none());
 }
 
 #[test]
@@ -172,7 +184,6 @@ fn a_draft_catches_up_a_part_at_a_time() {
     assert!(stats.speculative_steps > 0, "{stats:?}");
     assert!(stats.steps - stats.speculative_steps >= 4, "some hundred tokens, 128 in a pass: {stats:?}");
     // A draft model whose cache is too small proposes nothing, and the answer stays the same.
-    let small = Draft::new(&model(), model(), options(64)).unwrap();
-    let small = Speculator::new(Proposer::Draft(Box::new(small)), Policy::Always);
-    assert_eq!(check(&model(), &spec, 1024, Some(small)).proposed, 0);
+    let small = draft_of(&model(), &model(), 64);
+    assert_eq!(check(&model(), &spec, 1024, small).proposed, 0);
 }

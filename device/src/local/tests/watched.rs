@@ -1,21 +1,21 @@
 //! An engine whose every step a test sees; the test may change the output.
 
 use super::*;
-use baton_engine::SeqOutput;
+use baton_engine::{AdapterId, PrefixStats, SeqId, SeqOutput, SequenceError};
 
 /// An engine, and the function that gets each step and its output.
-struct Watched<F> {
+pub(crate) struct Watched<F> {
     engine: Engine,
     after_step: F,
 }
 
-/// Makes a [`LocalEngine`] over such an engine, with room for 1,024 tokens.
-pub(crate) fn watched<F>(model: Arc<Model>, after_step: F) -> LocalEngine
+/// Makes such an engine, with room for 1,024 tokens.
+pub(crate) fn watched<F>(model: Arc<Model>, after_step: F) -> Watched<F>
 where
     F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send + 'static,
 {
     let engine = Engine::new(model, options(1024)).unwrap();
-    LocalEngine::over(Box::new(Watched { engine, after_step }), 1024).unwrap()
+    Watched { engine, after_step }
 }
 
 impl<F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send> Sequences for Watched<F> {
@@ -27,8 +27,8 @@ impl<F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send> Sequences for Watched<F> {
         Sequences::add_adapter(&mut self.engine, adapter)
     }
 
-    fn create_with(&mut self, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
-        Sequences::create_with(&mut self.engine, adapter)
+    fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        Sequences::create_in(&mut self.engine, scope, adapter)
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
@@ -53,6 +53,22 @@ impl<F: FnMut(&StepSeq<'_>, &mut SeqOutput) + Send> Sequences for Watched<F> {
 
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         Sequences::reuse_prefix(&mut self.engine, seq, ids)
+    }
+
+    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
+        self.engine.held_prefix(scope, adapter, ids)
+    }
+
+    fn free_tokens(&self) -> usize {
+        self.engine.free_tokens()
+    }
+
+    fn kv_tokens(&self) -> usize {
+        self.engine.kv_tokens()
+    }
+
+    fn prefix_stats(&self) -> PrefixStats {
+        self.engine.prefix_stats()
     }
 
     fn step(

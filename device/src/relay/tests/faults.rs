@@ -1,6 +1,7 @@
 //! Tests the faults of cloud and device, one by one.
 
 use super::*;
+use crate::local::{EngineReport, PromptId};
 use crate::relay::note::AnswerError;
 
 fn lost(fault: CloudFault) -> RelayEvent {
@@ -232,4 +233,78 @@ fn in_cloud_mode_the_device_steps_in_for_a_lost_cloud() {
     let mut sim = Sim::new(core(relay, 100), engine(60), script);
     assert_eq!(sim.run().answer, expected(10, 60));
     assert_eq!(sim.notes(), ["cloud_disconnected"]);
+}
+
+/// Scripts a cloud that sends `tokens` tokens at once every `pause_ms`, 27 in all.
+fn bursts(tokens: usize, pause_ms: f64) -> Vec<(f64, RelayEvent)> {
+    let mut script = vec![(300.0, mask_event()), (300.0, first_event(27))];
+    script.extend((1..27).map(|i| (300.0 + pause_ms * (i / tokens) as f64, token_event(i))));
+    script.push((300.0 + pause_ms * 27.0, end_event(EndReason::Cap, 27)));
+    script
+}
+
+#[test]
+fn a_cloud_that_sends_in_bursts_is_not_called_silent() {
+    for tokens in [2, 5, 9] {
+        for pause_ms in [50.0, 100.0, 150.0, 200.0, 300.0] {
+            check(bursts(tokens, pause_ms), 27, &[]);
+        }
+    }
+}
+
+#[test]
+fn a_cloud_that_stops_after_a_burst_is_cut_off() {
+    for tokens in [2, 5, 9] {
+        for bursts_sent in [2, 3] {
+            let pause_ms = 150.0;
+            let sent = (tokens * bursts_sent).min(26);
+            let mut script = bursts(tokens, pause_ms);
+            script.truncate(1 + sent);
+            let last_ms = script.last().unwrap().0;
+            let outcome = check(script, sent, &["cloud_silent"]);
+            let own_ms = outcome.timeline.ttft_device_ms.unwrap();
+            // The device may still be busy with its prompt.
+            let ready_ms = outcome.timeline.prompt_ready_ms.unwrap();
+            let latest = (last_ms + 4.0 * pause_ms).max(ready_ms) + 2_000.0;
+            assert!(own_ms <= latest, "{own_ms} after {last_ms}, ready at {ready_ms}");
+        }
+    }
+}
+
+/// Returns the progress among the effects.
+fn told(fx: &[RelayEffect]) -> Vec<(baton_protocol::ProgressStage, u64)> {
+    let progress = |fx: &RelayEffect| match fx {
+        RelayEffect::Progress(progress) => Some((progress.stage, progress.total)),
+        _ => None,
+    };
+    fx.iter().filter_map(progress).collect()
+}
+
+#[test]
+fn a_prompt_that_waits_for_other_answers_says_so() {
+    use baton_protocol::ProgressStage::{Prefill, Queue};
+    let config = RelayConfig { mode: RelayMode::DeviceOnly, ..config() };
+    let mut core = core(config, 100);
+    let wake = |fx: &[RelayEffect]| match fx.last() {
+        Some(RelayEffect::WakeAt(at)) => at.map(Millis::as_f64),
+        other => panic!("{other:?}"),
+    };
+    let fx = core.step(RelayEvent::Begin, Millis::new(0.0));
+    assert_eq!((told(&fx), wake(&fx)), (vec![], Some(200.0)));
+    for (now, next) in [(200.0, 2_200.0), (2_200.0, 4_200.0)] {
+        let fx = core.step(RelayEvent::Timer, Millis::new(now));
+        assert_eq!((told(&fx), wake(&fx)), (vec![(Queue, 0)], Some(next)));
+    }
+    let prompt = PromptId(16);
+    let begun = |tokens| EngineReport::Prompt { prompt, tokens, cached: 0, shortened: None };
+    let fx = core.step(RelayEvent::Engine(begun(400)), Millis::new(3_000.0));
+    assert_eq!(told(&fx), [(Prefill, 400)]);
+    // It gave way to another answer and begins again.
+    let progress = EngineReport::Progress { prompt, done: 200, total: 400, pass_tokens: 200 };
+    core.step(RelayEvent::Engine(progress), Millis::new(3_500.0));
+    core.step(RelayEvent::Engine(begun(400)), Millis::new(9_000.0));
+    assert_eq!(
+        core.device.progress(Millis::new(9_000.0)).map(|(done, total, _)| (done, total)),
+        Some((0, 400))
+    );
 }

@@ -3,17 +3,21 @@
 
 use super::*;
 use crate::local::tests::{continuation, model};
-use crate::local::{LocalEngine, Speculation};
-use baton_engine::EngineOptions;
+use crate::local::{Driven, LocalOptions};
+use crate::relay::tests::sim::RealEngine;
 use baton_engine::sampling::SamplingParams;
+use baton_engine::{Engine, EngineOptions};
+use baton_generate::speculation::Speculation;
 
-fn local() -> LocalEngine {
+fn local(speculation: &Speculation) -> RealEngine<Engine> {
     let options = EngineOptions {
         threads: std::num::NonZeroUsize::new(1),
         kv_tokens: 1024,
         ..EngineOptions::default()
     };
-    LocalEngine::new(model(), options).unwrap()
+    let proposer = speculation.proposer(&model(), options.clone()).unwrap();
+    let local = LocalOptions { proposer, ..LocalOptions::new(options.kv_tokens) };
+    RealEngine::new(Driven::new(Engine::new(model(), options).unwrap(), local))
 }
 
 fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> AnswerSpec {
@@ -51,15 +55,13 @@ fn text_of(ids: &[u32]) -> String {
 
 fn relay(spec: &AnswerSpec, script: Vec<(f64, RelayEvent)>) -> Outcome {
     let config = RelayConfig { refine: false, ..config() };
-    let run = |engine: LocalEngine| {
+    let run = |engine: RealEngine<Engine>| {
         let core = RelayCore::new(config.clone(), spec.clone(), rules(&[]));
         Sim::new(core, engine, script.clone()).run()
     };
-    let outcome = run(local());
+    let outcome = run(local(&Speculation::Off));
     // Proposed tokens change how many tokens come at once, never which ones.
-    let engine = local();
-    let speculator = Speculation::Lookup.speculator(engine.model(), EngineOptions::default()).unwrap();
-    let speculated = run(engine.with_speculation(speculator));
+    let speculated = run(local(&Speculation::Lookup));
     assert_eq!((&speculated.answer, &speculated.ending), (&outcome.answer, &outcome.ending));
     outcome
 }

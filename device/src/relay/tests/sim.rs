@@ -2,29 +2,57 @@
 //! invariants at every step.
 
 use super::super::*;
-use crate::local::{
-    Accepted, EngineCommand, EngineEnd, EngineReport, Keep, LocalEngine, PassOutcome, Scope, Verified,
-};
+use crate::local::{Accepted, Driven, EngineCommand, EngineEnd, EngineReport, Keep, Scope, Verified};
+use baton_engine::Sequences;
 use baton_engine::pace_emulation::{PassContent, PassCost};
 use baton_protocol::{AssistEvent, Segment};
 use std::collections::VecDeque;
 
+/// What one pass did.
+#[derive(Debug, Default)]
+pub(super) struct Passed {
+    pub(super) reports: Vec<EngineReport>,
+    pub(super) content: PassContent,
+}
+
 /// An engine that runs one pass at a time.
 pub(super) trait VirtualEngine {
     fn command(&mut self, command: EngineCommand) -> Vec<EngineReport>;
+    /// Looks at what it was told; returns the reports that need no pass.
+    fn turn(&mut self) -> Vec<EngineReport> {
+        Vec::new()
+    }
     fn has_work(&self) -> bool;
-    fn pass(&mut self) -> PassOutcome;
+    fn pass(&mut self) -> Passed;
 }
 
-impl VirtualEngine for LocalEngine {
+/// A device that really computes.
+pub(super) struct RealEngine<S: Sequences> {
+    device: Driven<S>,
+    /// What the pass that waits for its time has computed.
+    content: Option<PassContent>,
+}
+
+impl<S: Sequences> RealEngine<S> {
+    pub(super) fn new(device: Driven<S>) -> Self {
+        Self { device, content: None }
+    }
+}
+
+impl<S: Sequences> VirtualEngine for RealEngine<S> {
     fn command(&mut self, command: EngineCommand) -> Vec<EngineReport> {
-        LocalEngine::command(self, command)
+        self.device.command(command)
+    }
+    fn turn(&mut self) -> Vec<EngineReport> {
+        self.content = self.device.turn(&mut ());
+        self.device.reports()
     }
     fn has_work(&self) -> bool {
-        LocalEngine::has_work(self)
+        self.content.is_some()
     }
-    fn pass(&mut self) -> PassOutcome {
-        LocalEngine::pass(self, &mut ())
+    fn pass(&mut self) -> Passed {
+        self.device.commit();
+        Passed { reports: self.device.reports(), content: self.content.take().unwrap_or_default() }
     }
 }
 
@@ -150,19 +178,19 @@ impl VirtualEngine for ScriptedEngine {
         self.open && (self.next.is_some() || (self.decide.is_none() && (prefill || self.accepted.is_some())))
     }
 
-    fn pass(&mut self) -> PassOutcome {
+    fn pass(&mut self) -> Passed {
         let prompt = self.prompt;
         let content =
             |prefill_tokens, decode_rows| PassContent { prompts_begun: 0, prefill_tokens, decode_rows };
         if let Some(index) = self.next {
             let report = self.write(index);
-            return PassOutcome { reports: vec![report], content: content(0, 1), ..PassOutcome::default() };
+            return Passed { reports: vec![report], content: content(0, 1) };
         }
         let target = if self.prefix_only { self.total } else { self.total - 1 };
         if self.fail_at.is_some_and(|at| self.done + CHUNK > at) {
             self.open = false;
             let reports = vec![EngineReport::Failed { prompt, reason: "out of memory".into() }];
-            return PassOutcome { reports, ..PassOutcome::default() };
+            return Passed { reports, ..Passed::default() };
         }
         if self.done < target {
             let n = CHUNK.min(target - self.done);
@@ -172,24 +200,14 @@ impl VirtualEngine for ScriptedEngine {
             if self.done == target && !self.prefix_only && self.accepted.is_none() {
                 reports.push(EngineReport::Ready { prompt });
             }
-            return PassOutcome {
-                reports,
-                content: content(n, 0),
-                held_tokens: self.done - n,
-                ..PassOutcome::default()
-            };
+            return Passed { reports, content: content(n, 0) };
         }
         let accepted = self.accepted.take().expect("there is work");
         self.decide = Some(accepted);
         let own = (0..=accepted).map(self.token).collect();
         let verified = Verified { own, compared: accepted, agreed: 0, differs_at_bytes: Vec::new() };
         let reports = vec![EngineReport::Verified { prompt, verified }];
-        PassOutcome {
-            reports,
-            content: content(accepted + 1, 0),
-            held_tokens: self.done,
-            ..PassOutcome::default()
-        }
+        Passed { reports, content: content(accepted + 1, 0) }
     }
 }
 
@@ -312,6 +330,15 @@ impl<E: VirtualEngine> Sim<E> {
     }
 
     fn start_pass(&mut self) {
+        while self.busy.is_none() {
+            let told = self.engine_commands;
+            for report in self.engine.turn() {
+                self.step(RelayEvent::Engine(report));
+            }
+            if told == self.engine_commands {
+                break;
+            }
+        }
         if self.busy.is_none() && self.engine.has_work() {
             let outcome = self.engine.pass();
             let took = self.slowness * COST.modelled(outcome.content).as_secs_f64() * 1e3;

@@ -106,6 +106,11 @@ impl BlockPool {
         Self { evicted: self.evicted, ..Self::new(self.blocks.len() as u32, self.cached_max) }
     }
 
+    /// Returns how many blocks there are.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Returns how many blocks [`Self::allocate`] can hand out: free ones and cached ones.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached

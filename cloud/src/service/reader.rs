@@ -1,0 +1,358 @@
+//! The reader of one answer in the cloud: from tokens to events.
+//!
+//! Never: decides what runs, or touches the engine. Always: there is one event for each token index, in order,
+//! and one terminal event. The mask comes before the first token, in the same packet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, AttentionScores, BLOCK_TOKENS, PrefixScope};
+use baton_generate::answer::{Answer, Written};
+use baton_generate::clock::Clock;
+use baton_generate::hooks::Fault;
+use baton_generate::job::{Job, JobEvent, Opened, Reading, Sink};
+use baton_generate::scheduler::{CloseReason, Closed, JobSpec, SlotTimes};
+use baton_pacing::BoundBy;
+use baton_protocol::{
+    AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
+    Usage,
+};
+use tracing::{debug, error, info, warn};
+
+use crate::gate::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
+use crate::observe::report::Observer;
+use crate::service::figures::Figures;
+use crate::service::refining::MaskJob;
+use crate::service::stream::{Batch, EventSink};
+
+/// If the service stops, the time after which a client may retry, in milliseconds: another replica is likely
+/// to be up.
+const RETRY_ELSEWHERE_MS: u64 = 1000;
+
+/// Name of the bound if the tenant's daily quota limits L.
+const BOUND_BY_QUOTA: &str = "quota";
+
+/// The source of an answer's mask.
+#[derive(Debug)]
+pub(crate) enum MaskSource {
+    /// There is no mask: r = 1.
+    None,
+    /// The mask was made without the model.
+    Ready(Box<MaskEvent>),
+    /// The mask is made from the attention of the question's tokens.
+    Scores(Box<MaskJob>),
+}
+
+/// A request that is ready to be queued.
+pub(crate) struct Prepared {
+    pub(crate) spec: JobSpec,
+    pub(crate) answer: Answer,
+    /// Which later requests may reuse the cached prefix of this prompt.
+    pub(crate) prefixes: PrefixScope,
+    /// The adapter that the answer is computed with.
+    pub(crate) adapter: Option<AdapterId>,
+    pub(crate) reader: CloudReader,
+}
+
+impl Prepared {
+    /// Reserves quota for the answer. L is lowered if the tenant has less quota left.
+    pub(crate) fn reserve(&mut self, payer: &Payer, name: Option<RequestName>) -> Result<(), QuotaError> {
+        let reservation = payer.reserve(TokenNeed {
+            name,
+            prompt_tokens: self.spec.prompt_tokens as u64,
+            max_tokens: self.spec.max_tokens as u64,
+        })?;
+        self.cap(usize::try_from(reservation.max_tokens()).unwrap_or(usize::MAX), BOUND_BY_QUOTA);
+        self.reader.reservation = Some(reservation);
+        Ok(())
+    }
+
+    /// Lowers L to the most tokens that the caller accepts.
+    pub(crate) fn limit(&mut self, max_tokens: usize) {
+        self.cap(max_tokens, BoundBy::AnswerLength.as_str());
+    }
+
+    fn cap(&mut self, tokens: usize, bound_by: &str) {
+        if tokens < self.spec.max_tokens {
+            self.spec.max_tokens = tokens;
+            self.answer.lower(tokens);
+            self.reader.promise(tokens, bound_by);
+        }
+        self.spec.floor_tokens = self.spec.floor_tokens.min(self.spec.max_tokens);
+    }
+
+    /// Returns the bytes that the request holds while it waits: its ids, and the text for its mask.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let text = match &self.reader.mask {
+            MaskSource::None | MaskSource::Ready(_) => 0,
+            MaskSource::Scores(mask) => mask.held_bytes(),
+        };
+        self.spec.prompt_tokens * size_of::<TokenId>() + text
+    }
+
+    /// Returns the job of the engine's host.
+    pub(crate) fn into_job(self) -> Job {
+        Job {
+            spec: self.spec,
+            answer: self.answer,
+            scope: self.prefixes,
+            adapter: self.adapter,
+            cancel: self.reader.sink.cancel().clone(),
+            sink: Box::new(self.reader),
+        }
+    }
+}
+
+/// Turns what happens to a job into the events of its stream.
+#[derive(Debug)]
+pub(crate) struct CloudReader {
+    pub(crate) observer: Observer,
+    pub(crate) mask: MaskSource,
+    /// The first event, without its token.
+    pub(crate) first: FirstEvent,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) arrived_at: Duration,
+    pub(crate) clock: Clock,
+    pub(crate) figures: Arc<Figures>,
+    pub(crate) sink: EventSink,
+    /// The tenant's quota reserved for this answer, if there is one.
+    reservation: Option<Reservation>,
+    /// When the job got its first slot.
+    opened_at: Option<Duration>,
+    /// Prompt tokens that were in the cache when the job got its first slot, in whole blocks.
+    cached: usize,
+    /// Tokens written so far.
+    written: usize,
+    /// Events to send when the pass is over.
+    outbox: Batch,
+}
+
+/// What a [`CloudReader`] is made of.
+pub(crate) struct ReaderParts {
+    pub(crate) observer: Observer,
+    pub(crate) mask: MaskSource,
+    pub(crate) first: FirstEvent,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) clock: Clock,
+    pub(crate) figures: Arc<Figures>,
+    pub(crate) sink: EventSink,
+}
+
+impl CloudReader {
+    pub(crate) fn new(parts: ReaderParts) -> CloudReader {
+        let ReaderParts { observer, mask, first, prompt_tokens, max_tokens, clock, figures, sink } = parts;
+        CloudReader {
+            observer,
+            mask,
+            first,
+            prompt_tokens,
+            max_tokens,
+            arrived_at: clock.now(),
+            clock,
+            figures,
+            sink,
+            reservation: None,
+            opened_at: None,
+            cached: 0,
+            written: 0,
+            outbox: Vec::new(),
+        }
+    }
+
+    /// Says which L the device is promised, if it is lower than before.
+    fn promise(&mut self, tokens: usize, bound_by: &str) {
+        if tokens < self.max_tokens {
+            self.max_tokens = tokens;
+            self.first.assist_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+            self.first.assist_bound_by = bound_by.to_owned();
+        }
+    }
+
+    /// Queues the mask before the first token. `scores` are those of the last prompt chunk.
+    fn put_mask(&mut self, scores: Option<&AttentionScores>) {
+        match std::mem::replace(&mut self.mask, MaskSource::None) {
+            MaskSource::None => {}
+            MaskSource::Ready(mask) => {
+                self.observer.refined(&mask);
+                self.outbox.push(AssistEvent::Mask(*mask));
+            }
+            MaskSource::Scores(mask) => {
+                let started = self.clock.now();
+                match mask.run(scores) {
+                    Ok(event) => {
+                        self.observer.refined(&event);
+                        self.outbox.push(AssistEvent::Mask(event));
+                    }
+                    // The device then uses the whole prompt (r = 1): slower, but correct.
+                    Err(err) => warn!(request = self.observer.request, %err, "no mask for this answer"),
+                }
+                let elapsed = self.clock.now().saturating_sub(started);
+                self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
+                self.observer.refine_elapsed(elapsed);
+                self.figures.refined(elapsed);
+            }
+        }
+    }
+
+    fn put(&mut self, written: Written) {
+        if self.written == 0 {
+            self.put_mask(None);
+        }
+        let index = u32::try_from(written.index).expect("a context is shorter than 2^32");
+        let (id, text) = (written.id, written.text.unwrap_or_default());
+        if let Some(reservation) = &mut self.reservation {
+            reservation.write();
+        }
+        let event = if self.written == 0 {
+            AssistEvent::First(Box::new(FirstEvent { index, id, text, ..self.first.clone() }))
+        } else {
+            AssistEvent::Token(TokenEvent { index, id, text })
+        };
+        self.written += 1;
+        self.outbox.push(event);
+    }
+
+    /// Sets the times until the first token, if the pass that is over has produced it.
+    fn stamp_first(&mut self, queue_ms: f64, prefill_ms: f64) {
+        for event in &mut self.outbox {
+            if let AssistEvent::First(first) = event {
+                first.timing.queue_ms = queue_ms;
+                first.timing.prefill_ms = prefill_ms;
+                first.timing.decode_ms = self.figures.measured().decode_ms;
+                let since_arrival = Duration::from_secs_f64((queue_ms + prefill_ms).max(0.0) / 1e3);
+                self.observer.first_token(since_arrival, first.assist_tokens);
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        let batch = std::mem::take(&mut self.outbox);
+        self.sink.send(batch);
+    }
+
+    fn log_end(&self, closed: &Closed, fault: Option<&Fault>) {
+        let job = closed.id.0;
+        match fault.filter(|_| closed.reason == CloseReason::Failed) {
+            Some(Fault::Constraint(err)) => {
+                debug!(
+                    job,
+                    err = err as &dyn std::error::Error,
+                    "the answer cannot go on as it was asked for"
+                );
+            }
+            Some(err) => error!(job, err = err as &dyn std::error::Error, "the answer cannot go on"),
+            None => {}
+        }
+        // Answers that only warm up a model belong to nobody.
+        if !self.observer.is_of_nobody() {
+            info!(
+                job,
+                request = self.observer.request,
+                tenant = self.observer.tenant,
+                model = self.observer.model,
+                scene = self.observer.scene.as_deref().unwrap_or_default(),
+                reason = ?closed.reason,
+                prompt_tokens = self.prompt_tokens,
+                cached_prefix_tokens = self.cached,
+                tokens = closed.tokens,
+                queue_ms = closed.times.queue_ms,
+                slot_ms = closed.times.slot_ms,
+                "answer ended"
+            );
+        }
+    }
+
+    /// Returns the terminal event.
+    fn end(&self, closed: &Closed, fault: Option<&Fault>) -> AssistEvent {
+        let error = |code, message: String| AssistEvent::Error(ErrorBody::new(code, message));
+        let reason = match closed.reason {
+            CloseReason::Stop => EndReason::Stop,
+            CloseReason::Cap => EndReason::Cap,
+            CloseReason::Cancelled => EndReason::Cancelled,
+            CloseReason::Failed => {
+                if let Some(Fault::Constraint(fault)) = fault {
+                    return error(ErrorCode::InvalidRequest, fault.to_string());
+                }
+                return error(ErrorCode::Internal, "the cloud could not go on with this answer".to_owned());
+            }
+            CloseReason::Expired => {
+                let waited_ms = closed.times.queue_ms.round();
+                let message = format!("no slot became free within the deadline; it waited {waited_ms} ms");
+                return error(ErrorCode::Timeout, message);
+            }
+            CloseReason::Stopped => {
+                let body =
+                    ErrorBody::new(ErrorCode::Unavailable, "the service stopped before the answer's end");
+                return AssistEvent::Error(body.with_retry_after_ms(RETRY_ELSEWHERE_MS));
+            }
+        };
+        let SlotTimes { queue_ms, prefill_ms, decode_ms, slot_ms } = closed.times;
+        let usage = Usage {
+            prompt_tokens: self.prompt_tokens as u64,
+            cached_prefix_tokens: self.cached as u64,
+            completion_tokens: self.written as u64,
+        };
+        let timing = Some(SlotTiming { queue_ms, prefill_ms, decode_ms, slot_ms });
+        AssistEvent::End(EndEvent { reason, usage, timing })
+    }
+}
+
+impl Sink for CloudReader {
+    /// Callers learn only the number of whole blocks that were cached. An exact number would reveal how much
+    /// of a guess at an earlier prompt is right.
+    fn opened(&mut self, opened: Opened) {
+        self.opened_at = Some(self.clock.now());
+        self.cached = opened.cached - opened.cached % BLOCK_TOKENS;
+        self.promise(opened.max_tokens, BoundBy::Load.as_str());
+    }
+
+    fn computing(&mut self, prompt_tokens: usize) {
+        if let Some(reservation) = &mut self.reservation {
+            reservation.compute(prompt_tokens as u64);
+        }
+    }
+
+    fn event(&mut self, event: JobEvent) {
+        match event {
+            JobEvent::Scores(scores) => self.put_mask(Some(&scores)),
+            JobEvent::Written(written) => self.put(written),
+            JobEvent::Begun { .. } | JobEvent::Computed { .. } | JobEvent::Held | JobEvent::Verified(_) => {}
+        }
+    }
+
+    fn flush(&mut self, now: Duration) {
+        let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
+        let opened_at = self.opened_at.unwrap_or(now);
+        self.stamp_first(ms(self.arrived_at, opened_at), ms(opened_at, now));
+        self.send();
+    }
+
+    fn room(&self) -> usize {
+        self.sink.unread().room()
+    }
+
+    fn reading(&mut self) -> Option<Reading> {
+        self.sink.unread().reading()
+    }
+
+    fn closed(mut self: Box<Self>, closed: &Closed, answer: Answer) {
+        let fault = answer.fault();
+        self.stamp_first(closed.times.queue_ms, closed.times.prefill_ms);
+        self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
+        self.log_end(closed, fault);
+        // Dropped before the end is sent, because the reader may send a new request as soon as it sees the
+        // end.
+        if let Some(mut reservation) = self.reservation.take()
+            && matches!(closed.reason, CloseReason::Failed | CloseReason::Stopped)
+            && !matches!(fault, Some(Fault::Constraint(_)))
+        {
+            reservation.forgive_prompt();
+        }
+        let end = self.end(closed, fault);
+        self.outbox.push(end);
+        self.send();
+    }
+}

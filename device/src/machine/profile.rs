@@ -1,0 +1,335 @@
+//! Measures what this device can do with a given model: the figures that a plan needs.
+//!
+//! Matrix-vector products run on the model's own weights, so that shapes and formats are the real ones.
+//! They run once on a piece that stays in the caches (arithmetic alone), and once on more weights than
+//! caches hold (memory). The disk is read where the model is stored, bypassing the page cache. Every figure
+//! is the median of several runs. Only the profile itself is written, and only if it is to be stored
+//! ([`kept_or_measured`]).
+
+mod general;
+mod kept;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use baton_engine::STREAM_BYTES;
+use baton_engine::gguf::{Gguf, GgufError, TensorView};
+use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
+use baton_pacing::refit::median;
+use baton_plan::cluster::ByFormat;
+use baton_plan::{Device, Disk, ModelShape, Os, Processor};
+use memmap2::MmapMut;
+
+use crate::machine::disk::{self, DiskError};
+use crate::machine::memory::{self, Memory, MemoryError};
+use crate::machine::residency::BUFFER_BYTES;
+use crate::machine::shape::{ShapeError, shape_of};
+
+pub use general::general;
+pub use kept::{Origin, kept_or_measured};
+
+/// Bytes of weights per thread that stay in the caches.
+const CACHED_BYTES: usize = 256 << 10;
+/// More bytes than a processor's caches hold.
+const CACHE_BYTES: usize = 32 << 20;
+/// Bytes of weights that no cache holds.
+const STREAMED_BYTES: usize = 512 << 20;
+/// Least time of one run of a cached product.
+const RUN: Duration = Duration::from_millis(15);
+const RUNS: usize = 5;
+
+/// What to measure a device for.
+#[derive(Debug, Clone)]
+pub struct ProfileOptions {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Threads that compute.
+    pub threads: NonZeroUsize,
+    /// The device's name.
+    pub name: String,
+}
+
+/// A measured device.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Profile {
+    /// The entry of a description that `baton ring plan` reads.
+    pub device: Device,
+    /// The model that it was measured for.
+    pub model: ModelShape,
+    /// Its memory, and what limits it.
+    pub memory: Memory,
+    /// Whether the disk was read without the page cache; if not, its figures may be those of memory.
+    pub direct_reads: bool,
+}
+
+/// Why a device could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The model cannot be read.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A tensor cannot be read.
+    #[error("read weights: {0}")]
+    Weights(#[from] GgufError),
+    /// A tensor cannot be computed with.
+    #[error("multiply with `{name}`: {source}")]
+    Product {
+        /// The tensor.
+        name: String,
+        /// The cause.
+        source: KernelError,
+    },
+    /// The memory cannot be determined.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The disk cannot be measured.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// There is no memory for a measurement.
+    #[error("take {bytes} bytes of memory to measure copies in: {source}")]
+    Room {
+        /// How many bytes.
+        bytes: usize,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Threads cannot be started.
+    #[error("start {threads} threads: {source}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The memory rules of this system are not known.
+    #[error("memory rules of {0} are not known; describe this device by hand (see `baton ring plan --help`)")]
+    System(&'static str),
+}
+
+/// Measures this device; `said` is told what is being measured.
+///
+/// # Errors
+/// [`ProfileError`] naming what could not be measured.
+pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<Profile, ProfileError> {
+    let model = shape_of(&options.model)?;
+    let gguf = Gguf::open(&options.model)?;
+    let pool = pool_of(options)?;
+    said("memory");
+    let (os, memory) = this_memory()?;
+    let mut flops = ByFormat::new();
+    for format in model.layer_flops.keys().chain(model.output_flops.keys()) {
+        if !flops.contains_key(format) {
+            said(&format!("products in {format}"));
+            flops.insert(format.clone(), cached_rate(&gguf, format, &pool)?);
+        }
+    }
+    said("reading weights from memory");
+    let read_bytes_per_s = streamed_rate(&layers(&gguf, memory.available_bytes)?, &pool);
+    said("disk");
+    let disk = disk::measure(&options.model)?;
+    let device = Device {
+        name: options.name.clone(),
+        os,
+        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? },
+        gpu: None,
+        memory_bytes: memory.available_bytes as f64,
+        swap_bytes: memory.swap_bytes as f64,
+        buffer_bytes: BUFFER_BYTES as f64,
+        stream_bytes: STREAM_BYTES as f64,
+        weight_bytes_max: None,
+        disk: Disk {
+            sequential_bytes_per_s: disk.sequential_bytes_per_s,
+            random_bytes_per_s: disk.random_bytes_per_s,
+        },
+    };
+    Ok(Profile { device, model, memory, direct_reads: disk.direct })
+}
+
+fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {
+    let threads = options.threads.get();
+    Pool::new(options.threads).map_err(|source| ProfileError::Threads { threads, source })
+}
+
+/// Sets the device's memory to what is free now, and its buffers to what this program uses beside weights.
+///
+/// # Errors
+/// [`ProfileError::Memory`], [`ProfileError::System`].
+pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
+    let (_, memory) = this_memory()?;
+    (device.memory_bytes, device.swap_bytes) = (memory.available_bytes as f64, memory.swap_bytes as f64);
+    (device.buffer_bytes, device.stream_bytes) = (BUFFER_BYTES as f64, STREAM_BYTES as f64);
+    Ok(())
+}
+
+/// Returns the bytes of memory of this program that no file backs, as reported by Linux and Android; 0
+/// elsewhere.
+pub(crate) fn own_bytes() -> u64 {
+    let Ok(text) = std::fs::read_to_string("/proc/self/status") else { return 0 };
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+/// Returns this device's memory by the rules of its system.
+#[cfg(target_os = "linux")]
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Ok((Os::Linux, memory::of_linux(Path::new("/"), false)?))
+}
+
+#[cfg(target_os = "android")]
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Ok((Os::Android, memory::of_linux(Path::new("/"), true)?))
+}
+
+#[cfg(target_os = "macos")]
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    let printed = std::process::Command::new("vm_stat").output();
+    let printed = printed.map_err(|source| MemoryError::Read { path: PathBuf::from("vm_stat"), source })?;
+    Ok((Os::Macos, memory::of_vm_stat(&String::from_utf8_lossy(&printed.stdout))?))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    Err(ProfileError::System(std::env::consts::OS))
+}
+
+/// Returns a matrix of a tensor's first rows, at most so many bytes of them.
+fn rows_of<'a>(view: &TensorView<'a>, most: usize) -> Result<Matrix<'a>, ProfileError> {
+    let cols = view.dims[0] as usize;
+    let rows: usize = view.dims[1..].iter().map(|dim| *dim as usize).product();
+    let row_bytes = view.data.len() / rows.max(1);
+    let rows = rows.min((most / row_bytes.max(1)).max(1));
+    let product = |source| ProfileError::Product { name: view.name.to_owned(), source };
+    Matrix::new(view.format, rows, cols, &view.data[..rows * row_bytes]).map_err(product)
+}
+
+/// Vectors to multiply with, by their length.
+#[derive(Default)]
+struct Vectors(BTreeMap<usize, Vec<f32>>);
+
+impl Vectors {
+    fn of(&mut self, cols: usize) -> &[f32] {
+        self.0.entry(cols).or_insert_with(|| (0..cols).map(|at| (at % 17) as f32 / 17.0 - 0.5).collect())
+    }
+}
+
+/// Returns operations per second of products whose weights stay in the caches.
+fn cached_rate(gguf: &Gguf, format: &str, pool: &Pool) -> Result<f64, ProfileError> {
+    let named = gguf.tensors().filter(|tensor| tensor.type_name() == format && tensor.dims().len() > 1);
+    let Some(largest) = named.max_by_key(|tensor| tensor.data_len()) else { return Ok(f64::NAN) };
+    Ok(rate(&rows_of(&gguf.tensor(largest.name())?, CACHED_BYTES * pool.threads())?, pool))
+}
+
+/// Returns operations per second of products with this matrix, which stays in the caches.
+fn rate(matrix: &Matrix<'_>, pool: &Pool) -> f64 {
+    let mut vectors = Vectors::default();
+    let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
+    let mut out = vec![0.0; matrix.rows()];
+    let mut run = || {
+        let (begun, mut products) = (Instant::now(), 0_u32);
+        while begun.elapsed() < RUN {
+            matmul(pool, matrix, &x, &mut out);
+            products += 1;
+        }
+        let operations = 2.0 * matrix.rows() as f64 * matrix.cols() as f64 * f64::from(products);
+        operations / begun.elapsed().as_secs_f64()
+    };
+    run(); // Loads the weights into the caches.
+    median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN)
+}
+
+/// Returns weights of layers: more than a cache holds, but at most half of the available memory.
+fn layers(gguf: &Gguf, available: u64) -> Result<Vec<Matrix<'_>>, ProfileError> {
+    let most = STREAMED_BYTES.min((available / 2) as usize);
+    let (mut matrices, mut bytes) = (Vec::new(), 0);
+    let layers = gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.") && tensor.dims().len() > 1);
+    for tensor in layers {
+        if bytes >= most {
+            break;
+        }
+        let view = gguf.tensor(tensor.name())?;
+        bytes += view.data.len();
+        matrices.push(rows_of(&view, usize::MAX)?);
+    }
+    Ok(matrices)
+}
+
+/// Returns bytes of weights per second of products with these matrices.
+fn streamed_rate(matrices: &[Matrix<'_>], pool: &Pool) -> f64 {
+    let bytes = |matrix: &Matrix<'_>| {
+        matrix.rows() as f64 * matrix.format().row_bytes(matrix.cols()).unwrap_or(0) as f64
+    };
+    let bytes: f64 = matrices.iter().map(bytes).sum();
+    let mut vectors = Vectors::default();
+    let mut run = || {
+        let begun = Instant::now();
+        for matrix in matrices {
+            let x = Activations::new(vectors.of(matrix.cols()), matrix.cols());
+            matmul(pool, matrix, &x, &mut vec![0.0; matrix.rows()]);
+        }
+        bytes / begun.elapsed().as_secs_f64()
+    };
+    run(); // Loads the weights from the disk into memory.
+    median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN)
+}
+
+/// Returns the seconds to append one token's keys and values to a KV cache larger than the processor's
+/// caches. A file can claim any size: of more bytes than that, a part is copied, and the result is scaled
+/// up.
+fn kv_copy_s(claimed: usize) -> Result<f64, ProfileError> {
+    let (len, bytes) = (CACHE_BYTES, claimed.min(CACHE_BYTES));
+    let token = vec![1_u8; bytes];
+    // A mapping of its own: after an allocator has freed so large a block, it would no longer return
+    // smaller ones.
+    let mut cache = MmapMut::map_anon(len).map_err(|source| ProfileError::Room { bytes: len, source })?;
+    let places = cache.len() / bytes.max(1);
+    let mut run = || {
+        let begun = Instant::now();
+        for at in 0..places {
+            // A large odd step, so that no two copies are adjacent.
+            let place = at.wrapping_mul(7919) % places * bytes;
+            cache[place..place + bytes].copy_from_slice(&token);
+        }
+        begun.elapsed().as_secs_f64() / places as f64
+    };
+    run();
+    let seconds = median((0..RUNS).map(|_| run())).unwrap_or(f64::NAN);
+    std::hint::black_box(&cache);
+    Ok(seconds * (claimed as f64 / bytes.max(1) as f64).max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_is_measured_in_full_and_can_be_planned_with() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
+        let options = ProfileOptions { model, threads: NonZeroUsize::MIN, name: "here".to_owned() };
+        let mut said = Vec::new();
+        let profile = profile(&options, &mut |what| said.push(what.to_owned())).unwrap();
+        assert!(said.iter().any(|what| what.starts_with("products in ")), "{said:?}");
+        let cluster = baton_plan::Cluster {
+            note: String::new(),
+            devices: vec![profile.device.clone()],
+            network: baton_plan::Network { latency_s: 0.0, bytes_per_s: 1e9, edges: Vec::new() },
+            head: None,
+        };
+        assert_eq!(cluster.check(), Ok(()));
+        let workload = baton_plan::Workload { context: 128, sequences: 1 };
+        let plan = baton_plan::search(&cluster, &profile.model, workload, &Default::default()).unwrap();
+        assert_eq!(plan.shares[0].layers, profile.model.layers);
+        for format in profile.model.layer_flops.keys() {
+            assert!(profile.device.cpu.flops[format] > 1e6, "{format}: {:?}", profile.device.cpu.flops);
+        }
+    }
+
+    #[test]
+    fn copies_of_any_size_that_a_file_claims_take_no_more_memory_than_a_cache() {
+        let usual = kv_copy_s(4096).unwrap();
+        let endless = kv_copy_s(1 << 58).unwrap();
+        assert!(usual > 0.0 && endless > usual && endless.is_finite(), "{usual} {endless}");
+    }
+}

@@ -1,0 +1,221 @@
+//! Stores profiles between runs, by device, model and build, and measures again if the device has drifted.
+//!
+//! Free memory changes by the minute and is always read anew. Two of the other figures are checked before a
+//! stored profile is used: the products on which a token spends most, and reading the disk sequentially. If
+//! one of them differs by more than a quarter, everything is measured again. A stored profile that cannot
+//! be read counts as missing.
+
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use baton_engine::gguf::Gguf;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, refresh_memory, this_memory,
+};
+use crate::machine::disk;
+use crate::settings::{Settings, SettingsError};
+
+/// A figure that differs by more than this share has drifted.
+const DRIFT: f64 = 0.25;
+
+/// What a profile was measured on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct MeasuredOn {
+    /// The program's version and build.
+    build: String,
+    /// The processor, as the system names it.
+    processor: String,
+    threads: usize,
+    model: String,
+    model_bytes: u64,
+    /// When the model's file was last changed, in seconds since 1970.
+    model_changed: u64,
+}
+
+/// A profile on disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct KeptProfile {
+    made: MeasuredOn,
+    profile: Profile,
+}
+
+/// Where a profile comes from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// From an earlier run; nothing has drifted.
+    Kept,
+    /// Measured, because there was none for this device, model and build.
+    New,
+    /// Measured, because it was asked for.
+    Asked,
+    /// Measured, because a figure was no longer right.
+    Drifted {
+        /// The figure.
+        figure: String,
+        /// The stored value.
+        then: f64,
+        /// The value now.
+        now: f64,
+    },
+}
+
+/// Returns the stored profile of this device for this model, or measures a new one and stores it. If
+/// `again` is set, it always measures. `said` is told what is being measured, and why nothing could be
+/// stored.
+///
+/// # Errors
+/// The errors of [`profile`].
+pub fn kept_or_measured(
+    options: &ProfileOptions,
+    settings: &Settings,
+    again: bool,
+    said: &mut dyn FnMut(&str),
+) -> Result<(Profile, Origin), ProfileError> {
+    let made = MeasuredOn::of(options);
+    let file = made.file();
+    let kept = settings.profile::<KeptProfile>(&file).filter(|kept| kept.made == made && !again);
+    let origin = match kept {
+        Some(kept) => {
+            let mut profile = kept.profile;
+            said("whether kept figures still hold");
+            match drift(&profile, options)? {
+                None => {
+                    profile.device.name.clone_from(&options.name);
+                    profile.memory = this_memory()?.1;
+                    refresh_memory(&mut profile.device)?;
+                    return Ok((profile, Origin::Kept));
+                }
+                Some(drifted) => drifted,
+            }
+        }
+        None if again => Origin::Asked,
+        None => Origin::New,
+    };
+    let profile = profile(options, said)?;
+    let kept = KeptProfile { made, profile };
+    if let Err(SettingsError::Write { path, err }) = settings.remember_profile(&file, &kept) {
+        said(&format!("nothing is kept: write `{}`: {err}", path.display()));
+    }
+    Ok((kept.profile, origin))
+}
+
+/// Returns a figure that is no longer right, if there is one.
+fn drift(profile: &Profile, options: &ProfileOptions) -> Result<Option<Origin>, ProfileError> {
+    let heaviest = profile.model.layer_flops.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    if let Some((format, _)) = heaviest {
+        let (gguf, pool) = (Gguf::open(&options.model)?, pool_of(options)?);
+        let then = profile.device.cpu.flops.get(format).copied().unwrap_or(f64::NAN);
+        let found = drifted(&format!("products in {format}"), then, cached_rate(&gguf, format, &pool)?);
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    let now = disk::look(&options.model)?;
+    Ok(drifted("disk, in order", profile.device.disk.sequential_bytes_per_s, now))
+}
+
+fn drifted(figure: &str, then: f64, now: f64) -> Option<Origin> {
+    let holds = (now / then - 1.0).abs() <= DRIFT;
+    (!holds).then(|| Origin::Drifted { figure: figure.to_owned(), then, now })
+}
+
+impl MeasuredOn {
+    fn of(options: &ProfileOptions) -> Self {
+        let about = std::fs::metadata(&options.model).ok();
+        let changed = about.as_ref().and_then(|about| about.modified().ok());
+        let changed = changed.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let model = options.model.canonicalize().unwrap_or_else(|_| options.model.clone());
+        Self {
+            build: build(),
+            processor: processor(Path::new("/")),
+            threads: options.threads.get(),
+            model: model.to_string_lossy().into_owned(),
+            model_bytes: about.map_or(0, |about| about.len()),
+            model_changed: changed.map_or(0, |since| since.as_secs()),
+        }
+    }
+
+    /// Returns the file name, one for each model and number of threads; if anything else differs, the
+    /// stored profile is replaced.
+    fn file(&self) -> String {
+        let crc = crc32fast::hash(self.model.as_bytes());
+        format!("{crc:08x}-{}.json", self.threads)
+    }
+}
+
+/// Returns version, architecture and the time of the program's file, because kernels differ from build to
+/// build.
+fn build() -> String {
+    let program = std::env::current_exe().and_then(std::fs::metadata).and_then(|about| about.modified());
+    let made =
+        program.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
+    format!("{} {} {made}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH)
+}
+
+/// Returns the processor's name, read below `root`; empty if the system does not report it.
+fn processor(root: &Path) -> String {
+    let text = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let named = |line: &str| {
+        let (field, value) = line.split_once(':')?;
+        ["model name", "Hardware", "CPU part"].contains(&field.trim()).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(named).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroUsize;
+
+    fn options(name: &str) -> ProfileOptions {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
+        ProfileOptions { model, threads: NonZeroUsize::MIN, name: name.to_owned() }
+    }
+
+    #[test]
+    fn a_profile_is_kept_measured_again_when_asked_and_when_it_has_drifted() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(folder.path().to_owned()));
+        let get =
+            |name: &str, again| kept_or_measured(&options(name), &settings, again, &mut |_| {}).unwrap();
+        let (first, origin) = get("one", false);
+        assert_eq!(origin, Origin::New);
+        assert_eq!(get("one", true).1, Origin::Asked);
+        let file = MeasuredOn::of(&options("one")).file();
+        let mut kept: KeptProfile = settings.profile(&file).unwrap();
+        let heaviest =
+            kept.profile.model.layer_flops.iter().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0.clone();
+        *kept.profile.device.cpu.flops.get_mut(&heaviest).unwrap() = 1.0;
+        settings.remember_profile(&file, &kept).unwrap();
+        let (again, origin) = get("two", false);
+        assert!(matches!(origin, Origin::Drifted { then, .. } if then == 1.0), "{origin:?}");
+        assert_eq!((again.device.name.as_str(), &again.model), ("two", &first.model));
+        kept.made.build.push('x');
+        settings.remember_profile(&file, &kept).unwrap();
+        assert_eq!(get("one", false).1, Origin::New, "of another build");
+        std::fs::write(folder.path().join("profiles").join(&file), "{").unwrap();
+        assert_eq!(get("one", false).1, Origin::New, "broken");
+    }
+
+    #[test]
+    fn a_quarter_is_where_drift_begins() {
+        assert_eq!(drifted("x", 100.0, 76.0), None);
+        assert_eq!(drifted("x", 100.0, 124.0), None);
+        for now in [74.0, 126.0, f64::NAN] {
+            assert!(matches!(drifted("x", 100.0, now), Some(Origin::Drifted { .. })), "{now}");
+        }
+    }
+
+    #[test]
+    fn a_processor_is_known_by_what_the_system_calls_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(processor(folder.path()), "");
+        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        let text = "processor\t: 0\nmodel name\t: A CPU @ 3 GHz\nmodel name\t: B\n";
+        std::fs::write(folder.path().join("proc/cpuinfo"), text).unwrap();
+        assert_eq!(processor(folder.path()), "A CPU @ 3 GHz");
+    }
+}

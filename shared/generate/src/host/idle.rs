@@ -1,0 +1,124 @@
+//! Sequences that are kept after their answers, for the next answer of the same conversation.
+//!
+//! The prefix tree keeps whole blocks of what was computed; a kept sequence also has the last, partial one.
+//! Never: keeps more sequences than allowed. Always: a kept sequence is given up before a running one lacks
+//! room.
+
+use std::collections::VecDeque;
+
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, BLOCK_TOKENS, PrefixScope, SeqId, SequenceError, Sequences};
+
+use crate::planted::{self, Bug};
+
+/// Kept sequences, the oldest first.
+#[derive(Debug)]
+pub(super) struct IdleSequences {
+    max: usize,
+    kept: VecDeque<Idle>,
+}
+
+/// A sequence of no job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Idle {
+    pub(super) seq: SeqId,
+    pub(super) scope: PrefixScope,
+    pub(super) adapter: Option<AdapterId>,
+}
+
+impl IdleSequences {
+    pub(super) fn new(max: usize) -> IdleSequences {
+        IdleSequences { max, kept: VecDeque::new() }
+    }
+
+    /// Keeps a sequence whose answer is over.
+    pub(super) fn keep(&mut self, engine: &mut impl Sequences, idle: Idle) {
+        if self.max == 0 || engine.len(idle.seq).unwrap_or(0) == 0 {
+            engine.release(idle.seq);
+            return;
+        }
+        self.kept.push_back(idle);
+        while self.kept.len() > self.max {
+            self.give_up(engine);
+        }
+    }
+
+    /// Releases the oldest sequence; returns whether there was one.
+    pub(super) fn give_up(&mut self, engine: &mut impl Sequences) -> bool {
+        let oldest = self.kept.pop_front();
+        if let Some(idle) = oldest {
+            engine.release(idle.seq);
+        }
+        oldest.is_some()
+    }
+
+    /// Returns a sequence that begins with as many of `ids` as are known, and how many these are: at most
+    /// `reusable`. The engine's prefix tree never gives the last of `ids`.
+    ///
+    /// # Errors
+    /// [`SequenceError`] if no sequence can be created.
+    pub(super) fn open(
+        &mut self,
+        engine: &mut impl Sequences,
+        (scope, adapter): (PrefixScope, Option<AdapterId>),
+        ids: &[TokenId],
+        reusable: usize,
+    ) -> Result<(SeqId, usize), SequenceError> {
+        let alike = |idle: &Idle| idle.scope == scope && idle.adapter == adapter;
+        let candidates = self.kept.iter().enumerate().filter(|(_, idle)| alike(idle));
+        let wanted = &ids[..reusable.min(ids.len())];
+        let lengths = candidates.map(|(at, idle)| (common(engine.ids(idle.seq).unwrap_or(&[]), wanted), at));
+        let (common, at) = lengths.max().unwrap_or_default();
+        if common > 0 && common + BLOCK_TOKENS > reusable {
+            return self.take(engine, at, common);
+        }
+        let seq = engine.create_in(scope, adapter)?;
+        let gained = engine.reuse_prefix(seq, ids);
+        if common > gained {
+            engine.release(seq);
+            return self.take(engine, at, common);
+        }
+        Ok((seq, gained))
+    }
+
+    /// Makes sure that a sequence which ends inside a block can grow: such a block may have to be copied, so
+    /// one more must be free. Returns how many tokens the sequence has then.
+    ///
+    /// # Errors
+    /// [`SequenceError`] if the sequence is unknown.
+    pub(super) fn settle(
+        &mut self,
+        engine: &mut impl Sequences,
+        seq: SeqId,
+        tokens: usize,
+    ) -> Result<usize, SequenceError> {
+        let part = tokens % BLOCK_TOKENS;
+        while part > 0 && engine.free_tokens() == 0 {
+            if !self.give_up(engine) {
+                engine.truncate(seq, tokens - part)?;
+                return Ok(tokens - part);
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// Takes a kept sequence, cut to its first tokens.
+    fn take(
+        &mut self,
+        engine: &mut impl Sequences,
+        at: usize,
+        tokens: usize,
+    ) -> Result<(SeqId, usize), SequenceError> {
+        let Idle { seq, .. } = self.kept[at];
+        if !planted::is(Bug::IdleUncut) {
+            engine.truncate(seq, tokens)?;
+        }
+        self.kept.remove(at);
+        Ok((seq, tokens))
+    }
+}
+
+/// Returns how many ids both begin with.
+pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

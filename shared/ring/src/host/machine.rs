@@ -1,0 +1,32 @@
+//! What the ring asks of the machine that it runs on. The program that uses this package implements it.
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_engine::Model;
+
+/// Layers of a model that one engine is to compute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenShare {
+    /// The layers, in the order in which a token passes them.
+    pub layers: Vec<usize>,
+    /// Tokens of KV cache.
+    pub kv_tokens: usize,
+    /// Whether weights are read ahead of their use.
+    pub reads_ahead: bool,
+}
+
+/// The machine: its memory, and how a model is opened within it.
+pub trait Machine: Debug + Send + Sync {
+    /// Returns the bytes that a model may take now, including what this program has taken itself. Returns
+    /// `None` if the system does not say.
+    fn model_bytes(&self) -> Option<u64>;
+
+    /// Opens these layers of a file for one engine.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or the engine refuses it.
+    fn open(&self, path: &Path, share: &OpenShare) -> Result<Arc<Model>, Box<dyn Error + Send + Sync>>;
+}
