@@ -1,0 +1,304 @@
+//! An engine that computes nothing: its logits are a hash of all ids before them.
+//!
+//! Blocks, prefixes, lengths and refusals are those of the real engine, which keeps the sequences here and has no
+//! layers. Equal ids before a token give equal logits, and a lost, doubled or changed id gives others. Never:
+//! reads a clock. Always: a step that fails or is cancelled leaves every sequence as it was.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use baton_engine::gguf::Gguf;
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{
+    Adapter, AdapterId, AttentionScores, Capture, Engine, EngineOptions, Model, PrefixScope, PrefixStats,
+    SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
+};
+use baton_random::mix;
+use baton_synthetic::{Quant, SyntheticModel};
+
+/// Layers that a step seems to have: it can be cancelled after each.
+const LAYERS: usize = 2;
+/// Logit of the tokens that are never written.
+const NEVER: f32 = -40.0;
+/// How many tokens may follow a text.
+const CANDIDATES: usize = 4;
+
+/// The model that most engines here have.
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(288, false));
+/// A model with another tokenizer.
+static OTHER: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(320, true));
+
+/// Returns the model that most engines here have.
+#[must_use]
+pub fn model() -> &'static Arc<Model> {
+    &MODEL
+}
+
+/// Returns a model with another tokenizer.
+#[must_use]
+pub fn other_model() -> &'static Arc<Model> {
+    &OTHER
+}
+
+fn tiny(vocab_len: u32, endless: bool) -> Arc<Model> {
+    let shape = SyntheticModel {
+        n_layers: LAYERS as u32,
+        n_heads: 2,
+        n_kv_heads: 1,
+        d_model: 32,
+        d_head: 16,
+        d_ff: 32,
+        vocab_len,
+        context_len: 1024,
+        endless,
+        ..SyntheticModel::small("llama", Quant::from(baton_kernels_cpu::Format::F32), 1)
+    };
+    let bytes = shape.to_gguf().expect("the shape is a valid one");
+    Model::from_gguf(Gguf::from_bytes(bytes).expect("it was just written")).expect("it was just written")
+}
+
+/// What an engine writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Voice {
+    /// Decides all tokens.
+    pub seed: u64,
+    /// Of 16 tokens, how many are those of the voice with variant 0.
+    pub alike: u64,
+    /// 0, or what it writes at the other tokens.
+    pub variant: u64,
+    /// One of so many tokens ends an answer.
+    pub ends: u64,
+}
+
+impl Voice {
+    /// Returns the logits behind these ids.
+    #[must_use]
+    pub fn logits(&self, ids: &[TokenId], vocab_len: usize) -> Vec<f32> {
+        let mut logits = Vec::new();
+        self.append(self.state(ids), ids.last().copied().unwrap_or(0), vocab_len, &mut logits);
+        logits
+    }
+
+    /// Returns the hash of these ids.
+    fn state(&self, ids: &[TokenId]) -> u64 {
+        ids.iter().fold(self.seed, |state, id| mix(state, u64::from(*id)))
+    }
+
+    /// Appends the logits behind a text with this hash and last token.
+    fn append(&self, state: u64, last: TokenId, vocab_len: usize, out: &mut Vec<f32>) {
+        let begin = out.len();
+        out.resize(begin + vocab_len, NEVER);
+        let own = &mut out[begin..];
+        let mut random = mix(state, 1);
+        if random % 16 >= self.alike {
+            random = mix(random, self.variant);
+        }
+        if last == u32::from(LEAD) {
+            own[usize::from(FOLLOW)] = 6.0;
+            return;
+        }
+        for rank in 0..CANDIDATES {
+            random = mix(random, 2);
+            own[token(random)] = 4.0 - rank as f32;
+        }
+        if mix(random, 3).is_multiple_of(self.ends) {
+            own[END] = 8.0;
+        }
+    }
+}
+
+/// The first byte of a character of two bytes, and its second.
+const LEAD: u8 = 0xc3;
+const FOLLOW: u8 = 0xa9;
+/// The token that ends an answer.
+const END: usize = 258;
+
+/// Returns a token of a text: mostly letters, words of few different ones, now and then half a character.
+fn token(random: u64) -> usize {
+    const LETTERS: &[u8] = b"abcdefgi  ...,\n";
+    match random % 32 {
+        0 => usize::from(LEAD),
+        1 => usize::from(b'h'),
+        _ => usize::from(LETTERS[(random >> 8) as usize % LETTERS.len()]),
+    }
+}
+
+/// What may go wrong in an engine, told from outside.
+#[derive(Debug, Clone, Default)]
+pub struct Trouble(Arc<AtomicUsize>);
+
+impl Trouble {
+    /// Makes so many steps fail.
+    pub fn fail(&self, steps: usize) {
+        self.0.store(steps, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> bool {
+        let left = self.0.load(Ordering::Relaxed);
+        self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+        left > 0
+    }
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct SimEngine {
+    engine: Engine,
+    voice: Voice,
+    trouble: Trouble,
+    live: BTreeSet<SeqId>,
+    computed: u64,
+}
+
+impl SimEngine {
+    /// Makes an engine with room for so many tokens.
+    ///
+    /// # Panics
+    /// If there is no room at all.
+    #[must_use]
+    pub fn new(model: &Arc<Model>, kv_tokens: usize, voice: Voice) -> SimEngine {
+        let options = EngineOptions {
+            threads: std::num::NonZeroUsize::new(1),
+            kv_tokens,
+            layers: Some(Vec::new()),
+            ..EngineOptions::default()
+        };
+        SimEngine {
+            engine: Engine::new(Arc::clone(model), options).expect("there is room"),
+            voice,
+            trouble: Trouble::default(),
+            live: BTreeSet::new(),
+            computed: 0,
+        }
+    }
+
+    /// Returns what makes it fail.
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        self.trouble.clone()
+    }
+
+    /// Returns how many sequences there are.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Returns how many tokens went through it.
+    #[must_use]
+    pub fn computed(&self) -> u64 {
+        self.computed
+    }
+
+    fn output(&self, entry: &StepSeq<'_>) -> Result<SeqOutput, SequenceError> {
+        let before = Sequences::ids(self, entry.seq)?;
+        let vocab_len = self.engine.model().config().vocab_len;
+        let mut state = self.voice.state(before);
+        let first = match entry.logits {
+            Wanted::None => entry.ids.len(),
+            Wanted::Last => entry.ids.len() - 1,
+            Wanted::All => 0,
+        };
+        let mut logits = Vec::with_capacity((entry.ids.len() - first) * vocab_len);
+        for (at, id) in entry.ids.iter().enumerate() {
+            state = mix(state, u64::from(*id));
+            if at >= first {
+                self.voice.append(state, *id, vocab_len, &mut logits);
+            }
+        }
+        let scores = entry.capture.map(|capture| scores(capture, state, before.len() + entry.ids.len()));
+        Ok(SeqOutput { logits, scores })
+    }
+}
+
+/// Returns scores that depend on all ids.
+fn scores(capture: &Capture, state: u64, keys: usize) -> AttentionScores {
+    let mean = |at: usize| (mix(state, at as u64) >> 40) as f32 / (1_u64 << 24) as f32;
+    AttentionScores {
+        heads: capture.heads.clone(),
+        keys,
+        mean: (0..capture.heads.len() * keys).map(mean).collect(),
+    }
+}
+
+impl Sequences for SimEngine {
+    fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+
+    fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
+        Sequences::add_adapter(&mut self.engine, adapter)
+    }
+
+    fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        let seq = Sequences::create_in(&mut self.engine, scope, adapter)?;
+        self.live.insert(seq);
+        Ok(seq)
+    }
+
+    fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
+        let child = Sequences::fork(&mut self.engine, seq, n_tokens)?;
+        self.live.insert(child);
+        Ok(child)
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
+        Sequences::truncate(&mut self.engine, seq, n_tokens)
+    }
+
+    fn release(&mut self, seq: SeqId) {
+        self.live.remove(&seq);
+        self.engine.release(seq);
+    }
+
+    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
+        Sequences::len(&self.engine, seq)
+    }
+
+    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
+        Sequences::ids(&self.engine, seq)
+    }
+
+    fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
+        self.engine.reuse_prefix(seq, ids)
+    }
+
+    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
+        self.engine.held_prefix(scope, adapter, ids)
+    }
+
+    fn free_tokens(&self) -> usize {
+        self.engine.free_tokens()
+    }
+
+    fn kv_tokens(&self) -> usize {
+        self.engine.kv_tokens()
+    }
+
+    fn prefix_stats(&self) -> PrefixStats {
+        self.engine.prefix_stats()
+    }
+
+    fn step(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, SequenceError> {
+        if self.trouble.take() {
+            return Err(SequenceError::Ring("the simulated machine fails".into()));
+        }
+        let bare: Vec<StepSeq<'_>> = batch.iter().map(|entry| StepSeq { capture: None, ..*entry }).collect();
+        let open = self.engine.open_step(&bare)?;
+        for done in 1..=LAYERS {
+            if control.after_layer(done, LAYERS).is_break() {
+                self.engine.cancel_step(open);
+                return Err(StepError::Cancelled { done, total: LAYERS }.into());
+            }
+        }
+        let outputs = batch.iter().map(|entry| self.output(entry)).collect::<Result<Vec<_>, _>>();
+        self.computed += open.rows() as u64;
+        self.engine.commit_step(open);
+        outputs
+    }
+}

@@ -1,0 +1,382 @@
+//! What a seed makes: machines, questions and faults.
+//!
+//! Every question and every fault has its own numbers, so a scenario without some of them is the same for the
+//! others. That is what shrinking needs.
+
+use baton_device::relay::RelayMode;
+use baton_engine::pace_emulation::PassCost;
+use baton_protocol::{Corrector, Role, Sampling, Segment};
+use baton_random::{SplitMix64, mix};
+
+use super::engine::Voice;
+
+/// A value that must not leave a device; it stands in every prompt.
+pub(super) const CANARY: &str = "canary.nightingale@private-home.org";
+
+/// A whole simulated world and what happens in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scenario {
+    /// The seed that it was made of.
+    pub seed: u64,
+    /// The cloud.
+    pub cloud: CloudShape,
+    /// The devices.
+    pub devices: Vec<DeviceShape>,
+    /// The questions, in the order of their numbers.
+    pub questions: Vec<Question>,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+/// How the cloud is set up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CloudShape {
+    /// Answers at the same time.
+    pub slots: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Tokens of the KV cache.
+    pub kv_tokens: usize,
+    /// What it writes.
+    pub voice: Voice,
+    /// How long a pass takes.
+    pub cost: PassCost,
+    /// Prompt and answer tokens of the tenant in a day.
+    pub tokens_per_day: Option<u64>,
+    /// Requests of the tenant at the same time.
+    pub concurrency_max: Option<u32>,
+    /// The scene's r.
+    pub ratio: f32,
+    /// The scene's corrector.
+    pub corrector: Corrector,
+}
+
+/// How a device is set up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceShape {
+    /// What it writes.
+    pub voice: Voice,
+    /// Answers at the same time.
+    pub answers: usize,
+    /// Whether its tokenizer differs from the cloud's.
+    pub other_tokenizer: bool,
+    /// Tokens of the KV cache.
+    pub kv_tokens: usize,
+    /// How long a pass takes.
+    pub cost: PassCost,
+    /// Latency of one direction, in microseconds.
+    pub latency_us: u64,
+    /// By how much it varies, in microseconds.
+    pub jitter_us: u64,
+}
+
+/// A question of a person.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    /// Its number; it stays if others are left out.
+    pub number: usize,
+    /// The device that is asked.
+    pub device: usize,
+    /// When, in milliseconds.
+    pub at_ms: u64,
+    /// Who may write.
+    pub mode: RelayMode,
+    /// How the answer is sampled.
+    pub sampling: Sampling,
+    /// Tokens of the answer at most.
+    pub tokens_max: usize,
+    /// L; none if the cloud chooses.
+    pub assist_tokens: Option<u32>,
+    /// Sentences of its document.
+    pub sentences: usize,
+    /// The person's choice of corrector.
+    pub corrector: Option<Corrector>,
+    /// Whether the stream may be resumed.
+    pub resume: bool,
+    /// Time until which the cloud must have begun, in milliseconds.
+    pub deadline_ms: Option<u64>,
+    /// When the device begins although the cloud is silent, in milliseconds.
+    pub hedge_after_ms: u64,
+    /// Whether a program reads, so that nothing is delayed.
+    pub instant: bool,
+    /// Seed of its texts.
+    pub seed: u64,
+}
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    /// Something happens to an event of a stream of the cloud.
+    Line {
+        /// The question.
+        question: usize,
+        /// The stream, in the order in which they were opened.
+        stream: usize,
+        /// The event of this stream.
+        event: usize,
+        /// What happens to it.
+        what: LineFault,
+    },
+    /// The cloud cannot be reached for some tries.
+    Unreachable {
+        /// The question.
+        question: usize,
+        /// The tries.
+        tries: usize,
+    },
+    /// The network sends the request a second time, so much later.
+    Twice {
+        /// The question.
+        question: usize,
+        /// Milliseconds after the first one.
+        after_ms: u64,
+    },
+    /// The cloud ends and begins anew.
+    Cloud {
+        /// When, in milliseconds.
+        at_ms: u64,
+        /// How long it is away, in milliseconds.
+        down_ms: u64,
+        /// Whether answers under way may end.
+        drains: bool,
+    },
+    /// The device's program is killed.
+    Device {
+        /// The device.
+        device: usize,
+        /// When, in milliseconds.
+        at_ms: u64,
+    },
+    /// The person leaves.
+    Leave {
+        /// The question.
+        question: usize,
+        /// Milliseconds after it was asked.
+        after_ms: u64,
+    },
+    /// The person does not read for a while.
+    Pause {
+        /// The question.
+        question: usize,
+        /// Milliseconds after it was asked.
+        after_ms: u64,
+        /// For how long, in milliseconds.
+        for_ms: u64,
+    },
+    /// Steps of an engine fail.
+    Engine {
+        /// The device, or none for the cloud.
+        device: Option<usize>,
+        /// When, in milliseconds.
+        at_ms: u64,
+        /// How many.
+        steps: usize,
+    },
+    /// The clock on the wall jumps.
+    Wall {
+        /// When, in milliseconds.
+        at_ms: u64,
+        /// By how much, in milliseconds.
+        by_ms: i64,
+    },
+    /// The database does not answer.
+    Database {
+        /// When, in milliseconds.
+        at_ms: u64,
+        /// For how long, in milliseconds.
+        for_ms: u64,
+    },
+}
+
+/// What happens to an event on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineFault {
+    /// The connection is cut before it.
+    Cut,
+    /// It and everything behind it come so many milliseconds later.
+    Late(u64),
+    /// Nothing comes any more, and nobody is told.
+    Silence,
+    /// It comes twice.
+    Double,
+    /// It comes after the next one.
+    Swap,
+    /// It is lost, the others come.
+    Lose,
+    /// It arrives damaged.
+    Damage,
+    /// If it is a mask, its bits are changed.
+    Spoil,
+}
+
+impl Scenario {
+    /// Makes the scenario of a seed.
+    #[must_use]
+    pub fn of(seed: u64) -> Scenario {
+        let mut random = SplitMix64::new(mix(seed, 1));
+        let voice = Voice {
+            seed: mix(seed, 2),
+            alike: [16, 14, 8][random.below(3)],
+            variant: 0,
+            ends: [40, 120, 1_000_000][random.below(3)],
+        };
+        let cloud = CloudShape {
+            slots: 1 + random.below(4),
+            queue: [1, 4, 64][random.below(3)],
+            kv_tokens: [640, 1024, 4096][random.below(3)],
+            voice,
+            cost: PassCost {
+                base_ms: 2.0,
+                prefill_ms_per_token: 0.05,
+                decode_ms: 4.0 + random.below(40) as f64,
+            },
+            tokens_per_day: random.percent(30).then(|| 400 + random.below(3_000) as u64),
+            concurrency_max: random.percent(15).then(|| 1 + random.below(3) as u32),
+            ratio: [1.0, 1.0, 0.5, 0.25][random.below(4)],
+            corrector: [Corrector::Cloud, Corrector::Device][random.below(2)],
+        };
+        let devices: Vec<DeviceShape> =
+            (0..1 + random.below(4)).map(|at| device(mix(mix(seed, 3), at as u64), voice)).collect();
+        let mut questions: Vec<Question> = Vec::new();
+        for at in 0..devices.len() {
+            for _ in 0..1 + random.below(3) {
+                let number = questions.len();
+                questions.push(question(number, at, mix(mix(seed, 4), number as u64)));
+            }
+        }
+        let count = [0, 0, 1, 1, 2, 3, 5][random.below(7)];
+        let fault = |at: usize| fault(mix(mix(seed, 5), at as u64), questions.len(), devices.len());
+        let faults = (0..count).map(fault).collect();
+        Scenario { seed, cloud, devices, questions, faults }
+    }
+
+    /// Returns the scenario with only these questions and faults, by their places.
+    #[must_use]
+    pub fn only(&self, questions: &[usize], faults: &[usize]) -> Scenario {
+        Scenario {
+            questions: questions.iter().filter_map(|at| self.questions.get(*at)).cloned().collect(),
+            faults: faults.iter().filter_map(|at| self.faults.get(*at)).cloned().collect(),
+            ..self.clone()
+        }
+    }
+}
+
+impl Question {
+    /// Returns its prompt, as the person wrote it.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Segment> {
+        let mut random = SplitMix64::new(self.seed);
+        let mut document = String::new();
+        for _ in 0..self.sentences {
+            for word in 0..2 + random.below(5) {
+                document.push_str(if word == 0 { "" } else { " " });
+                document.push_str(WORDS[random.below(WORDS.len())]);
+            }
+            document.push_str(". ");
+        }
+        vec![
+            Segment::fixed(Role::System, "Answer."),
+            Segment::refinable(Role::User, document),
+            Segment::fixed(Role::User, format!("Tell {CANARY} about {}?", WORDS[random.below(WORDS.len())])),
+        ]
+    }
+}
+
+const WORDS: [&str; 12] =
+    ["hen", "a", "river", "blue", "of", "stones", "the", "wind", "goes", "home", "under", "six"];
+
+fn device(seed: u64, cloud: Voice) -> DeviceShape {
+    let mut random = SplitMix64::new(seed);
+    let same = random.percent(50);
+    DeviceShape {
+        voice: if same { cloud } else { Voice { variant: 1 + seed % 1_000, ..cloud } },
+        answers: 1 + random.below(4),
+        other_tokenizer: random.percent(20),
+        kv_tokens: [512, 1024, 2048][random.below(3)],
+        cost: PassCost {
+            base_ms: 0.0,
+            prefill_ms_per_token: 0.2 + random.unit() * 3.0,
+            decode_ms: 10.0 + random.unit() * 70.0,
+        },
+        latency_us: 500 + random.below(80_000) as u64,
+        jitter_us: random.below(30_000) as u64,
+    }
+}
+
+fn question(number: usize, device: usize, seed: u64) -> Question {
+    let mut random = SplitMix64::new(seed);
+    let modes =
+        [RelayMode::Relay, RelayMode::Relay, RelayMode::Relay, RelayMode::CloudOnly, RelayMode::DeviceOnly];
+    let warm = random.percent(40);
+    let stops = [&["ab"][..], &["d i", "..."], &["."]];
+    let mode = modes[random.below(modes.len())];
+    let long = mode == RelayMode::CloudOnly && random.percent(15);
+    Question {
+        number,
+        device,
+        at_ms: random.below(1_500) as u64,
+        mode,
+        sampling: Sampling {
+            temperature: if warm { 0.9 } else { 0.0 },
+            top_p: (warm && random.percent(50)).then_some(0.9),
+            seed: if warm { seed } else { 0 },
+            stop: match random.percent(25) {
+                true => stops[random.below(stops.len())].iter().map(|stop| (*stop).to_owned()).collect(),
+                false => Vec::new(),
+            },
+            ..Sampling::default()
+        },
+        tokens_max: if long { 300 + random.below(60) } else { 4 + random.below(60) },
+        assist_tokens: random.percent(60).then(|| 1 + random.below(30) as u32),
+        sentences: 2 + random.below(16),
+        corrector: random.percent(30).then(|| [Corrector::Cloud, Corrector::Device][random.below(2)]),
+        resume: random.percent(60),
+        deadline_ms: random.percent(15).then(|| 20 + random.below(2_000) as u64),
+        hedge_after_ms: [200, 1_000, 10_000][random.below(3)],
+        instant: random.percent(30),
+        seed: mix(seed, 9),
+    }
+}
+
+fn fault(seed: u64, questions: usize, devices: usize) -> Fault {
+    let mut random = SplitMix64::new(seed);
+    let question = random.below(questions);
+    let device = random.below(devices);
+    let at_ms = random.below(6_000) as u64;
+    let soon = random.below(3_000) as u64;
+    match random.below(20) {
+        0..=7 => Fault::Line {
+            question,
+            stream: usize::from(random.percent(20)),
+            event: random.below(1 + random.clone().below(40)),
+            what: line_fault(&mut random),
+        },
+        8 => Fault::Unreachable { question, tries: 1 + random.below(2) },
+        9 => Fault::Twice { question, after_ms: random.below(400) as u64 },
+        10 | 11 => Fault::Cloud { at_ms, down_ms: 10 + soon, drains: random.percent(40) },
+        12 => Fault::Device { device, at_ms },
+        13 | 14 => Fault::Leave { question, after_ms: soon },
+        15 => Fault::Pause { question, after_ms: soon, for_ms: 100 + 4 * soon },
+        16 => {
+            Fault::Engine { device: random.percent(70).then_some(device), at_ms, steps: 1 + random.below(2) }
+        }
+        17 => {
+            let by_ms = [86_400_000, 3 * 86_400_000, -86_400_000, 3_600_000][random.below(4)];
+            Fault::Wall { at_ms, by_ms }
+        }
+        _ => Fault::Database { at_ms, for_ms: 10 + 4 * soon },
+    }
+}
+
+fn line_fault(random: &mut SplitMix64) -> LineFault {
+    match random.below(16) {
+        0..=4 => LineFault::Cut,
+        5..=7 => LineFault::Late(random.below(5_000) as u64),
+        8 => LineFault::Silence,
+        9 | 10 => LineFault::Double,
+        11 | 12 => LineFault::Swap,
+        13 => LineFault::Lose,
+        14 => LineFault::Damage,
+        _ => LineFault::Spoil,
+    }
+}
