@@ -1,5 +1,5 @@
-//! `baton-bench host`: measures what writes the answers of both programs: several answers at once on a
-//! device, proposed tokens in the cloud service, and the host beside a bare loop of engine and sampler.
+//! `baton-bench host`: measures what writes the answers of both programs. These are several answers at
+//! once on a device, proposed tokens in the cloud service, and the host beside a bare loop.
 //!
 //! The programs run as real processes on loopback, on the same CPUs as the bare engine. Whatever is compared
 //! takes turns, figures are medians over turns, and every ratio is taken within one turn. The machine's read

@@ -87,7 +87,8 @@ enum Bench {
     Ring(ring::Args),
     /// Segmenter: answers that sentence boundaries cut in two, and the speed of splitting
     Segmenter(segmenter::Args),
-    /// Simulation of cloud, network, devices and rings in virtual time: checks on many seeds, and planted bugs
+    /// Simulation of cloud, network, devices and rings in virtual time: checks on many seeds, and planted
+    /// bugs
     Sim(sim::Args),
 }
 

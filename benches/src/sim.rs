@@ -1,7 +1,8 @@
 //! `baton-bench sim`: many seeds of the two simulations in virtual time, and how soon they find planted bugs.
 //!
-//! One simulation has cloud, network and devices; the other has a ring of devices (the modules `sim` of `baton-e2e`
-//! and `baton-ring`). Every check must hold on every seed. A run can be stopped and resumed by a state file.
+//! One simulation has cloud, network and devices; the other has a ring of devices (the modules `sim` of
+//! `baton-e2e` and `baton-ring`). Every check must hold on every seed. A run can be stopped and resumed by
+//! a state file.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -5,16 +5,19 @@
 
 mod commands;
 mod fit;
+mod next;
 mod recent;
 mod report;
 mod running;
 mod stream;
 
+use self::next::next_event;
+
 use commands::Commands;
 use recent::Recent;
 pub use report::AnswerReport;
 use running::{Running, RunningAnswers};
-use stream::{CloudMessage, CloudStream};
+use stream::CloudStream;
 
 use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
 use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
@@ -577,56 +580,6 @@ async fn deliver(events: &mpsc::Sender<AnswerEvent>, event: AnswerEvent) -> Opti
     match tokio::time::timeout(READER_TIMEOUT, events.send(event)).await {
         Ok(Ok(())) => None,
         Ok(Err(_)) | Err(_) => Some(RelayEvent::Cancel),
-    }
-}
-
-/// Waits for the next event. If several are ready, the first branch of the `select!` below wins.
-async fn next_event(
-    cloud: &mut Option<CloudStream>,
-    reports: &mut Option<Reports>,
-    sleep: Option<Duration>,
-    events: &mpsc::Sender<AnswerEvent>,
-) -> RelayEvent {
-    let cloud_message = async {
-        match cloud {
-            Some(stream) => stream.messages.recv().await,
-            None => std::future::pending().await,
-        }
-    };
-    let report = async {
-        match reports {
-            Some(reports) => reports.recv().await,
-            None => std::future::pending().await,
-        }
-    };
-    let timer = async {
-        match sleep {
-            Some(sleep) => tokio::time::sleep(sleep).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = events.closed() => RelayEvent::Cancel,
-        message = cloud_message => match message {
-            Some(CloudMessage::Event(event)) => RelayEvent::Cloud(event),
-            Some(CloudMessage::Lost(fault)) => {
-                *cloud = None;
-                RelayEvent::CloudLost(fault)
-            }
-            None => {
-                *cloud = None;
-                RelayEvent::CloudLost(CloudFault::Disconnected)
-            }
-        },
-        report = report => match report {
-            Some(report) => RelayEvent::Engine(report),
-            None => {
-                *reports = None;
-                RelayEvent::EngineLost
-            }
-        },
-        () = timer => RelayEvent::Timer,
     }
 }
 

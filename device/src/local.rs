@@ -49,8 +49,8 @@ pub(crate) use self::shorten::{assembled, shortened};
 const PASSES: usize = 16;
 /// Least tokens of a prefill pass.
 const CHUNK_TOKENS_MIN: usize = 8;
-/// The most tokens of all prompts in one pass. More than 1/16 of any prompt up to 32,768 tokens, so that a lone
-/// prompt of that size is not divided further.
+/// The most tokens of all prompts in one pass. More than 1/16 of any prompt up to 32,768 tokens, so that a
+/// lone prompt of that size is not divided further.
 const CHUNK_TOKENS_MAX: usize = 2048;
 /// While answers are written, a pass with prompts takes at most this many times as long as one without.
 const STALL_MAX: f64 = 5.0;

@@ -1,9 +1,9 @@
 //! A seeded simulation of the whole relay in virtual time: devices, the network, and the cloud.
 //!
-//! The service, the host, the gate, the relay core and the local answers are the real ones. Engines, the network,
-//! the database and time are simulated. A run depends on its seed alone and can be repeated exactly ([`run`]). The
-//! first check that does not hold ends it, and [`shrink`] finds a short list of questions and faults that still
-//! shows it. What always holds, by the numbers of the design:
+//! The service, the host, the gate, the relay core and the local answers are the real ones. Engines, the
+//! network, the database and time are simulated. A run depends on its seed alone and can be repeated
+//! exactly ([`run`]). The first check that does not hold ends it, and [`shrink()`] finds a short list of
+//! questions and faults that still shows it. What always holds, by the numbers of the design:
 //!
 //! - I1: shown text only grows, and is what the outcome says.
 //! - I2: no token is shown twice, none is skipped; each is the one that a plain loop writes.

@@ -1,5 +1,5 @@
-//! The programs of an earlier version and these, in turn: one answer on a device, streams of the cloud
-//! service, and short runs of other benches with each version's own `baton-bench`.
+//! The programs of an earlier version and these, in turn. It runs one answer on a device, streams of the
+//! cloud service, and short runs of other benches with each version's own `baton-bench`.
 //!
 //! Every figure is a time; the later version may take a little longer. Nothing is proposed, because earlier
 //! versions of the service cannot.

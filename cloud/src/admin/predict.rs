@@ -2,8 +2,8 @@
 //! classes.
 //!
 //! Pure: a few milliseconds of arithmetic. Never: computes numbers of its own; all come from `baton_pacing`
-//! through [`crate::learn::forecast`], as those of the command line. Always: the chosen point lies on the curves
-//! that are drawn.
+//! through [`crate::learn::forecast`], as those of the command line. Always: the chosen point lies on the
+//! curves that are drawn.
 
 mod charts;
 mod quality;

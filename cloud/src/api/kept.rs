@@ -1,11 +1,11 @@
 //! Keeps answers whose readers may come back: while they are written, and ten seconds beyond.
 //!
-//! A request with `resume` goes on without its reader, up to [`crate::service::stream::UNREAD_TOKENS_MAX`] unread
-//! tokens like any answer. Then it waits without a slot, and ends if no reader comes for ten seconds. Its
-//! events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues after the last event seen. The same
-//! request sent again gets the same stream. Always: bounded in number and bytes. Ended answers are dropped
-//! first, and an answer for which there is no room is not kept. An answer is found only with the key that
-//! asked for it.
+//! A request with `resume` goes on without its reader, up to [`crate::service::stream::UNREAD_TOKENS_MAX`]
+//! unread tokens like any answer. Then it waits without a slot, and ends if no reader comes for ten
+//! seconds. Its events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues after the last event
+//! seen. The same request sent again gets the same stream. Always: bounded in number and bytes. Ended
+//! answers are dropped first, and an answer for which there is no room is not kept. An answer is found only
+//! with the key that asked for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};

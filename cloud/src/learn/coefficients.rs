@@ -1,8 +1,8 @@
 //! Coefficients of the optimizer: the usual cost of this cloud, of each device class and of each network
 //! class.
 //!
-//! Pure. Holds the last known medians of measurements (see [`crate::learn::telemetry`]), and assumptions for what
-//! was never measured. Never: overrides the values that a request carries for its own device.
+//! Pure. Holds the last known medians of measurements (see [`crate::learn::telemetry`]), and assumptions
+//! for what was never measured. Never: overrides the values that a request carries for its own device.
 
 use std::collections::BTreeMap;
 

@@ -2,8 +2,9 @@
 //! and as JSON.
 //!
 //! For people who set scenes. The command line and the console both call this module, so they show the same
-//! numbers. The service plans requests by the same [`baton_pacing::relay`] (see [`crate::learn::planning`]), with
-//! the values of each device. Pure. Always: measured values are used before assumed ones.
+//! numbers. The service plans requests by the same [`baton_pacing::relay`] (see
+//! [`crate::learn::planning`]), with the values of each device. Pure. Always: measured values are used
+//! before assumed ones.
 
 use baton_pacing::{
     BoundBy, CloudCost, DeviceClass, Goal, KeepsTau, NetworkClass, OptimizerInput, Plan, TableScene, Verdict,

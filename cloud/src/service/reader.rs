@@ -1,7 +1,7 @@
 //! The reader of one answer in the cloud: from tokens to events.
 //!
-//! Never: decides what runs, or touches the engine. Always: there is one event for each token index, in order,
-//! and one terminal event. The mask comes before the first token, in the same packet.
+//! Never: decides what runs, or touches the engine. Always: there is one event for each token index, in
+//! order, and one terminal event. The mask comes before the first token, in the same packet.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -451,7 +451,8 @@ async fn answers_at_once_are_those_of_a_device_that_gives_one_after_another() {
     }
     let together = agent_of(None, texts.len());
     let asked = texts.map(|text| ask_and_watch(&together, question(text, RelayMode::DeviceOnly)));
-    // A slow machine may tell of a prompt that it waits for the pass under way, so the stages are not looked at.
+    // A slow machine may tell of a prompt that it waits for the pass under way, so the stages are not
+    // looked at.
     for ((report, _), want) in futures_util::future::join_all(asked).await.into_iter().zip(want) {
         assert_eq!((report.answer, report.error), (want, None));
     }

@@ -55,8 +55,8 @@ impl Waiting {
     }
 }
 
-/// Returns whether `ms` after `at` is over. It adds as [`RelayCore::tell_at`] does, because a difference may be
-/// rounded to less: then the core would wake at once, again and again.
+/// Returns whether `ms` after `at` is over. It adds as [`RelayCore::tell_at`] does, because a difference
+/// may be rounded to less: then the core would wake at once, again and again.
 fn is_past(at: Millis, ms: f64, now: Millis) -> bool {
     now >= at + Millis::new(ms)
 }

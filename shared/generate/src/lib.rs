@@ -1,7 +1,7 @@
 //! Writes answers.
 //!
-//! [`answer`] is one answer's tokens, [`scheduler`] decides who runs (both pure), [`host`] is the one thread that
-//! drives an engine or a ring by them.
+//! [`answer`] is one answer's tokens, [`scheduler`] decides who runs (both pure), [`host`] is the one
+//! thread that drives an engine or a ring by them.
 
 pub mod answer;
 pub mod clock;

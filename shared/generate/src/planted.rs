@@ -1,7 +1,7 @@
 //! Bugs that the simulation plants in the packages that write answers, to see that it finds them.
 //!
-//! They are there with the feature `planted` only. In a program [`is`] is false for every bug, so the compiler
-//! removes what it guards.
+//! They are there with the feature `planted` only. In a program [`is`] is false for every bug, so the
+//! compiler removes what it guards.
 
 /// A bug that can be planted, named by what it breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,8 +3,8 @@
 //! A pass over the last token and `k` proposals gives the model's logits at every position. The sampler,
 //! keyed by (seed, token index), chooses from them exactly as it would one pass at a time. So the output
 //! equals that of plain decoding token for token, greedy or sampled; a wrong proposal only wastes time.
-//! How many tokens are worth proposing is the scheduler's decision. Which ones comes from a [`Proposer`]:
-//! [`Lookups`] (each sequence's own earlier tokens, as in prompt lookup decoding, Saxena 2023) or [`Drafts`]
+//! How many tokens are worth proposing is the scheduler's decision. They come from a [`Proposer`]:
+//! [`Lookups`] (each sequence's own earlier tokens; prompt lookup decoding, Saxena 2023) or [`Drafts`]
 //! (a smaller model, Leviathan 2023, coupled by the shared sampler).
 //!
 //! Never: changes a token, or reads a clock. Always: proposals are a function of the tokens and the sampler.

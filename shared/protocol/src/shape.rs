@@ -53,9 +53,9 @@ impl ShapeError {
     }
 }
 
-/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, a name of more than
-/// [`NAME_BYTES_MAX`] bytes, or a text of more than [`SMALL_TEXT_BYTES_MAX`] bytes that is no part of a
-/// conversation. Accepts any other text, also one that is not JSON.
+/// Refuses a JSON text that has more than [`MARKS_MAX`] values and fields, or a name of more than
+/// [`NAME_BYTES_MAX`] bytes. Refuses a text of more than [`SMALL_TEXT_BYTES_MAX`] bytes that is no
+/// part of a conversation. Accepts any other text, also one that is not JSON.
 ///
 /// # Errors
 /// [`ShapeError`] says which limit was exceeded.

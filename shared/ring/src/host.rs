@@ -1,7 +1,8 @@
 //! What runs a device of the ring: the only clocks, threads, locks and sockets of the runtime.
 //!
 //! A core stands behind one lock ([`Monitor`]). The thread that has an event takes the lock, steps the core,
-//! puts the frames into the queues of their links, lets go of the lock, and only then acts: it sends, starts
+//! puts the frames into the queues of their links, and lets go of the lock. Only then it acts: it
+//! sends, starts
 //! threads, and wakes those that wait. Nothing that takes long is done under the lock.
 //!
 //! Always holds:

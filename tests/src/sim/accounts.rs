@@ -1,6 +1,7 @@
 //! The database of usage, as a model, and the books of what must be charged.
 //!
-//! The books are kept from what a reader sees, not from what the gate counts. Never: shares code with the gate.
+//! The books are kept from what a reader sees, not from what the gate counts. Never: shares code with the
+//! gate.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! The simulated cloud: the real service, its host and its gate over an engine that computes nothing.
 //!
-//! What the HTTP layer does is done here in virtual time: it admits, keeps streams for readers that come back,
-//! and cancels answers whose reader is gone. Every event that the service gives out is checked at once, before
-//! any network touches it.
+//! What the HTTP layer does is done here in virtual time: it admits, keeps streams for readers that come
+//! back, and cancels answers whose reader is gone. Every event that the service gives out is checked at
+//! once, before any network touches it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

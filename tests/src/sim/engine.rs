@@ -1,8 +1,8 @@
 //! An engine that computes nothing: its logits are a hash of all ids before them.
 //!
-//! Blocks, prefixes, lengths and refusals are those of the real engine, which keeps the sequences here and has no
-//! layers. Equal ids before a token give equal logits, and a lost, doubled or changed id gives others. Never:
-//! reads a clock. Always: a step that fails or is cancelled leaves every sequence as it was.
+//! Blocks, prefixes, lengths and refusals are those of the real engine, which keeps the sequences here and
+//! has no layers. Equal ids before a token give equal logits, and a lost, doubled or changed id gives
+//! others. Never: reads a clock. Always: a step that fails or is cancelled leaves every sequence as it was.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

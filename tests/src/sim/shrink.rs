@@ -15,8 +15,8 @@ pub struct Shrunk {
     pub runs: usize,
 }
 
-/// Leaves out faults and questions one by one, as long as the same check still does not hold. Returns `None` if
-/// all checks hold for the seed.
+/// Leaves out faults and questions one by one, as long as the same check still does not hold. Returns
+/// `None` if all checks hold for the seed.
 #[must_use]
 pub fn shrink(seed: u64, options: &Options) -> Option<Shrunk> {
     let quiet = Options { tells: false, ..*options };

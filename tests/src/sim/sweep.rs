@@ -1,6 +1,7 @@
 //! Many seeds of both simulations, on all cores: this one, and the ring's own.
 //!
-//! Never: depends on how seeds are spread over threads. Always: what is found is told with the seed that shows it.
+//! Never: depends on how seeds are spread over threads. Always: what is found is told with the seed that
+//! shows it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

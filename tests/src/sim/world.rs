@@ -213,7 +213,7 @@ impl World {
 
     pub(super) fn fail(&mut self, words: String) {
         if self.options.tells {
-            println!("{:>9} us  BROKEN {words}", self.now / 1_000);
+            eprintln!("{:>9} us  BROKEN {words}", self.now / 1_000);
         }
         self.broken.get_or_insert(words);
     }
@@ -227,7 +227,7 @@ impl World {
 
     pub(super) fn tell(&self, words: impl FnOnce() -> String) {
         if self.options.tells {
-            println!("{:>9} us  {}", self.now / 1_000, words());
+            eprintln!("{:>9} us  {}", self.now / 1_000, words());
         }
     }
 

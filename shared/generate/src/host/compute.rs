@@ -162,7 +162,8 @@ impl<S: Sequences> Host<S> {
         entry.begun = true;
         // The scores are complete some layers before the token, so the mask could be made and given out
         // earlier. But this would save only a part of the last chunk, which is the same for any length of
-        // prompt: 16 % of the time to the first token at 512 tokens, 4 % at 2,048 (`./x bench refiner`).
+        // prompt. It is 16 % of the time to the first token at 512 tokens, 4 % at 2,048 (`./x bench
+        // refiner`).
         if let Some(scores) = output.scores {
             entry.sink.event(JobEvent::Scores(scores));
         }

@@ -13,8 +13,8 @@ use crate::planted::{self, Bug};
 use crate::scheduler::{CloseReason, Closed, Effect, Event, Goal, JobId};
 
 impl Entry {
-    /// Returns the ids from `held` on that may come from the prefix tree, and one more if there is one: the
-    /// engine never reuses the last of the ids that it is given.
+    /// Returns the ids from `held` on that may come from the prefix tree, and one more if there is
+    /// one. The engine never reuses the last of the ids that it is given.
     pub(super) fn beginning(&self, held: usize) -> Vec<TokenId> {
         let end = (self.answer.reusable_tokens(self.goal) + 1).min(self.answer.feed_tokens());
         self.answer.feed(held..end.max(held))

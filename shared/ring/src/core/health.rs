@@ -1,10 +1,10 @@
-//! Decides what is tested while no answer runs: whether every device computes, whether it computes right,
-//! whether the head's own file is as it was, and what devices have shown for a judgement of the plan.
+//! Decides what is tested while no answer runs: whether every device computes, and computes right. It
+//! also tests the head's own file, and keeps what devices have shown for a judgement of the plan.
 //!
 //! A device can live, answer on its control channel, and yet compute nothing any more: only a token that does
 //! not come back shows that. Weights may rot in memory or on a disk, and a processor may fail: then values
-//! are finite but wrong. So from time to time a few random tokens go round the ring as a step of which one
-//! device computes one layer, and the head compares the bits with its own. Audits find devices that compute
+//! are finite but wrong. So from time to time a few random tokens go round the ring as a step of which
+//! one device computes one layer. The head compares the bits with its own. Audits find devices that compute
 //! wrong by accident. They do not find one that cheats, because it can see that it is audited.
 //!
 //! This room sends nothing. What it finds is carried out by the agenda.

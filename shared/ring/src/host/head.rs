@@ -1,7 +1,7 @@
 //! The head of a ring, as a program uses it: the sequences of one engine, computed by several devices.
 //!
-//! Every method asks the core for one thing and does, on the caller's own thread, what the core wants of the
-//! engine and of the planner until the core says that the request is done.
+//! Every method asks the core for one thing. On the caller's own thread it does what the core wants of
+//! engine and planner, until the core says that the request is done.
 //!
 //! Always holds:
 //!

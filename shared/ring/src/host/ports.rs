@@ -1,7 +1,7 @@
 //! One link: the frames that wait to be sent, who may send them, and the gate in front of its reader.
 //!
 //! Frames leave in the order in which they were put in. One thread writes at a time. A thread of the runtime
-//! that has a small frame may write it itself; large frames are left to the port's own thread, so that a
+//! that has a small frame may write it itself. Large frames are left to the port's own thread, so that a
 //! device computes the next chunk meanwhile.
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! A worker as a program runs it: it waits for a head and serves its part of the plan until the head is gone.
 //! Then it waits for the next head.
 //!
-//! Its threads: the one that called [`serve`] takes links; one computes, one reads and writes the disk, one
-//! keeps the time; each link has a reader, and a writer as soon as it has more than small frames.
+//! Its threads: the one that called [`serve`] takes links; one computes, one reads and writes the
+//! disk, one keeps the time. Each link has a reader, and a writer as soon as it has more than small frames.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroUsize;

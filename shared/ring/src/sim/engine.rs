@@ -1,8 +1,8 @@
 //! A fake engine: a hash chain in place of a model.
 //!
-//! Two outputs are equal only if every earlier token of their sequence passed every layer in order, so that a
-//! wrong, missing or doubled row shows in every later output. It never computes with numbers of a model. Always
-//! holds: results depend on the tokens and the layers alone, not on chunks or on the device.
+//! Two outputs are equal only if every earlier token of their sequence passed every layer in order, so that
+//! a wrong, missing or doubled row shows in every later output. It never computes with numbers of a model.
+//! Always holds: results depend on the tokens and the layers alone, not on chunks or on the device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -139,7 +139,8 @@ pub(super) struct FakeEngine {
     oldest: VecDeque<u64>,
     /// Whether every layer is computed wrong.
     pub(super) wrong: bool,
-    /// The first time that rows came to a layer out of order, or a step ended before all of its rows had passed.
+    /// The first time that rows came to a layer out of order, or a step ended before all of its rows had
+    /// passed.
     pub(super) disorder: Option<String>,
 }
 
@@ -335,8 +336,8 @@ impl FakeEngine {
         (states.len() == rows.len()).then_some(states)
     }
 
-    /// Runs layers over the states of these rows; behind the last layer only the wanted rows are left. Stops after
-    /// `most` layers.
+    /// Runs layers over the states of these rows; behind the last layer only the wanted rows are left.
+    /// Stops after `most` layers.
     ///
     /// # Errors
     /// [`Refusal`] if no step is open, a layer is not held, or the states are not those of the rows.

@@ -1,7 +1,7 @@
 //! Faults of a simulated home: a list from a seed, and what each does to frames.
 //!
-//! The world carries out faults of devices and links; those of one device's frames are carried out here. It never
-//! looks at a core.
+//! The world carries out faults of devices and links; those of one device's frames are carried out here. It
+//! never looks at a core.
 
 use std::time::Duration;
 
@@ -187,7 +187,8 @@ fn two_cuts(random: &mut SplitMix64, device: usize) -> [Fault; 2] {
     })
 }
 
-/// The faults of a seed for a home of so many workers: none in a third of all seeds, one misbehaving device at most.
+/// The faults of a seed for a home of so many workers: none in a third of all seeds, one misbehaving device
+/// at most.
 pub(super) fn faults(random: &mut SplitMix64, workers: usize) -> Vec<Fault> {
     let count = [0, 0, 1, 1, 2, 3][random.below(6)];
     if count == 2 && random.percent(40) {

@@ -1,4 +1,5 @@
-//! Whole rings of real devices in memory, for tests of this package and of packages above: a head, workers
+//! Whole rings of real devices in memory, for tests of this package and of packages above. There are a
+//! head, workers
 //! with the real engine and real threads, and a network that a test may disturb.
 
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]

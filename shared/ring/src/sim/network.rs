@@ -1,7 +1,7 @@
 //! The network of a simulated home: links that carry frames in order, with latency, rate and jitter.
 //!
-//! It only says when something arrives; the world delivers it. Always holds: what is sent over one link in one
-//! direction arrives in the order in which it was sent, and nothing arrives after the end of the link.
+//! It only says when something arrives; the world delivers it. Always holds: what is sent over one link in
+//! one direction arrives in the order in which it was sent, and nothing arrives after the end of the link.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -48,7 +48,8 @@ pub(super) struct Way {
 /// One link; side 0 opened it.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// Both ends; the other one is `None` until it knows the link, and nobody is at a link's end that a test forged.
+    /// Both ends; the other one is `None` until it knows the link, and nobody is at a link's end that a
+    /// test forged.
     pub(super) ends: [Option<End>; 2],
     /// What it is for.
     pub(super) purpose: Purpose,

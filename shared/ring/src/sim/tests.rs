@@ -1,3 +1,5 @@
+//! Tests of the simulation: all checks hold, and all planted bugs are found.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_engine::Wanted;

@@ -211,7 +211,8 @@ impl World {
         }
     }
 
-    /// A device that opens a link of the ring opens another for an older epoch before it, on which nothing follows.
+    /// A device that opens a link of the ring opens another for an older epoch before it, on which nothing
+    /// follows.
     pub(super) fn old_link(&mut self, device: usize, to: usize) {
         if self.devices[device].bad.next != Some(Bad::OldLink)
             || self.devices[to].stopped
