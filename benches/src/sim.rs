@@ -154,8 +154,13 @@ fn tell_bugs(report: &mut Report) {
     // Some of them end in a panic, which is as good as a check.
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let found: Vec<(AnyBug, Option<u64>)> =
-        AnyBug::all().into_iter().map(|bug| (bug, bug.found_after(BUG_SEEDS))).collect();
+    let all = AnyBug::all();
+    let mut found: Vec<(AnyBug, Option<u64>)> = Vec::new();
+    for bug in &all {
+        err!("\rplanted bug {} of {}: {}          ", found.len() + 1, all.len(), bug.name());
+        found.push((*bug, bug.found_after(BUG_SEEDS)));
+    }
+    err!("\n");
     std::panic::set_hook(before);
     let seeds = |seeds: &Option<u64>| seeds.map_or_else(|| "not found".to_owned(), |seeds| seeds.to_string());
     let rows: Vec<Vec<String>> = found.iter().map(|(bug, after)| vec![bug.name(), seeds(after)]).collect();

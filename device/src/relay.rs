@@ -260,6 +260,10 @@ impl RelayCore {
         if self.ending.is_some() {
             return;
         }
+        if matches!(ending, Ending::Cancelled | Ending::Failed(_)) {
+            // The beginning of a character is no text.
+            self.answer.drop_incomplete();
+        }
         self.answer.finish(held_text);
         let ending = if self.answer.stopped() && ending == Ending::Length { Ending::Stop } else { ending };
         self.ending = Some(ending);

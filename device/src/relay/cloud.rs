@@ -353,9 +353,13 @@ impl RelayCore {
         }
         match self.device.failure() {
             Some(reason) if !self.cloud.continuing => self.continue_in_cloud(reason, now, fx),
-            Some(reason) if hole => {
+            failure if hole => {
                 let fault = CloudFault::Malformed { reason: "tokens in its middle are missing".into() };
-                self.fail(AnswerError::DeviceAndCloud { reason, fault }, fx);
+                let error = match failure {
+                    Some(reason) => AnswerError::DeviceAndCloud { reason, fault },
+                    None => AnswerError::Cloud(fault),
+                };
+                self.fail(error, fx);
             }
             _ => self.complete(Ending::Length, "", fx),
         }

@@ -363,7 +363,7 @@ impl<S: Sequences> Host<S> {
             .jobs
             .iter()
             .filter(|(_, entry)| stopping || entry.cancel.is_set())
-            .filter(|(_, entry)| !planted::is(Bug::CancelIgnored) || entry.seq.is_none())
+            .filter(|(_, entry)| !planted::is(Bug::CancelIgnored) || entry.seq.is_some())
             .map(|(id, entry)| match entry.cancel.is_set() {
                 true => Event::Cancel(*id),
                 false => Event::Abort(*id),

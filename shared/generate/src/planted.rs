@@ -12,7 +12,7 @@ pub enum Bug {
     TokenRepeated,
     /// The sequence of a cancelled answer is not released.
     SlotLeaked,
-    /// A cancelled answer that runs goes on.
+    /// A cancelled answer that waits keeps its place.
     CancelIgnored,
     /// An answer that waits for its reader waits for ever.
     ParkedForEver,

@@ -14,7 +14,8 @@ use baton_engine::tokenizer::TokenId;
 use baton_engine::{Model, StopStrings};
 use baton_pacing::{DeviceCost, PaceMode};
 use baton_protocol::{
-    AssistEvent, AssistRequest, DeviceInfo, PROTOCOL_VERSION, RefineOptions, SceneSettings, Segment,
+    AssistEvent, AssistRequest, DeviceInfo, EndReason, PROTOCOL_VERSION, RefineOptions, SceneSettings,
+    Segment,
 };
 use uuid::Uuid;
 
@@ -93,6 +94,8 @@ pub(super) struct Seen {
     notes: Vec<Note>,
     /// Ids of the cloud's tokens as they came.
     cloud: Vec<Option<TokenId>>,
+    /// Tokens after which the cloud said that it may write no more.
+    capped: Option<usize>,
     /// Ids that the device wrote, by index.
     device: Vec<(usize, TokenId)>,
     /// Prompt that the device writes from.
@@ -257,6 +260,10 @@ impl Seen {
         let (index, id) = match event {
             AssistEvent::First(first) => (first.index as usize, first.id),
             AssistEvent::Token(token) => (token.index as usize, token.id),
+            AssistEvent::End(end) if end.reason == EndReason::Cap => {
+                self.capped = Some(end.usage.completion_tokens as usize);
+                return;
+            }
             _ => return,
         };
         if self.cloud.len() <= index {
@@ -328,7 +335,9 @@ impl Seen {
             return Err(format!("the device writes from an unknown prompt {prompt:?}"));
         };
         let Some((first, _)) = self.device.first() else { return Ok(()) };
-        let before: Option<Vec<TokenId>> = (0..*first).map(|at| *self.cloud.get(at)?).collect();
+        // Of another vocabulary only text counts; here that has no complete character.
+        let known = if shape.other_tokenizer { 0 } else { *first };
+        let before: Option<Vec<TokenId>> = (0..known).map(|at| *self.cloud.get(at)?).collect();
         let before =
             before.ok_or_else(|| format!("I9: the device begins at {first}, the cloud did not get there"))?;
         let prompt = prompt_ids(model, segments);
@@ -364,7 +373,10 @@ impl Seen {
         let mut text = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let mut characters = baton_engine::Detokenizer::new(Arc::clone(model.tokenizer()));
         let (mut all, mut stopped) = (String::new(), false);
-        while plain.answer().len() < question.tokens_max && !stopped {
+        // The cloud may say that it writes less than was asked for.
+        let alone = question.mode == RelayMode::CloudOnly && self.device.is_empty();
+        let most = self.capped.filter(|_| alone).unwrap_or(question.tokens_max);
+        while plain.answer().len() < most.min(question.tokens_max) && !stopped {
             let id = plain.next();
             if model.tokenizer().is_end(id) {
                 break;

@@ -10,7 +10,12 @@ use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, Sampling, Segment, SentenceMap};
 
-use super::engine::{Voice, model};
+use super::engine::{Voice, model, peak};
+
+/// First units in which attention sinks may be.
+const SINKS: usize = 2;
+/// Scores may be smoothed over so many tokens.
+const NEAR: usize = 4;
 
 /// Returns the ids of a prompt.
 pub(super) fn prompt_ids(model: &Model, segments: &[Segment]) -> Vec<TokenId> {
@@ -30,6 +35,27 @@ pub(super) fn sampling(sampling: &Sampling) -> SamplingParams {
         seed: sampling.seed,
         ..SamplingParams::default()
     }
+}
+
+/// Returns the unit of the prompt that its scores point at; none if that is not in a document, or too near to
+/// the unit's ends to be clear.
+fn pointed(voice: Voice, segments: &[Segment], map: &SentenceMap) -> Option<usize> {
+    let model = model();
+    let parts: Vec<PromptSegment<'_>> =
+        segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
+    let prompt = assemble(model.tokenizer(), model.template(), &parts).ok()?;
+    let peak = peak(voice.state(&prompt.ids), prompt.ids.len());
+    let segment = prompt.segments.iter().position(|place| place.tokens.contains(&peak))?;
+    let place = &prompt.segments[segment];
+    let at = |token: usize| token.checked_sub(place.tokens.start).and_then(|token| place.spans.get(token));
+    let unit = |token: usize| {
+        let byte = at(token)?.start;
+        (0..map.len()).find(|no| map.unit(*no).segment == segment && map.unit(*no).bytes.contains(&byte))
+    };
+    // The scores of a prompt's first tokens do not count: attention sinks are there.
+    let own = unit(peak).filter(|own| *own >= SINKS)?;
+    let clear = (peak.saturating_sub(NEAR)..=peak + NEAR).all(|token| unit(token) == Some(own));
+    clear.then_some(own)
 }
 
 /// An answer that is written without any machinery.
@@ -84,6 +110,10 @@ impl Plain {
 pub(super) struct CloudAnswer {
     plain: Plain,
     map: SentenceMap,
+    /// Whether a mask must come before the first token.
+    refined: bool,
+    /// The unit that a mask must keep.
+    pointed: Option<usize>,
     prompt_tokens: usize,
     /// Tokens at most, as promised.
     cap: usize,
@@ -96,15 +126,19 @@ pub(super) struct CloudAnswer {
 }
 
 impl CloudAnswer {
-    pub(super) fn new(voice: Voice, request: &AssistRequest) -> CloudAnswer {
+    /// Knows a request to a cloud of this voice, whose scene has this r.
+    pub(super) fn new(voice: Voice, ratio: f32, request: &AssistRequest) -> CloudAnswer {
         let prompt = prompt_ids(model(), &request.segments);
         let accepted = request.continue_from.as_deref().unwrap_or_default();
         let accepted =
             if accepted.is_empty() { Vec::new() } else { model().tokenizer().encode_answer(accepted).0 };
+        let map = SentenceMap::new(&request.segments);
         CloudAnswer {
             prompt_tokens: prompt.len() + accepted.len(),
+            refined: ratio < 1.0 && request.device.is_some() && accepted.is_empty(),
+            pointed: pointed(voice, &request.segments, &map),
             plain: Plain::new(voice, model(), sampling(&request.sampling), &prompt, &accepted),
-            map: SentenceMap::new(&request.segments),
+            map,
             cap: usize::MAX,
             tokens: 0,
             mask: false,
@@ -137,11 +171,19 @@ impl CloudAnswer {
                 if std::mem::replace(&mut self.mask, true) || self.tokens > 0 {
                     return Err("a mask comes twice or late".to_owned());
                 }
-                mask.open(&self.map).map(drop).map_err(|err| format!("mask: not of this request: {err}"))
+                let kept = mask.open(&self.map);
+                let kept = kept.map_err(|err| format!("mask: not of this request: {err}"))?;
+                match self.pointed {
+                    Some(unit) if !kept[unit] => Err(format!("mask: without unit {unit}, the scores' peak")),
+                    _ => Ok(()),
+                }
             }
             AssistEvent::First(first) => {
                 if self.tokens > 0 {
                     return Err("I2: a first token comes twice".to_owned());
+                }
+                if self.refined && !self.mask {
+                    return Err("mask: none comes".to_owned());
                 }
                 self.cap = first.assist_tokens as usize;
                 if self.wanted.is_some_and(|wanted| first.assist_tokens > wanted) {

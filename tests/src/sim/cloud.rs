@@ -94,6 +94,11 @@ impl Stream {
         self.answer.is_none()
     }
 
+    /// Returns whether it holds as many events as it may.
+    fn is_full(&self) -> bool {
+        self.log.len() - self.taken >= UNREAD_TOKENS_MAX
+    }
+
     /// Cancels the answer.
     pub(super) fn cancel(&mut self) {
         if let Some(answer) = &self.answer {
@@ -215,7 +220,7 @@ impl Cloud {
             up.service.assist_for(asked, terms, Some(permit.payer())).map_err(|err| refused(&err))?;
         let no = self.next_stream;
         self.next_stream += 1;
-        let check = CloudAnswer::new(self.shape.voice, asked);
+        let check = CloudAnswer::new(self.shape.voice, self.shape.ratio, asked);
         let stream = Stream {
             request,
             asked: Arc::clone(asked),
@@ -270,7 +275,9 @@ impl Cloud {
         let live = up.streams.values().filter(|stream| !stream.ended()).count();
         let stats = up.service.stats();
         let held = stats.running + stats.waiting + stats.parked;
-        if held != live {
+        // An answer that nobody reads may be written to its end.
+        let unread = up.streams.values().filter(|stream| !stream.ended() && stream.is_full()).count();
+        if held > live || held + unread < live {
             return Err(format!("I8: the cloud holds {held} answers, {live} are wanted"));
         }
         if stats.running > self.shape.slots || stats.waiting > self.shape.queue + self.shape.slots {
@@ -300,7 +307,7 @@ impl Cloud {
         let now = self.now();
         let Some(up) = &mut self.up else { return Ok(()) };
         for stream in up.streams.values_mut() {
-            while stream.log.len() - stream.taken < UNREAD_TOKENS_MAX || stream.cancelled {
+            while !stream.is_full() || stream.cancelled {
                 let Some(event) = stream.answer.as_mut().and_then(AssistStream::try_next) else { break };
                 stream.check.heard(&event)?;
                 let last = matches!(event, AssistEvent::End(_) | AssistEvent::Error(_));
@@ -311,8 +318,7 @@ impl Cloud {
                 stream.log.push(event);
             }
             // A full stream without a reader is given up after a while.
-            let full = stream.log.len() - stream.taken >= UNREAD_TOKENS_MAX;
-            if full && stream.readers == 0 && now > stream.since_ns + KEPT_NS {
+            if stream.is_full() && stream.readers == 0 && now > stream.since_ns + KEPT_NS {
                 stream.cancel();
             }
         }

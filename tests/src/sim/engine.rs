@@ -50,7 +50,7 @@ fn tiny(vocab_len: u32, endless: bool) -> Arc<Model> {
         d_head: 16,
         d_ff: 32,
         vocab_len,
-        context_len: 1024,
+        context_len: 2048,
         endless,
         ..SyntheticModel::small("llama", Quant::from(baton_kernels_cpu::Format::F32), 1)
     };
@@ -81,7 +81,7 @@ impl Voice {
     }
 
     /// Returns the hash of these ids.
-    fn state(&self, ids: &[TokenId]) -> u64 {
+    pub(super) fn state(&self, ids: &[TokenId]) -> u64 {
         ids.iter().fold(self.seed, |state, id| mix(state, u64::from(*id)))
     }
 
@@ -212,13 +212,19 @@ impl SimEngine {
     }
 }
 
-/// Returns scores that depend on all ids.
+/// Returns the position that the scores of a prompt point at, which depends on all its ids.
+pub(super) fn peak(state: u64, keys: usize) -> usize {
+    (mix(state, 7) % keys.max(1) as u64) as usize
+}
+
+/// Returns scores that fall off steeply on both sides of their peak.
 fn scores(capture: &Capture, state: u64, keys: usize) -> AttentionScores {
-    let mean = |at: usize| (mix(state, at as u64) >> 40) as f32 / (1_u64 << 24) as f32;
+    let peak = peak(state, keys);
+    let one = (0..keys).map(|at| (-3.0 * at.abs_diff(peak) as f32).exp());
     AttentionScores {
         heads: capture.heads.clone(),
         keys,
-        mean: (0..capture.heads.len() * keys).map(mean).collect(),
+        mean: one.cycle().take(capture.heads.len() * keys).collect(),
     }
 }
 

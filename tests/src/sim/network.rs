@@ -12,7 +12,7 @@ use super::scenario::{Fault, LineFault};
 use super::world::{MS, What, World};
 
 /// Events that a connection and the client behind it hold.
-const WINDOW: usize = 256;
+const WINDOW: usize = 64;
 /// Longest time to resume a stream.
 const RESUME_NS: u64 = 2_000 * MS;
 /// How long a dead line keeps the cloud from noticing that its reader is gone.

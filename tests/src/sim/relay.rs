@@ -42,11 +42,19 @@ impl World {
         if answer.finished() {
             return;
         }
-        answer.inbox.push_back(event);
-        if self.now < answer.paused_until {
+        let paused = self.now < answer.paused_until;
+        // The agent takes what came first, and looks at the time last.
+        if !(paused && matches!(event, RelayEvent::Timer)) {
+            answer.inbox.push_back(event);
+        }
+        if paused {
             return;
         }
         while let Some(event) = self.answers.get_mut(&number).and_then(|answer| answer.inbox.pop_front()) {
+            self.step();
+            if self.broken.is_some() {
+                return;
+            }
             let Some(answer) = self.answers.get_mut(&number) else { return };
             let now = Millis::new(self.now as f64 / 1e6);
             let effects = answer.core.step(event, now);

@@ -235,7 +235,7 @@ impl Scenario {
             ratio: [1.0, 1.0, 0.5, 0.25][random.below(4)],
             corrector: [Corrector::Cloud, Corrector::Device][random.below(2)],
         };
-        let devices: Vec<DeviceShape> =
+        let mut devices: Vec<DeviceShape> =
             (0..1 + random.below(4)).map(|at| device(mix(mix(seed, 3), at as u64), voice)).collect();
         let mut questions: Vec<Question> = Vec::new();
         for at in 0..devices.len() {
@@ -245,8 +245,16 @@ impl Scenario {
             }
         }
         let count = [0, 0, 1, 1, 2, 3, 5][random.below(7)];
-        let fault = |at: usize| fault(mix(mix(seed, 5), at as u64), questions.len(), devices.len());
-        let faults = (0..count).map(fault).collect();
+        let (asked, there) = (questions.len(), devices.len());
+        let fault = |at: usize| fault(mix(mix(seed, 5), at as u64), asked, there);
+        let mut faults: Vec<Fault> = (0..count).map(fault).collect();
+        // Only the reader of a long answer can keep the cloud waiting.
+        for long in questions.iter().filter(|question| question.tokens_max >= LONG) {
+            devices[long.device].kv_tokens = 4096;
+            if long.seed.is_multiple_of(2) {
+                faults.push(Fault::Pause { question: long.number, after_ms: 500, for_ms: 20_000 });
+            }
+        }
         Scenario { seed, cloud, devices, questions, faults }
     }
 
@@ -282,6 +290,10 @@ impl Question {
     }
 }
 
+/// Tokens of a long answer at least: more than all buffers between the cloud and a reader hold.
+const LONG: usize = 700;
+/// Long answers in a hundred that the cloud writes alone.
+const LONG_PERCENT: usize = 6;
 const WORDS: [&str; 12] =
     ["hen", "a", "river", "blue", "of", "stones", "the", "wind", "goes", "home", "under", "six"];
 
@@ -310,7 +322,7 @@ fn question(number: usize, device: usize, seed: u64) -> Question {
     let warm = random.percent(40);
     let stops = [&["ab"][..], &["d i", "..."], &["."]];
     let mode = modes[random.below(modes.len())];
-    let long = mode == RelayMode::CloudOnly && random.percent(15);
+    let long = mode == RelayMode::CloudOnly && random.percent(LONG_PERCENT);
     Question {
         number,
         device,
@@ -326,7 +338,7 @@ fn question(number: usize, device: usize, seed: u64) -> Question {
             },
             ..Sampling::default()
         },
-        tokens_max: if long { 300 + random.below(60) } else { 4 + random.below(60) },
+        tokens_max: if long { LONG + random.below(200) } else { 4 + random.below(60) },
         assist_tokens: random.percent(60).then(|| 1 + random.below(30) as u32),
         sentences: 2 + random.below(16),
         corrector: random.percent(30).then(|| [Corrector::Cloud, Corrector::Device][random.below(2)]),

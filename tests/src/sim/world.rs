@@ -28,6 +28,8 @@ const ANSWER_NS: u64 = 240_000 * MS;
 const END_NS: u64 = 600_000 * MS;
 /// Most happenings of a run.
 const HAPPENINGS_MAX: u64 = 400_000;
+/// Most steps of machines while no time passes.
+const STEPS_MAX: u64 = 20_000;
 
 /// Something that will happen.
 pub(super) enum What {
@@ -111,6 +113,8 @@ pub(super) struct World {
     pub(super) trace: Trace,
     pub(super) broken: Option<String>,
     happened: u64,
+    /// Steps of machines since time last passed.
+    steps: u64,
     /// Answers of a device that was killed.
     pub(super) killed: usize,
 }
@@ -136,6 +140,7 @@ impl World {
             trace: Trace::default(),
             broken: None,
             happened: 0,
+            steps: 0,
             killed: 0,
         };
         world.plan_all();
@@ -172,6 +177,9 @@ impl World {
             let Some(At { ns, what, .. }) = self.heap.pop() else {
                 return self.fail("I3: nothing is left to happen, and answers have not ended".to_owned());
             };
+            if ns > self.now {
+                self.steps = 0;
+            }
             self.now = ns;
             self.clock.store(ns, Ordering::Relaxed);
             self.happened += 1;
@@ -216,6 +224,14 @@ impl World {
             eprintln!("{:>9} us  BROKEN {words}", self.now / 1_000);
         }
         self.broken.get_or_insert(words);
+    }
+
+    /// Notes a step of a machine. Fails if there are too many before time passes.
+    pub(super) fn step(&mut self) {
+        self.steps += 1;
+        if self.steps > STEPS_MAX {
+            self.fail(format!("I3: {} steps, and no time passes", self.steps));
+        }
     }
 
     /// Notes a check.
@@ -278,7 +294,7 @@ impl World {
             What::DatabaseUp => self.cloud.database.away = false,
             What::Exchange => self.exchange(),
             What::Commit { life, sent } => {
-                if life == self.cloud.life {
+                if life == self.cloud.life && self.cloud.up.is_some() {
                     self.cloud.exchange(&sent);
                     let checked = self.cloud.check_books();
                     self.check(checked);
@@ -289,7 +305,9 @@ impl World {
 
     /// Lets every machine go on that can.
     fn pump(&mut self) {
-        while self.broken.is_none() && self.device_turns() | self.cloud_turn() {}
+        while self.broken.is_none() && self.device_turns() | self.cloud_turn() {
+            self.step();
+        }
         self.feed_all();
     }
 

@@ -180,6 +180,25 @@ fn a_cloud_that_goes_on_to_the_end_of_its_context_ends_the_answer() {
     );
 }
 
+#[test]
+fn a_missing_token_is_an_error_if_there_is_no_device() {
+    let alone = RelayConfig { mode: RelayMode::CloudOnly, has_device: false, ..config() };
+    for lost in [1, 2, 13] {
+        let mut cloud = good_cloud(26);
+        let position =
+            cloud.iter().position(|(_, event)| matches!(event, RelayEvent::Cloud(AssistEvent::First(_))));
+        cloud.remove(position.unwrap() + lost - 1);
+        let mut sim = Sim::new(core(alone.clone(), 26), failing(0), cloud);
+        let outcome = sim.run();
+        let ending = &outcome.ending;
+        assert!(
+            matches!(ending, Ending::Failed(AnswerError::Cloud(CloudFault::Malformed { .. }))),
+            "{lost}: {ending:?}"
+        );
+        assert_eq!(outcome.answer, expected(lost - 1, 0), "what came before the hole");
+    }
+}
+
 /// Scripts a cloud whose part is corrected by the device, without its `end`. `after` is an event that comes
 /// this many milliseconds after the verification. The last value is the number of cloud tokens that stay.
 fn corrected(

@@ -1,7 +1,7 @@
 //! Links of a monitor: opened here, opened by other devices, read and written.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_terminal::chain;
 
@@ -13,6 +13,9 @@ use crate::wire::link::{FrameReceiver, Link, LinkError};
 
 /// Wait between two looks whether a link was closed, or whether to stop.
 const SLICE: Duration = Duration::from_millis(100);
+/// How long a control link that was closed here is still read, so that the other device reads the last words
+/// before its own frames fail.
+const LINGER: Duration = Duration::from_secs(2);
 
 impl<C: Core> Monitor<C> {
     /// Opens a link on a thread of its own, which then reads it.
@@ -92,7 +95,7 @@ impl<C: Core> Monitor<C> {
         }
     }
 
-    /// Reads a link until it ends.
+    /// Reads a link until it ends or is closed.
     fn read(self: &Arc<Self>, port: &Port, mut receiver: Box<dyn FrameReceiver>) {
         while port.may_read() {
             let bytes = match receiver.receive(SLICE) {
@@ -111,7 +114,21 @@ impl<C: Core> Monitor<C> {
                 inner.ports.contains_key(&port.id).then(|| C::link(LinkEvent::Heard(port.id, frame)))
             });
             if !known {
-                return;
+                break;
+            }
+        }
+        if port.purpose == Purpose::Control {
+            self.linger(receiver);
+        }
+    }
+
+    /// Drops what still comes over a link that was closed here, until the other device has closed it too.
+    fn linger(&self, mut receiver: Box<dyn FrameReceiver>) {
+        let begun = Instant::now();
+        while begun.elapsed() < LINGER && !self.has_ended() {
+            match receiver.receive(SLICE) {
+                Ok(_) | Err(LinkError::TimedOut) => {}
+                Err(_) => return,
             }
         }
     }

@@ -42,6 +42,8 @@ type Hook = Box<dyn FnMut(&Passing<'_>) -> Fate + Send>;
 struct State {
     /// Links that wait to be accepted, by device.
     knocking: BTreeMap<DeviceId, VecDeque<(Link, Purpose)>>,
+    /// How often each device was added. The program that was added last takes its links.
+    programs: BTreeMap<DeviceId, u64>,
     pipes: Vec<(DeviceId, DeviceId, Arc<Pipe>)>,
     dead: Vec<DeviceId>,
     /// Purposes of links that are refused, each once.
@@ -59,8 +61,12 @@ pub struct Hub {
 impl Hub {
     /// Adds a device with this number.
     pub fn node(self: &Arc<Self>, number: u8) -> Arc<MemoryNetwork> {
-        locked(&self.state).knocking.entry(DeviceId([number; 32])).or_default();
-        Arc::new(MemoryNetwork { hub: Arc::clone(self), key: DeviceId([number; 32]) })
+        let key = DeviceId([number; 32]);
+        let mut state = locked(&self.state);
+        state.knocking.entry(key).or_default();
+        let program = state.programs.entry(key).or_default();
+        *program += 1;
+        Arc::new(MemoryNetwork { hub: Arc::clone(self), key, program: *program })
     }
 
     /// Sets the hook for all later frames.
@@ -199,6 +205,8 @@ impl Drop for Receiving {
 pub struct MemoryNetwork {
     hub: Arc<Hub>,
     key: DeviceId,
+    /// Which of the device's programs it is.
+    program: u64,
 }
 
 impl MemoryNetwork {
@@ -217,7 +225,7 @@ impl Network for MemoryNetwork {
 
     fn connect(&self, to: &Node, purpose: Purpose, _timeout: Duration) -> Result<Link, LinkError> {
         let [there, back] = [(); 2].map(|()| Arc::new(Pipe::default()));
-        let other = MemoryNetwork { hub: Arc::clone(&self.hub), key: to.device };
+        let other = MemoryNetwork { hub: Arc::clone(&self.hub), key: to.device, program: 0 };
         let mut state = locked(&self.hub.state);
         if state.dead.contains(&to.device) || state.dead.contains(&self.key) {
             return Err(LinkError::Closed);
@@ -240,7 +248,10 @@ impl Network for MemoryNetwork {
         let end = Instant::now() + timeout;
         let mut state = locked(&self.hub.state);
         loop {
-            if let Some(link) = state.knocking.get_mut(&self.key).and_then(VecDeque::pop_front) {
+            // A program that has ended may still wait here for a moment.
+            let is_last = state.programs.get(&self.key) == Some(&self.program);
+            let waiting = state.knocking.get_mut(&self.key).filter(|_| is_last);
+            if let Some(link) = waiting.and_then(VecDeque::pop_front) {
                 return Ok(link);
             }
             let left = end.saturating_duration_since(Instant::now());

@@ -137,9 +137,10 @@ impl World {
                 self.mend();
             }
             Stage::Mends => {
-                if self.is_whole() {
+                let late = self.now > self.epilogue.began + WHOLE;
+                if self.is_whole() || (late && !self.are_enough()) {
                     self.last_step();
-                } else if self.now > self.epilogue.began + WHOLE {
+                } else if late {
                     let present: Vec<usize> = self.head.present().into_iter().map(index).collect();
                     self.checks.break_it(format!("C8: the ring is not whole; there are {present:?}"));
                 } else {
@@ -168,6 +169,12 @@ impl World {
         self.must_be_there().all(|device| present.contains(&id(device))) && joining.is_empty()
     }
 
+    /// Whether the model fits on the devices that must be there.
+    fn are_enough(&self) -> bool {
+        let computing = self.must_be_there().filter(|device| !self.scenario.home.relays[device - 1]).count();
+        computing >= self.scenario.home.needs
+    }
+
     fn mend(&mut self) {
         let present = self.head.present();
         let missing: Vec<usize> =
@@ -184,9 +191,7 @@ impl World {
 
     fn last_step(&mut self) {
         self.epilogue.stage = Stage::LastStep;
-        let computing = self.must_be_there().filter(|device| !self.scenario.home.relays[device - 1]).count();
-        let enough = computing >= self.scenario.home.needs
-            && self.engine.engine.free_tokens() >= self.caller.live().count();
+        let enough = self.are_enough() && self.engine.engine.free_tokens() >= self.caller.live().count();
         match self.caller.last_step().filter(|_| enough) {
             Some(event) => self.ask(event, None),
             None => self.over = true,
