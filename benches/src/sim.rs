@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::report::Report;
 
-/// Of so many seeds, one is of the ring, which takes longer.
-const RING_SHARE: u64 = 10;
+/// Of so many seeds, one is of the ring; the others, which take longer, are of the relay.
+const RING_SHARE: u64 = 2;
 /// Seeds between two lines of progress, of both simulations together.
 const STEP: u64 = 5_000;
 /// Seeds within which each planted bug must be found.
@@ -25,7 +25,7 @@ const BUG_SEEDS: u64 = 2_000;
 /// Options of `baton-bench sim`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Seeds of both simulations together; one in ten is of the ring
+    /// Seeds of both simulations together, half of them of each
     #[arg(long, default_value_t = 1_000_000)]
     seeds: u64,
     /// Keeps the state in this file, and goes on from it if it is there

@@ -12,8 +12,10 @@
 //!
 //! `scalar` is this definition in code. Sums of integers are exact, so only the order of blocks is fixed. The
 //! vector levels compute it in two ways, both with sixteen rows in the lanes of a register. `panel` and
-//! `tile` pack rows side by side (many tokens); `along` reads blocks as they are stored (up to three tokens).
+//! `tile` pack rows side by side (many tokens). `along` reads blocks as they are stored (up to three tokens).
+//! `across` transposes them in registers (three to eight tokens, for the formats that most files have).
 
+mod across;
 mod along;
 mod heads;
 mod output;
@@ -238,7 +240,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
 
     #[inline(always)]
     fn long<B: Long>(self) {
-        if self.work.tokens.len() <= along::TOKENS_MAX {
+        let tokens = self.work.tokens.len();
+        if S::WIDE && across::is_made_for(B::FORMAT) && across::TOKENS.contains(&tokens) {
+            self.across::<AcrossRows<B>>();
+        } else if tokens <= along::TOKENS_MAX {
             self.along::<LongRows<B>>();
         } else {
             self.packed::<LongRows<B>>();
@@ -281,6 +286,8 @@ struct F16Rows;
 struct Bf16Rows;
 struct ShortRows<B>(PhantomData<B>);
 struct LongRows<B>(PhantomData<B>);
+/// Super-blocks that are transposed as they are read, see [`across`].
+struct AcrossRows<B>(PhantomData<B>);
 
 /// Returns columns `cols` of activation rows `t..t + T`.
 #[inline(always)]
@@ -367,6 +374,18 @@ macro_rules! block_rows {
 block_rows!(ShortRows, Short, SHORT_LEN, short, pack_short);
 block_rows!(LongRows, Long, K_LEN, long, pack_long);
 
+impl<B: Long> Along for AcrossRows<B> {
+    #[inline(always)]
+    fn elements<S: Simd, const T: usize>(
+        s: S,
+        rows: &Strip<'_>,
+        x: &Activations<'_>,
+        first: usize,
+    ) -> [S::F; T] {
+        across::long::<S, B, T>(s, rows, x.long(), first)
+    }
+}
+
 impl<S: Simd> AtLevel<'_, S> {
     #[inline(always)]
     fn along<K: Along>(self) {
@@ -374,6 +393,18 @@ impl<S: Simd> AtLevel<'_, S> {
             1 => self.along_tokens::<K, 1>(),
             2 => self.along_tokens::<K, 2>(),
             _ => self.along_tokens::<K, 3>(),
+        }
+    }
+
+    #[inline(always)]
+    fn across<K: Along>(self) {
+        match self.work.tokens.len() {
+            3 => self.along_tokens::<K, 3>(),
+            4 => self.along_tokens::<K, 4>(),
+            5 => self.along_tokens::<K, 5>(),
+            6 => self.along_tokens::<K, 6>(),
+            7 => self.along_tokens::<K, 7>(),
+            _ => self.along_tokens::<K, 8>(),
         }
     }
 

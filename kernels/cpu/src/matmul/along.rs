@@ -109,27 +109,50 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
         for i in 0..ROWS {
             rows.prefetch_ahead(s, i, b, bytes);
             let (w, scale) = (chunks::<S, B>(s, own[i]), Heads::spread::<B>(s, &scales, i));
-            for t in 0..T {
-                dots[t][i] = dot::<S, B>(s, w, q[t], scale);
+            let mut total = [s.splat_int(0); T];
+            for c in 0..4 {
+                for t in 0..T {
+                    total[t] = add_dot::<S, B>(s, total[t], w[c], q[t][c], scale[c]);
+                }
             }
+            for t in 0..T {
+                dots[t][i] = total[t];
+            }
+        }
+        let mut totals = [s.splat_int(0); T];
+        for t in 0..T {
+            totals[t] = s.reduce(dots[t]);
         }
         for t in 0..T {
             let at = (first + t) * blocks + b;
-            let mut total = s.reduce(dots[t]);
-            if is_biased::<S>(B::RAISE) {
-                // Interleaved formats have one scale per 32 weights here; none of them is raised.
-                let raised = Heads::weigh(s, &heads.scales, &x.words[at].of_16);
-                total = s.add_int(total, s.mul_int(raised, s.splat_int(-i32::from(B::RAISE))));
-            }
-            let mut z = s.mul(s.to_float(total), heads.d);
-            if B::MINIMA {
-                let minima = Heads::weigh(s, &heads.minima, words::<B>(&x.words[at]));
-                z = s.fma(s.to_float(minima), heads.m, z);
-            }
-            y[t] = s.fma(z, s.splat(x.scale[at]), y[t]);
+            y[t] = add_block::<S, B>(s, &heads, totals[t], x, at, y[t]);
         }
     }
     y
+}
+
+/// Adds the products of sixteen rows with block `at` of the activations to `y`, given their scaled dot
+/// products.
+#[inline(always)]
+pub(super) fn add_block<S: Simd, B: Long>(
+    s: S,
+    heads: &Heads<S>,
+    mut total: S::I,
+    x: &QuantizedRows,
+    at: usize,
+    y: S::F,
+) -> S::F {
+    if is_biased::<S>(B::RAISE) {
+        // Interleaved formats have one scale per 32 weights here; none of them is raised.
+        let raised = Heads::weigh(s, &heads.scales, &x.words[at].of_16);
+        total = s.add_int(total, s.mul_int(raised, s.splat_int(-i32::from(B::RAISE))));
+    }
+    let mut z = s.mul(s.to_float(total), heads.d);
+    if B::MINIMA {
+        let minima = Heads::weigh(s, &heads.minima, words::<B>(&x.words[at]));
+        z = s.fma(s.to_float(minima), heads.m, z);
+    }
+    s.fma(z, s.splat(x.scale[at]), y)
 }
 
 /// Loads the activations of a super-block in the order of [`chunks`].
@@ -149,17 +172,13 @@ fn activations<S: Simd, B: Long>(s: S, q: &[u8; K_LEN]) -> [S::I; 4] {
     }
 }
 
-/// Returns the scaled dot product of a super-block, spread over the lanes.
+/// Adds the scaled dot product of a part of a super-block, spread over the lanes.
 #[inline(always)]
-fn dot<S: Simd, B: Long>(s: S, w: [S::I; 4], q: [S::I; 4], scale: [S::I; 4]) -> S::I {
-    let mut total = s.splat_int(0);
-    for c in 0..4 {
-        total = if B::RAISE == 128 {
-            let four = s.dot_signed(s.splat_int(0), w[c], q[c]);
-            s.add_int(total, s.mul_int(four, s.low_word(scale[c])))
-        } else {
-            s.dot_scaled(total, w[c], q[c], scale[c])
-        };
+fn add_dot<S: Simd, B: Long>(s: S, total: S::I, w: S::I, q: S::I, scale: S::I) -> S::I {
+    if B::RAISE == 128 {
+        let four = s.dot_signed(s.splat_int(0), w, q);
+        s.add_int(total, s.mul_int(four, s.low_word(scale)))
+    } else {
+        s.dot_scaled(total, w, q, scale)
     }
-    total
 }

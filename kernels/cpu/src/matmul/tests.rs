@@ -79,7 +79,9 @@ fn every_level_equals_the_definition_at_every_tail() {
     let mut noise = Noise(1);
     for format in Format::ALL {
         for cols in widths(format) {
-            for (rows, tokens) in [(1, 1), (15, 2), (16, 3), (17, 7), (33, 13), (48, 1), (65, 6)] {
+            for (rows, tokens) in
+                [(1, 1), (15, 2), (16, 3), (47, 4), (33, 5), (17, 7), (20, 8), (33, 13), (48, 1), (65, 6)]
+            {
                 let data = wild_weights(&mut noise, format, rows, cols);
                 let w = Matrix::new(format, rows, cols, &data).unwrap();
                 let x = noise.row(tokens * cols);
@@ -142,7 +144,7 @@ fn batch_and_threads_change_no_bit() {
 fn repacking_changes_no_bit() {
     let mut noise = Noise(6);
     for format in Format::ALL {
-        for (rows, tokens) in [(16, 1), (37, 2), (50, 9)] {
+        for (rows, tokens) in [(16, 1), (37, 2), (50, 4), (40, 7), (50, 9)] {
             let data = wild_weights(&mut noise, format, rows, 512);
             let w = Matrix::new(format, rows, 512, &data).unwrap();
             let repacked = w.repack();
@@ -230,7 +232,7 @@ fn products_with_some_rows_at_a_time_equal_the_product_with_all() {
         let data = weights(&mut noise, format, 100, 512);
         let row_bytes = data.len() / 100;
         let w = Matrix::new(format, 100, 512, &data).unwrap();
-        for tokens in [1, 2, 9, 70] {
+        for tokens in [1, 2, 5, 9, 70] {
             let x = noise.row(tokens * 512);
             let want = product(Dispatch::current(), &w, &x);
             let mut out = vec![f32::NAN; tokens * 100];

@@ -92,7 +92,7 @@ pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
 
 /// Loads four activations in the form of the level's dot products, the same in every lane.
 #[inline(always)]
-fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
+pub(super) fn four<S: Simd>(s: S, q: &[u8], at: usize) -> S::I {
     s.splat_int(i32::from_le_bytes([q[at], q[at + 1], q[at + 2], q[at + 3]]))
 }
 
