@@ -15,7 +15,7 @@ use super::http;
 const START_MAX: Duration = Duration::from_secs(300);
 
 /// The model's name in Baton's API.
-const MODEL_NAME: &str = "bench";
+pub(crate) const MODEL_NAME: &str = "bench";
 
 /// A running server, killed when dropped.
 pub(crate) struct Server {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::engine::http;
-use crate::engine::server::baton_cloud;
+use crate::engine::server::{MODEL_NAME, baton_cloud};
 
 /// How many tokens an answer has shown before another client comes later.
 const UNDER_WAY: usize = 8;
@@ -23,6 +23,8 @@ const UNDER_WAY: usize = 8;
 /// A running program with an OpenAI chat API; killed when dropped.
 pub(super) struct Program {
     address: String,
+    /// The name of its model, if requests must say it.
+    model: Option<&'static str>,
     _child: Killed,
     /// Its settings, and its output, which stays open so that it can always write.
     _kept: Option<(TempDir, BufReader<ChildStdout>)>,
@@ -50,13 +52,14 @@ impl Program {
         let mut child = Killed(child.with_context(|| format!("start {}", program.display()))?);
         let mut output = BufReader::new(child.0.stdout.take().context("baton has no standard output")?);
         let address = listening(&mut output)?;
-        Ok(Self { address, _child: child, _kept: Some((folder, output)) })
+        Ok(Self { address, model: None, _child: child, _kept: Some((folder, output)) })
     }
 
     /// Starts `baton-cloud serve`.
     pub(super) fn cloud(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
-        let (child, address) = baton_cloud(program, model, options)?;
-        Ok(Self { address, _child: Killed(child), _kept: None })
+        let name = ["--model-name", MODEL_NAME].map(str::to_owned);
+        let (child, address) = baton_cloud(program, model, &[options, &name].concat())?;
+        Ok(Self { address, model: Some(MODEL_NAME), _child: Killed(child), _kept: None })
     }
 
     /// Reads the answers to all of `asks`, which begin at the same time.
@@ -95,7 +98,7 @@ impl Program {
         let begun = Instant::now();
         let (mut times, mut text) = (Vec::with_capacity(ask.tokens), String::new());
         let (mut tokens, mut error) = (None, None);
-        http::events(&self.address, "/v1/chat/completions", &ask.body(), |event| {
+        http::events(&self.address, "/v1/chat/completions", &ask.body(self.model), |event| {
             let piece = event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
             if !piece.is_empty() {
                 times.push(Instant::now());
@@ -157,12 +160,16 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    fn body(&self) -> Value {
-        json!({
+    fn body(&self, model: Option<&str>) -> Value {
+        let mut body = json!({
             "messages": [{ "role": "user", "content": self.prompt }], "max_tokens": self.tokens,
             "temperature": self.temperature, "seed": self.seed, "stream": true,
             "stream_options": { "include_usage": true },
-        })
+        });
+        if let Some(model) = model {
+            body["model"] = json!(model);
+        }
+        body
     }
 }
 

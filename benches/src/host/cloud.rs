@@ -1,10 +1,17 @@
 //! Proposed tokens in the cloud service: `baton-cloud serve` with `--speculate auto` and `off`, in turn.
 //!
-//! The greedy answers of random models soon repeat themselves. Prompts whose answers do are found with a host
-//! in this process, before the programs start; warm answers hardly repeat. Both services must write the same
-//! texts.
+//! Text with repeats comes from a copy of the model whose layers add nothing, so that it writes one letter
+//! again and again. This is the best case for proposals; a pass costs what it costs with the model itself. Warm
+//! answers of the model itself hardly repeat. Both services must write the same texts.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use baton_engine::gguf::Gguf;
+use baton_engine::prompt::assemble;
+use baton_engine::{Model, PromptSegment};
 use baton_generate::speculation::Speculation;
 use serde_json::{Value, json};
 
@@ -13,6 +20,7 @@ use super::overhead::Alone;
 use super::{Bench, text};
 use crate::engine::letters::Letters;
 use crate::engine::samples::Samples;
+use crate::engine::target_folder;
 use crate::report::Report;
 
 /// Answers at once.
@@ -53,17 +61,21 @@ struct Repeating {
 
 /// Measures and adds the tables and the checks.
 pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
-    let repeating = repeating(bench)?;
+    let folder = tempfile::tempdir_in(target_folder()?).context("make a folder for a copy of the model")?;
+    let copy = folder.path().join("repeats.gguf");
+    copy_that_repeats(bench.model, &copy)?;
+    let repeats = Bench { model: &copy, name: bench.name.clone(), ..*bench };
+    let repeating = repeating(&repeats)?;
     let figure = |of: fn(&Repeating) -> f64| repeating.iter().map(of).fold(f64::INFINITY, f64::min);
     let (acceptance, share) = (figure(|one| one.acceptance), figure(|one| one.share));
     report.note(format!(
         "{STREAMS_MAX} prompts whose answers repeat: at least {acceptance:.2} of their proposed tokens are right, \
          and at least {share:.2} of their tokens come from proposals"
     ));
-    let services = Services::start(bench)?;
     let (mut samples, mut differ) = (Samples::default(), 0);
-    for at in 0..bench.alternations {
-        for kind in [Text::Repeats, Text::Differs] {
+    for (kind, bench) in [(Text::Repeats, &repeats), (Text::Differs, bench)] {
+        let services = Services::start(bench)?;
+        for at in 0..bench.alternations {
             for streams in STREAMS {
                 let asks = asks(kind, streams, &repeating, bench.tokens);
                 differ += services.turn(&asks, &figure_name(kind, streams), at, &mut samples)?;
@@ -75,6 +87,31 @@ pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
     report.check_equal("cloud: texts that differ with proposals", differ as f64, 0.0);
     if !bench.quick {
         checks(&samples, report);
+    }
+    Ok(())
+}
+
+/// Copies a model. The copy has zeros in place of the weights that norms before a layer's parts multiply with,
+/// and the last token of a prompt is embedded as a letter.
+fn copy_that_repeats(model: &Path, copy: &Path) -> Result<()> {
+    fs::copy(model, copy).with_context(|| format!("copy {}", model.display()))?;
+    let opened = Model::open(model).context("open the model")?;
+    let parts = [PromptSegment { role: "user", text: "a" }];
+    let prompt = assemble(opened.tokenizer(), opened.template(), &parts).context("assemble a prompt")?;
+    let last = *prompt.ids.last().context("the prompt is empty")? as usize;
+    let letter = *opened.tokenizer().encode_answer("a").0.first().context("no token for a letter")? as usize;
+    let gguf = Gguf::open(model).context("read the directory of the model file")?;
+    let file = OpenOptions::new().write(true).open(copy).context("open the copy")?;
+    for tensor in gguf.tensors() {
+        let (name, place) = (tensor.name(), tensor.place());
+        let range = place.range();
+        if name.ends_with(".attn_norm.weight") || name.ends_with(".ffn_norm.weight") {
+            file.write_all_at(&vec![0; range.len()], range.start as u64).context("write the copy")?;
+        } else if name == "token_embd.weight" {
+            let row = range.len() / opened.config().vocab_len;
+            let bytes = &gguf.bytes_at(place)[letter * row..(letter + 1) * row];
+            file.write_all_at(bytes, (range.start + last * row) as u64).context("write the copy")?;
+        }
     }
     Ok(())
 }

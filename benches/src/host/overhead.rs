@@ -18,7 +18,7 @@ use baton_generate::clock::Clock;
 use baton_generate::host::{Host, HostOptions};
 use baton_generate::job::Job;
 use baton_generate::scheduler::{BacklogBound, Goal, JobSpec, Limits, Share, StepBudget};
-use baton_generate::speculation::{Speculation, SpeculationStats};
+use baton_generate::speculation::{K_MAX, Speculation, SpeculationStats};
 use baton_generate::unread::CancelFlag;
 use baton_kernels_cpu::Format;
 use baton_pacing::refit::median;
@@ -62,7 +62,7 @@ impl Alone {
             kv_block: BLOCK_TOKENS,
             budget: StepBudget::default(),
             admit_tokens: 1,
-            logit_rows: 1,
+            logit_rows: K_MAX + 1,
             speculation,
         };
         let host = Host::new(

@@ -10,7 +10,7 @@ use baton_engine::{
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, HostHandle, HostOptions, Turns};
 use baton_generate::scheduler::Limits;
-use baton_generate::speculation::SpeculationError;
+use baton_generate::speculation::{K_MAX, SpeculationError};
 use baton_protocol::limits;
 use baton_refine::Calibration;
 
@@ -170,8 +170,8 @@ impl Served {
                     kv_block: BLOCK_TOKENS,
                     budget: options.budget,
                     admit_tokens: 1,
-                    // The cloud verifies no other model's tokens.
-                    logit_rows: 1,
+                    // The cloud verifies its own proposals only.
+                    logit_rows: K_MAX + 1,
                     speculation,
                 },
                 clock: options.clock.clone(),

@@ -6,6 +6,7 @@ use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::{CloudService, ServiceError, ServiceOptions};
 use baton_engine::pace_emulation::PassCost;
+use baton_generate::speculation::Speculation;
 use baton_protocol::{AssistEvent, EndReason, MaskEvent, Sampling, SentenceMap};
 use baton_refine::Mode;
 
@@ -372,4 +373,23 @@ fn stopping_cancels_and_refuses() {
     let events = drain(&mut stream);
     let Some(AssistEvent::Error(body)) = events.last() else { panic!("{events:?}") };
     assert_eq!((body.error.code.as_str(), body.error.retry_after_ms), ("unavailable", Some(1000)));
+}
+
+#[test]
+fn proposed_tokens_save_passes_and_change_no_answer() {
+    let mut ask = request("chat", "", 300);
+    ask.sampling.temperature = 0.0;
+    let written = |speculation| {
+        let (service, mut host) = by_hand(ServiceOptions { speculation, ..options() });
+        let mut stream = service.assist(&ask).unwrap_or_else(|err| panic!("{err}"));
+        let passes = run_all(&mut host);
+        (tokens(&drain(&mut stream)), passes, service.stats())
+    };
+    let (plain, passes, stats) = written(Speculation::Off);
+    assert_eq!(stats.proposed_total, 0);
+    // Greedy answers of a small random model soon repeat themselves.
+    let (proposed, fewer, stats) = written(Speculation::Lookup);
+    assert_eq!(proposed, plain);
+    assert!(stats.accepted_total > 0, "{stats:?}");
+    assert!(fewer < passes, "{fewer} passes with proposals, {passes} without");
 }
