@@ -152,6 +152,9 @@ impl Sampler {
     /// If there are no logits; a model has at least one token.
     pub fn sample(&self, logits: &[f32], index: u64, answer_so_far: &[TokenId]) -> TokenId {
         assert!(!logits.is_empty(), "a vocabulary has at least one token");
+        if self.params.temperature == 0.0 && !self.has_penalty() {
+            return greatest(logits).unwrap_or(0);
+        }
         self.choose(self.penalized(logits, answer_so_far), index).unwrap_or(0)
     }
 
@@ -181,15 +184,20 @@ impl Sampler {
         let best = likeliest(&candidates)?;
         let scale = 1.0 / f64::from(self.params.temperature);
         let weight = |c: &Candidate| ((f64::from(c.logit) - f64::from(best.logit)) * scale).exp();
-        let total: f64 = candidates.iter().map(weight).sum();
-        let mut left = uniform(self.params.seed, index) * total;
-        for candidate in &candidates {
-            left -= weight(candidate);
+        let weights: Vec<f64> = candidates.iter().map(weight).collect();
+        let mut left = uniform(self.params.seed, index) * weights.iter().sum::<f64>();
+        for (candidate, weight) in candidates.iter().zip(weights) {
+            left -= weight;
             if left < 0.0 {
                 return Some(candidate.id);
             }
         }
         Some(best.id) // Reached only through rounding of the sum.
+    }
+
+    fn has_penalty(&self) -> bool {
+        let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.params;
+        repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0
     }
 
     /// Returns the natural logarithm of a token's probability under the unchanged logits (temperature 1, no
@@ -222,7 +230,7 @@ impl Sampler {
     fn penalized(&self, logits: &[f32], answer_so_far: &[TokenId]) -> Vec<Candidate> {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.params;
         let mut logits = std::borrow::Cow::Borrowed(logits);
-        if repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0 {
+        if self.has_penalty() {
             let mut seen: Vec<TokenId> = answer_so_far.to_vec();
             seen.sort_unstable();
             for same in seen.chunk_by(|a, b| a == b) {
@@ -293,6 +301,25 @@ fn likeliest(candidates: &[Candidate]) -> Option<Candidate> {
     candidates.iter().copied().min_by(likelier_first)
 }
 
+/// Returns the id of the greatest logit above minus infinity, of equal ones the lowest.
+fn greatest(logits: &[f32]) -> Option<TokenId> {
+    const LANES: usize = 32;
+    // What is not a number is not greater than anything.
+    let greater = |best: f32, logit: f32| if logit > best { logit } else { best };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (best, &logit) in lanes.iter_mut().zip(chunk) {
+            *best = greater(*best, logit);
+        }
+    }
+    let best = lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, greater);
+    // Infinity counts as the greatest finite number.
+    let best = best.min(f32::MAX);
+    let found = logits.iter().position(|&logit| logit >= best && logit > f32::NEG_INFINITY)?;
+    TokenId::try_from(found).ok()
+}
+
 /// Returns a number in `[0, 1)` that depends only on seed and index: the seed is mixed once to choose the
 /// stream, and the index is the position in it.
 fn uniform(seed: u64, index: u64) -> f64 {
@@ -308,6 +335,27 @@ mod tests {
 
     fn sampler(params: SamplingParams) -> Sampler {
         Sampler::new(params).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn the_greatest_logit_is_the_likeliest_candidate(
+            logits in prop::collection::vec(
+                prop_oneof![
+                    8 => -3.0f32..3.0,
+                    2 => (-2i8..3).prop_map(f32::from),
+                    1 => Just(f32::NAN),
+                    1 => Just(f32::NEG_INFINITY),
+                    1 => Just(f32::INFINITY),
+                    1 => Just(f32::MAX),
+                ],
+                1..200,
+            )
+        ) {
+            let greedy = sampler(SamplingParams::default());
+            let slowly = likeliest(&greedy.penalized(&logits, &[])).map(|c| c.id);
+            prop_assert_eq!(greatest(&logits), slowly);
+        }
     }
 
     fn warm(seed: u64) -> SamplingParams {
