@@ -1,8 +1,8 @@
 //! Proposed tokens in the cloud service: `baton-cloud serve` with `--speculate auto` and `off`, in turn.
 //!
 //! Text with repeats comes from a copy of the model whose layers add nothing, so that it writes one letter
-//! again and again. This is the best case for proposals; a pass costs what it costs with the model itself. Warm
-//! answers of the model itself hardly repeat. Both services must write the same texts.
+//! again and again. This is the best case for proposals; a pass costs what it costs with the model itself.
+//! Warm answers of the model itself hardly repeat. Both services must write the same texts.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -91,8 +91,8 @@ pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Copies a model. The copy has zeros in place of the weights that norms before a layer's parts multiply with,
-/// and the last token of a prompt is embedded as a letter.
+/// Copies a model. The copy has zeros in place of the weights that norms before a layer's parts multiply
+/// with, and the last token of a prompt is embedded as a letter.
 fn copy_that_repeats(model: &Path, copy: &Path) -> Result<()> {
     fs::copy(model, copy).with_context(|| format!("copy {}", model.display()))?;
     let opened = Model::open(model).context("open the model")?;

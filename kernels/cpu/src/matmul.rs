@@ -23,6 +23,7 @@ mod panel;
 mod quants;
 mod scalar;
 mod strip;
+mod tasks;
 pub(crate) mod tile;
 
 use std::cell::RefCell;
@@ -40,6 +41,7 @@ use output::Output;
 use panel::{Panel, ROWS};
 pub(crate) use scalar::FLOAT_BLOCK;
 use strip::Strip;
+use tasks::{Tasks, UNIT};
 
 /// Multiplies every activation row by every weight row, at [`Dispatch::current`].
 ///
@@ -108,49 +110,6 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
         let (rows, tokens) = tasks.get(i - first);
         product.compute(rows, tokens);
     });
-}
-
-/// Rows of a pair of panels: the unit in which rows are split.
-const UNIT: usize = 2 * ROWS;
-
-/// How a product is cut into rectangles of rows and tokens. They do not overlap, and together they cover it.
-#[derive(Debug, Clone, Copy)]
-struct Tasks {
-    rows: usize,
-    tokens: usize,
-    rows_each: usize,
-    tokens_each: usize,
-}
-
-impl Tasks {
-    /// Below this many multiplications, handing a piece to another thread costs more than computing it.
-    const PIECE_MIN: usize = 1 << 18;
-    /// Packing a weight costs about as much as this many multiplications.
-    const PACK_COST: usize = 3;
-
-    /// Splits a product whose `rows` are part of the `total` rows of a job.
-    fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
-        let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
-        // Many pieces per thread, so that a late thread leaves little to wait for.
-        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 24 * threads) };
-        let units = rows.div_ceil(UNIT);
-        let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
-        // If there are too few rows for the pieces wanted, tokens are cut too, though each cut packs the
-        // weights again.
-        let wanted = pieces.min(4 * threads);
-        let token_pieces = (wanted / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
-        Self { rows, tokens, rows_each: units_each * UNIT, tokens_each: tokens.div_ceil(token_pieces) }
-    }
-
-    fn count(self) -> usize {
-        self.rows.div_ceil(self.rows_each) * self.tokens.div_ceil(self.tokens_each)
-    }
-
-    fn get(self, i: usize) -> (Range<usize>, Range<usize>) {
-        let across = self.tokens.div_ceil(self.tokens_each);
-        let (row, token) = (i / across * self.rows_each, i % across * self.tokens_each);
-        (row..(row + self.rows_each).min(self.rows), token..(token + self.tokens_each).min(self.tokens))
-    }
 }
 
 /// One matrix product and its output.

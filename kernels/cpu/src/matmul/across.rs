@@ -89,8 +89,8 @@ fn add_scaled<S: Simd, const T: usize>(s: S, totals: &mut [S::I; T], dots: [S::I
     }
 }
 
-/// Returns `Σ scale Σ w q` of Q4_K: each byte has a weight of one group and one of the next group. In between,
-/// each row is prefetched once.
+/// Returns `Σ scale Σ w q` of Q4_K: each byte has a weight of one group and one of the next group. In
+/// between, each row is prefetched once.
 #[inline(always)]
 fn q4k<S: Simd, const T: usize>(
     s: S,
