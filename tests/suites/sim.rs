@@ -12,7 +12,7 @@ use baton_e2e::sim::{Options, Scenario, run, shrink};
 const RELAY_SEEDS: u64 = 5_000;
 const RING_SEEDS: u64 = 15_500;
 /// Seeds within which each planted bug must be found.
-const BUG_SEEDS: u64 = 600;
+const BUG_SEEDS: u64 = 1_500;
 
 /// Prints what does not hold, and fails.
 fn check(which: Which, tally: &Tally) {

@@ -377,7 +377,7 @@ fn stopping_cancels_and_refuses() {
 
 #[test]
 fn proposed_tokens_save_passes_and_change_no_answer() {
-    let mut ask = request("chat", "", 300);
+    let mut ask = request("chat", "One two three.", 300);
     ask.sampling.temperature = 0.0;
     let written = |speculation| {
         let (service, mut host) = by_hand(ServiceOptions { speculation, ..options() });
