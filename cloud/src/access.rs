@@ -1,9 +1,9 @@
 //! Who may do what: tenants and their API keys, users and their roles.
 //!
-//! Checked types that the store, the API and the console share. Pure, except for the counters of [`gate`] and
-//! the queues of [`hashing`]. Never: stores a key, a password or a session's token; only hashes leave this
-//! module. Always: a secret is looked up by its SHA-256, so that the time does not depend on how much of a
-//! guess was right.
+//! Checked types that the store, the API and the console share. Pure, except for the counters of
+//! [`crate::gate`] and the queues of [`hashing`]. Never: stores a key, a password or a session's token;
+//! only hashes leave this module. Always: a secret is looked up by its SHA-256, so that the time does not
+//! depend on how much of a guess was right.
 
 pub mod book;
 pub mod class;

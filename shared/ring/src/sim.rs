@@ -2,7 +2,7 @@
 //! seed.
 //!
 //! A run depends on its seed alone and can be repeated to the last effect ([`run`]). While it runs, these
-//! things are checked; the first that does not hold ends the run, and [`shrink`] finds a short script that
+//! things are checked; the first that does not hold ends the run, and [`shrink()`] finds a short script that
 //! still shows it:
 //!
 //! - C1: every output equals that of one engine without a ring.

@@ -62,7 +62,7 @@ pub(in crate::core) enum PumpNews {
         /// What came out.
         have: States,
     },
-    /// The ring broke. [`Pump::end`] must follow.
+    /// The ring broke. [`super::Pump::end`] must follow.
     Fault(Fault),
 }
 
