@@ -219,7 +219,7 @@ fn nobody_waits_twice_as_long_for_others_proposals() {
 
 #[test]
 fn the_other_policy_proposes_to_everybody() {
-    for batch in 1..=8 {
+    for batch in 1..=limits(Policy::Always, 0.35).batch_max {
         let mut proposing = Proposing::new(limits(Policy::Always, 0.35));
         let mut owns = vec![proposing.begin(); batch];
         let (_, tokens, tries) = run(&mut proposing, &mut owns, &vec![0.0; batch], 2.0, 200);
@@ -228,8 +228,9 @@ fn the_other_policy_proposes_to_everybody() {
         assert!(numbers.iter().all(|&k| k >= TRY_K), "{numbers:?}");
     }
     let mut proposing = Proposing::new(limits(Policy::Always, 0.35));
-    let owns = vec![proposing.begin(); 9];
-    assert_eq!(plan(&mut proposing, &owns, true), [0; 9], "more answers fill the machine");
+    let more = proposing.limits.batch_max + 1;
+    let owns = vec![proposing.begin(); more];
+    assert_eq!(plan(&mut proposing, &owns, true), vec![0; more], "more answers fill the machine");
     assert!(proposing.plan(&[], ALL, true).is_empty());
     let full = Candidate { in_block: 1, ..candidate(&owns[0], 0) };
     let numbers = proposing.plan(&[full], Spare { blocks: 0, block: 32 }, true);
