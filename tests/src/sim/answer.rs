@@ -372,7 +372,7 @@ impl Seen {
         let mut plain = Plain::new(shape.voice, model, sampling(&question.sampling), &prompt, &[]);
         let mut text = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let mut characters = baton_engine::Detokenizer::new(Arc::clone(model.tokenizer()));
-        let (mut all, mut stopped) = (String::new(), false);
+        let (mut all, mut raw, mut stopped) = (String::new(), String::new(), false);
         // The cloud may say that it writes less than was asked for.
         let alone = question.mode == RelayMode::CloudOnly && self.device.is_empty();
         let most = self.capped.filter(|_| alone).unwrap_or(question.tokens_max);
@@ -382,14 +382,18 @@ impl Seen {
                 break;
             }
             plain.push(id);
-            let push = text.push(&characters.push(id));
+            let piece = characters.push(id);
+            raw.push_str(&piece);
+            let push = text.push(&piece);
             all.push_str(&push.text);
             stopped = push.stopped;
         }
         all.push_str(&text.push(&characters.finish()).text);
         all.push_str(&text.finish());
         let whole = matches!(outcome.ending, Ending::Stop | Ending::Length);
-        let right = if whole { outcome.answer == all } else { all.starts_with(&outcome.answer) };
+        // An answer that broke off may end with the beginning of a stop string.
+        let begins = all.starts_with(&outcome.answer) || raw.starts_with(&outcome.answer);
+        let right = if whole { outcome.answer == all } else { begins };
         match right {
             true => Ok(()),
             false => Err(format!(

@@ -32,6 +32,8 @@ pub(super) struct Checks {
     touched: Vec<bool>,
     /// For each device, cuts of its ring links since the last committed step, and since the beginning.
     cuts: Vec<[u32; 2]>,
+    /// Cuts of ring links of all devices since the last committed step.
+    all_cuts: u32,
     /// Devices that the head does not trust any more.
     pub(super) barred: Vec<bool>,
     /// Whether a device has brought frames into disorder.
@@ -58,6 +60,7 @@ impl Checks {
             broken: None,
             touched: vec![false; workers + 1],
             cuts: vec![[0; 2]; workers + 1],
+            all_cuts: 0,
             barred: vec![false; workers + 1],
             disorder: false,
             spoiled: false,
@@ -93,9 +96,15 @@ impl Checks {
         self.cuts[device].iter_mut().for_each(|cuts| *cuts += 1);
     }
 
+    /// A link of the ring is cut, whosever it is.
+    pub(super) fn cut_any(&mut self) {
+        self.all_cuts += 1;
+    }
+
     /// A step of the caller is committed: every device has shown that it works.
     pub(super) fn committed(&mut self) {
         self.cuts.iter_mut().for_each(|cuts| cuts[0] = 0);
+        self.all_cuts = 0;
     }
 
     /// A request begins.
@@ -213,8 +222,10 @@ impl Checks {
     pub(super) fn note(&mut self, note: &Note) {
         let (Note::Lost { device, words } | Note::Left { device, words }) = note else { return };
         let at: usize = device.trim_start_matches('w').parse().unwrap_or(0);
-        // One cut may be anything; two without a step between them count.
-        if !self.touched[at] && self.cuts[at][0] < 2 {
+        // One cut may be anything; two without a step between them count. All devices close their links after
+        // a cut, so the head cannot always tell whose link was the first: one of the two may be another's.
+        let counts = self.cuts[at][0] >= 2 || (self.cuts[at][0] == 1 && self.all_cuts >= 2);
+        if !self.touched[at] && !counts {
             let cuts = self.cuts[at];
             self.break_it(format!(
                 "C6: device {at} is lost, and nothing was wrong with it: {words}; cuts {cuts:?}"

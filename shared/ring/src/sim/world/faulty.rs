@@ -53,6 +53,9 @@ impl World {
     fn touch_link(&mut self, link: usize) {
         let link = &self.net.links()[link];
         let ring = link.purpose == Purpose::Ring;
+        if ring {
+            self.checks.cut_any();
+        }
         for end in link.ends.into_iter().flatten() {
             match ring {
                 true => self.checks.cut(end.device),
