@@ -4,6 +4,7 @@
 //! and socket that it opens is closed when its handle is dropped, also after a panic.
 
 pub mod admin;
+mod at;
 pub mod balancer;
 pub mod child;
 pub mod clients;

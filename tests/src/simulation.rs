@@ -30,6 +30,8 @@ use baton_generate::host::{Host, Pass};
 use baton_pacing::Millis;
 use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
 
+use crate::at::At;
+
 /// Most steps of an answer before it counts as hanging; a long answer needs a few thousand.
 const STEPS_MAX: usize = 200_000;
 
@@ -143,32 +145,6 @@ enum Happening {
     Timer(u64),
 }
 
-/// A scheduled event; ordered by time, then by the order of scheduling.
-#[derive(Debug)]
-struct At {
-    ns: u64,
-    order: u64,
-    what: Happening,
-}
-
-impl PartialEq for At {
-    fn eq(&self, other: &Self) -> bool {
-        (self.ns, self.order) == (other.ns, other.order)
-    }
-}
-impl Eq for At {}
-impl PartialOrd for At {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for At {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The heap returns the greatest first, but the earliest must come first.
-        (other.ns, other.order).cmp(&(self.ns, self.order))
-    }
-}
-
 /// A device that computes for real, in virtual time.
 pub type SimulatedDevice = Driven<Box<dyn Sequences>>;
 
@@ -180,7 +156,7 @@ pub struct Simulation<'a> {
     line: Line,
     now_ns: u64,
     order: u64,
-    queue: BinaryHeap<At>,
+    queue: BinaryHeap<At<Happening>>,
     stream: Option<AssistStream>,
     cloud_busy: bool,
     device_busy: bool,

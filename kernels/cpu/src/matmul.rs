@@ -11,7 +11,7 @@
 //!   `y = fma(z, dx, y)`.
 //!
 //! `scalar` is this definition in code. Sums of integers are exact, so only the order of blocks is fixed. The
-//! vector levels compute it in two ways, both with sixteen rows in the lanes of a register. `panel` and
+//! vector levels compute it in three ways, all with sixteen rows in the lanes of a register. `panel` and
 //! `tile` pack rows side by side (many tokens). `along` reads blocks as they are stored (up to three tokens).
 //! `across` transposes them in registers (three to eight tokens, for the formats that most files have).
 

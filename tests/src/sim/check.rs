@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use baton_engine::Model;
-use baton_engine::prompt::{PromptSegment, assemble};
+use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::tokenizer::TokenId;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, Sampling, Segment, SentenceMap};
@@ -17,11 +17,16 @@ const SINKS: usize = 2;
 /// Scores may be smoothed over so many tokens.
 const NEAR: usize = 4;
 
-/// Returns the ids of a prompt.
-pub(super) fn prompt_ids(model: &Model, segments: &[Segment]) -> Vec<TokenId> {
+/// Returns a prompt as the model gets it; none if it cannot be assembled.
+fn assembled(model: &Model, segments: &[Segment]) -> Option<Prompt> {
     let parts: Vec<PromptSegment<'_>> =
         segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
-    assemble(model.tokenizer(), model.template(), &parts).map(|prompt| prompt.ids).unwrap_or_default()
+    assemble(model.tokenizer(), model.template(), &parts).ok()
+}
+
+/// Returns the ids of a prompt.
+pub(super) fn prompt_ids(model: &Model, segments: &[Segment]) -> Vec<TokenId> {
+    assembled(model, segments).map(|prompt| prompt.ids).unwrap_or_default()
 }
 
 /// Converts a request's sampling to the engine's.
@@ -40,10 +45,7 @@ pub(super) fn sampling(sampling: &Sampling) -> SamplingParams {
 /// Returns the unit of the prompt that its scores point at; none if that is not in a document, or too near to
 /// the unit's ends to be clear.
 fn pointed(voice: Voice, segments: &[Segment], map: &SentenceMap) -> Option<usize> {
-    let model = model();
-    let parts: Vec<PromptSegment<'_>> =
-        segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
-    let prompt = assemble(model.tokenizer(), model.template(), &parts).ok()?;
+    let prompt = assembled(model(), segments)?;
     let peak = peak(voice.state(&prompt.ids), prompt.ids.len());
     let segment = prompt.segments.iter().position(|place| place.tokens.contains(&peak))?;
     let place = &prompt.segments[segment];

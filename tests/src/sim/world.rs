@@ -17,6 +17,7 @@ use super::network::{Conn, ToClient};
 use super::scenario::{Fault, Scenario};
 use super::trace::Trace;
 use super::{Options, Outcome};
+use crate::at::At;
 
 /// Nanoseconds of a millisecond.
 pub(super) const MS: u64 = 1_000_000;
@@ -65,31 +66,6 @@ pub(super) enum What {
     Commit { life: u32, sent: Vec<UsageDelta> },
 }
 
-/// A happening with its time; ordered by time, then by the order in which they were planned.
-struct At {
-    ns: u64,
-    order: u64,
-    what: What,
-}
-
-impl PartialEq for At {
-    fn eq(&self, other: &Self) -> bool {
-        (self.ns, self.order) == (other.ns, other.order)
-    }
-}
-impl Eq for At {}
-impl PartialOrd for At {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for At {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The heap gives the greatest first; the earliest must come first.
-        (other.ns, other.order).cmp(&(self.ns, self.order))
-    }
-}
-
 /// A program on a device, and how often it was started.
 pub(super) struct Machine {
     pub(super) device: Device,
@@ -103,7 +79,7 @@ pub(super) struct World {
     pub(super) now: u64,
     clock: Arc<AtomicU64>,
     order: u64,
-    heap: BinaryHeap<At>,
+    heap: BinaryHeap<At<What>>,
     pub(super) cloud: Cloud,
     pub(super) machines: Vec<Machine>,
     /// By the question's number.
