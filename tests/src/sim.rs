@@ -1,7 +1,7 @@
 //! A seeded simulation of the whole relay in virtual time: devices, the network, and the cloud.
 //!
-//! The service, the host, the gate, the relay core and the local answers are the real ones. Engines, the
-//! network, the database and time are simulated. A run depends on its seed alone and can be repeated
+//! The service, the host, the gate, the store, the relay core, the local answers and the ring's cores are the
+//! real ones. Engines, networks and time are simulated. A run depends on its seed alone and can be repeated
 //! exactly ([`run`]). The first check that does not hold ends it, and [`shrink()`] finds a short list of
 //! questions and faults that still shows it. What always holds, by the numbers of the design:
 //!
@@ -41,6 +41,8 @@ pub use shrink::{Shrunk, shrink};
 pub struct Options {
     /// A bug that is planted.
     pub bug: Option<Bug>,
+    /// A bug that is planted in the rings of devices.
+    pub ring_bug: Option<baton_ring::sim::Bug>,
     /// Whether everything that happens is printed.
     pub tells: bool,
 }

@@ -13,6 +13,8 @@ const RELAY_SEEDS: u64 = 5_000;
 const RING_SEEDS: u64 = 15_500;
 /// Seeds within which each planted bug must be found.
 const BUG_SEEDS: u64 = 1_500;
+/// Seeds of the relay within which a bug of a device's ring must be found.
+const RING_BUG_SEEDS: u64 = 500;
 
 /// Prints what does not hold, and fails.
 fn check(which: Which, tally: &Tally) {
@@ -50,6 +52,20 @@ fn every_planted_bug_is_found() {
     let missed: Vec<String> =
         found.iter().filter(|(_, seeds)| seeds.is_none()).map(|(bug, _)| bug.name()).collect();
     assert!(missed.is_empty(), "not found within {BUG_SEEDS} seeds: {missed:?}");
+}
+
+#[test]
+fn bugs_of_a_ring_are_found_behind_the_relay() {
+    panic::set_hook(Box::new(|_| {}));
+    let found = |bug| {
+        let options = Options { ring_bug: Some(bug), ..Options::default() };
+        let broken = |seed: &u64| panic::catch_unwind(|| run(*seed, &options).broken.is_some());
+        (0..RING_BUG_SEEDS).find(|seed| broken(seed).unwrap_or(true))
+    };
+    let bugs = [baton_ring::sim::Bug::LastTokenLost, baton_ring::sim::Bug::EmptyNotCreated];
+    let seeds = bugs.map(|bug| (bug, found(bug)));
+    drop(panic::take_hook());
+    assert!(seeds.iter().all(|(_, seed)| seed.is_some()), "not found: {seeds:?}");
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod engine;
 mod faults;
 pub mod home;
 mod network;
+mod outside;
 mod scenario;
 mod script;
 mod setup;
@@ -39,6 +40,7 @@ mod trace;
 mod world;
 
 pub use faults::{Bad, Fault, What, When};
+pub use outside::{Outside, RingOver};
 pub use scenario::{Home, Scenario};
 pub use script::{Ask, Cancel, Part};
 pub use shrink::{Shrunk, shrink};

@@ -24,15 +24,13 @@ use baton_generate::clock::Clock;
 use baton_generate::host::{Host, Pass};
 use baton_protocol::{AssistEvent, AssistRequest, EndReason, ErrorCode};
 
-use super::accounts::{Books, Database, Due};
+use super::accounts::{Books, Due, TENANT, UsageStore};
 use super::check::CloudAnswer;
 use super::engine::{SimEngine, Trouble, model};
 use super::scenario::CloudShape;
 
 /// The scene of all questions.
 pub(super) const SCENE: &str = "sim";
-/// The tenant of all questions.
-const TENANT: &str = "home";
 /// How long a stream is kept after its end, and how long a full one waits for a reader.
 const KEPT_NS: u64 = 10_000_000_000;
 
@@ -48,7 +46,7 @@ pub(super) struct Cloud {
     clock: Arc<AtomicU64>,
     pub(super) wall_ms: Arc<AtomicI64>,
     tenant: Arc<Tenant>,
-    pub(super) database: Database,
+    pub(super) database: UsageStore,
     pub(super) books: Books,
     /// Counts its lives.
     pub(super) life: u32,
@@ -130,7 +128,7 @@ impl Cloud {
             // A day that begins within the simulation.
             wall_ms: Arc::new(AtomicI64::new(20_000 * 86_400_000 - 4_000)),
             tenant: Arc::new(tenant),
-            database: Database::default(),
+            database: UsageStore::new(shape.stores),
             books: Books::default(),
             life: 0,
             up: None,
@@ -147,7 +145,7 @@ impl Cloud {
         let wall = Arc::clone(&self.wall_ms);
         let gate = Gate::new(clock.clone(), move || wall.load(Ordering::Relaxed));
         let replica = self.life + 1;
-        let Some(shared) = self.database.exchange(replica, &[], TENANT, self.wall()) else { return false };
+        let Some(shared) = self.database.exchange(replica, &[], self.wall()) else { return false };
         gate.exchanged(&[], &shared);
         self.life = replica;
         let options = ServiceOptions {
@@ -336,7 +334,7 @@ impl Cloud {
     /// Sends usage to the database, and hears what is used everywhere. `None` if the database is away.
     pub(super) fn exchange(&mut self, sent: &[UsageDelta]) -> bool {
         let (life, wall) = (self.life, self.wall());
-        let Some(shared) = self.database.exchange(life, sent, TENANT, wall) else { return false };
+        let Some(shared) = self.database.exchange(life, sent, wall) else { return false };
         if let Some(up) = &self.up {
             up.gate.exchanged(sent, &shared);
         }
@@ -377,6 +375,7 @@ impl Cloud {
     /// # Errors
     /// A check that does not hold.
     pub(super) fn check_books(&self) -> Result<(), String> {
+        self.database.check()?;
         let Some(up) = &self.up else { return Ok(()) };
         let deltas = up.gate.deltas();
         let pending: u64 = deltas.iter().map(|delta| delta.tokens).sum();
@@ -407,7 +406,7 @@ impl Cloud {
     pub(super) fn check_rest(&mut self) -> Result<(), String> {
         self.check_books()?;
         let Some(up) = &self.up else { return Ok(()) };
-        let (free, all) = (up.host.free_kv_tokens(), up.host.engine().sequences());
+        let (free, all) = (up.host.free_kv_tokens(), up.host.engine().live().count());
         if free != self.shape.kv_tokens.next_multiple_of(baton_engine::BLOCK_TOKENS) || all != 0 {
             return Err(format!("I8: the cloud has {free} tokens free and {all} sequences at the end"));
         }

@@ -1,42 +1,89 @@
-//! A simulated device: the real host and local answers, over an engine that computes nothing.
+//! A simulated device: the real host and local answers, over an engine that computes nothing. The engine is
+//! that of the device alone, or the head of a simulated ring.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_device::local::{EngineCommand, EngineReport, LocalAnswer, LocalModel, LocalOptions, Reports};
-use baton_engine::pace_emulation::PassContent;
-use baton_engine::{Model, Sequences as _};
+use baton_engine::pace_emulation::{PassContent, PassCost};
+use baton_engine::{Model, Sequences};
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, Pass};
+use baton_random::mix;
+use baton_ring::sim::{Bug as RingBug, Outside, RingOver};
 
-use super::engine::{SimEngine, Trouble, model, other_model};
+use super::engine::{Live, SimEngine, Trouble, model, other_model};
 use super::scenario::DeviceShape;
 
 /// The program on a device.
 pub(super) struct Device {
-    host: Host<SimEngine>,
+    host: Host<Box<dyn Sequences>>,
     local: LocalModel,
     answers: BTreeMap<usize, (LocalAnswer, Reports)>,
     pass: Option<Pass>,
     pub(super) trouble: Trouble,
+    live: Live,
     idle: usize,
+    cost: PassCost,
+    clock: Arc<AtomicU64>,
+    ring: Option<Arc<Mutex<Outside>>>,
+}
+
+/// A pass that has begun.
+pub(super) struct Begun {
+    pub(super) content: PassContent,
+    /// How long it takes.
+    pub(super) ns: u64,
+}
+
+fn time(clock: &AtomicU64) -> Duration {
+    Duration::from_nanos(clock.load(Ordering::Relaxed))
+}
+
+fn locked(ring: &Mutex<Outside>) -> MutexGuard<'_, Outside> {
+    ring.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Device {
-    pub(super) fn new(shape: &DeviceShape, clock: &Arc<AtomicU64>) -> Device {
+    /// Starts the program for the `life`th time.
+    pub(super) fn new(
+        shape: &DeviceShape,
+        clock: &Arc<AtomicU64>,
+        life: u32,
+        bug: Option<RingBug>,
+    ) -> Device {
         let engine = SimEngine::new(Device::model(shape), shape.kv_tokens, shape.voice);
-        let trouble = engine.trouble();
+        let (trouble, live) = (engine.trouble(), engine.live());
+        let ring = shape
+            .ring
+            .map(|seed| Arc::new(Mutex::new(Outside::new(mix(seed, u64::from(life)), bug, time(clock)))));
         let now = Arc::clone(clock);
+        let now = move || time(&now);
+        let engine: Box<dyn Sequences> = match &ring {
+            Some(ring) => Box::new(RingOver::new(engine, Arc::clone(ring), now.clone())),
+            None => Box::new(engine),
+        };
         let options = LocalOptions {
             answers: shape.answers,
             idle_sequences: shape.answers,
-            clock: Clock::from_fn(move || Duration::from_nanos(now.load(Ordering::Relaxed))),
+            clock: Clock::from_fn(now),
             ..LocalOptions::new(shape.kv_tokens)
         };
         let (host, local) = LocalModel::host(engine, options);
-        Device { host, local, answers: BTreeMap::new(), pass: None, trouble, idle: shape.answers }
+        Device {
+            host,
+            local,
+            answers: BTreeMap::new(),
+            pass: None,
+            trouble,
+            live,
+            idle: shape.answers,
+            cost: shape.cost,
+            clock: Arc::clone(clock),
+            ring,
+        }
     }
 
     /// Returns the model of a device.
@@ -69,7 +116,7 @@ impl Device {
     ///
     /// # Errors
     /// A check that does not hold.
-    pub(super) fn turn(&mut self) -> Result<Option<PassContent>, String> {
+    pub(super) fn turn(&mut self) -> Result<Option<Begun>, String> {
         if self.pass.is_some() {
             return Ok(None);
         }
@@ -79,7 +126,21 @@ impl Device {
         if held > self.answers.len() {
             return Err(format!("I8: a device holds {held} answers, {} are wanted", self.answers.len()));
         }
-        Ok(self.pass.as_ref().map(Pass::content))
+        let took = match &self.ring {
+            Some(ring) => {
+                let ring = locked(ring);
+                if let Some(words) = ring.broken() {
+                    return Err(format!("ring: {words}"));
+                }
+                Some(ring.now().saturating_sub(time(&self.clock)))
+            }
+            None => None,
+        };
+        Ok(self.pass.as_ref().map(|pass| {
+            let content = pass.content();
+            let took = took.unwrap_or_else(|| self.cost.modelled(content));
+            Begun { content, ns: took.as_nanos() as u64 }
+        }))
     }
 
     /// Ends the pass under way.
@@ -109,10 +170,14 @@ impl Device {
         if stats.running + stats.waiting + stats.parked + self.answers.len() > 0 {
             return Err(format!("I8: a device keeps answers at the end: {stats:?}"));
         }
-        if engine.sequences() > self.idle {
-            let (sequences, free) = (engine.sequences(), engine.free_tokens());
+        let sequences = self.live.count();
+        if sequences > self.idle {
+            let free = engine.free_tokens();
             return Err(format!("I8: a device keeps {sequences} sequences, {free} tokens are free"));
         }
-        Ok(())
+        let Some(ring) = &self.ring else { return Ok(()) };
+        let mut ring = locked(ring);
+        ring.end();
+        ring.broken().map_or(Ok(()), |words| Err(format!("ring: {words}")))
     }
 }

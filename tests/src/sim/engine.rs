@@ -4,7 +4,6 @@
 //! has no layers. Equal ids before a token give equal logits, and a lost, doubled or changed id gives
 //! others. Never: reads a clock. Always: a step that fails or is cancelled leaves every sequence as it was.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
@@ -141,13 +140,33 @@ impl Trouble {
     }
 }
 
+/// How many sequences an engine has, told outside.
+#[derive(Debug, Clone, Default)]
+pub struct Live(Arc<AtomicUsize>);
+
+impl Live {
+    /// Returns how many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The engine.
 #[derive(Debug)]
 pub struct SimEngine {
     engine: Engine,
     voice: Voice,
     trouble: Trouble,
-    live: BTreeSet<SeqId>,
+    live: Live,
     computed: u64,
 }
 
@@ -168,7 +187,7 @@ impl SimEngine {
             engine: Engine::new(Arc::clone(model), options).expect("there is room"),
             voice,
             trouble: Trouble::default(),
-            live: BTreeSet::new(),
+            live: Live::default(),
             computed: 0,
         }
     }
@@ -179,10 +198,10 @@ impl SimEngine {
         self.trouble.clone()
     }
 
-    /// Returns how many sequences there are.
+    /// Returns what counts its sequences.
     #[must_use]
-    pub fn sequences(&self) -> usize {
-        self.live.len()
+    pub fn live(&self) -> Live {
+        self.live.clone()
     }
 
     /// Returns how many tokens went through it.
@@ -239,13 +258,13 @@ impl Sequences for SimEngine {
 
     fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
         let seq = Sequences::create_in(&mut self.engine, scope, adapter)?;
-        self.live.insert(seq);
+        self.live.add();
         Ok(seq)
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
         let child = Sequences::fork(&mut self.engine, seq, n_tokens)?;
-        self.live.insert(child);
+        self.live.add();
         Ok(child)
     }
 
@@ -254,7 +273,9 @@ impl Sequences for SimEngine {
     }
 
     fn release(&mut self, seq: SeqId) {
-        self.live.remove(&seq);
+        if Sequences::len(&self.engine, seq).is_ok() {
+            self.live.remove();
+        }
         self.engine.release(seq);
     }
 

@@ -209,10 +209,10 @@ impl World {
             self.answers.remove(&number);
             self.killed += 1;
         }
-        let clock = self.clock();
+        let (clock, bug) = (self.clock(), self.options.ring_bug);
         let machine = &mut self.machines[device];
         machine.life += 1;
-        machine.device = Device::new(&shape, &clock);
+        machine.device = Device::new(&shape, &clock, machine.life, bug);
     }
 
     /// Checks every answer once all have ended.

@@ -49,6 +49,8 @@ pub struct CloudShape {
     pub ratio: f32,
     /// The scene's corrector.
     pub corrector: Corrector,
+    /// Whether usage is kept by the program's store, which takes longer than its model.
+    pub stores: bool,
 }
 
 /// How a device is set up.
@@ -68,6 +70,8 @@ pub struct DeviceShape {
     pub latency_us: u64,
     /// By how much it varies, in microseconds.
     pub jitter_us: u64,
+    /// The seed of the ring that computes for it; none if it computes alone.
+    pub ring: Option<u64>,
 }
 
 /// A question of a person.
@@ -234,6 +238,7 @@ impl Scenario {
             concurrency_max: random.percent(15).then(|| 1 + random.below(3) as u32),
             ratio: [1.0, 1.0, 0.5, 0.25][random.below(4)],
             corrector: [Corrector::Cloud, Corrector::Device][random.below(2)],
+            stores: seed.is_multiple_of(STORE_SHARE),
         };
         let mut devices: Vec<DeviceShape> =
             (0..1 + random.below(4)).map(|at| device(mix(mix(seed, 3), at as u64), voice)).collect();
@@ -294,6 +299,10 @@ impl Question {
 const LONG: usize = 700;
 /// Long answers in a hundred that the cloud writes alone.
 const LONG_PERCENT: usize = 6;
+/// One of so many seeds has the program's store.
+const STORE_SHARE: u64 = 8;
+/// Devices in a hundred that are the head of a ring.
+const RING_PERCENT: usize = 10;
 const WORDS: [&str; 12] =
     ["hen", "a", "river", "blue", "of", "stones", "the", "wind", "goes", "home", "under", "six"];
 
@@ -312,6 +321,7 @@ fn device(seed: u64, cloud: Voice) -> DeviceShape {
         },
         latency_us: 500 + random.below(80_000) as u64,
         jitter_us: random.below(30_000) as u64,
+        ring: random.percent(RING_PERCENT).then(|| mix(seed, 11)),
     }
 }
 

@@ -12,7 +12,7 @@ use baton_random::mix;
 
 use super::answer::{Answer, ConnNo};
 use super::cloud::Cloud;
-use super::device::Device;
+use super::device::{Begun, Device};
 use super::network::{Conn, ToClient};
 use super::scenario::{Fault, Scenario};
 use super::trace::Trace;
@@ -99,7 +99,7 @@ impl World {
     pub(super) fn new(scenario: Scenario, options: Options) -> World {
         let clock = Arc::new(AtomicU64::new(0));
         let cloud = Cloud::new(&scenario.cloud, &clock);
-        let machine = |shape| Machine { device: Device::new(shape, &clock), life: 0 };
+        let machine = |shape| Machine { device: Device::new(shape, &clock, 0, options.ring_bug), life: 0 };
         let machines = scenario.devices.iter().map(machine).collect();
         let mut world = World {
             scenario,
@@ -313,16 +313,15 @@ impl World {
         let mut moved = false;
         for at in 0..self.machines.len() {
             let turned = self.machines[at].device.turn();
-            let content = match turned {
-                Ok(content) => content,
+            let begun = match turned {
+                Ok(begun) => begun,
                 Err(words) => {
                     self.fail(words);
                     None
                 }
             };
-            if let Some(content) = content {
+            if let Some(Begun { content, ns }) = begun {
                 let life = self.machines[at].life;
-                let ns = self.scenario.devices[at].cost.modelled(content).as_nanos() as u64;
                 let numbers =
                     [self.now, at as u64, content.prefill_tokens as u64, content.decode_rows as u64];
                 self.trace.add("device", &numbers);

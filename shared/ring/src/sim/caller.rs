@@ -9,7 +9,7 @@ use baton_engine::Wanted;
 use baton_random::mix;
 
 use crate::core::SeqNo;
-use crate::core::head::{BatchSeq, Event, Outputs, Own, RingFault, SeqAsk};
+use crate::core::head::{Batch, BatchSeq, Event, Outputs, Own, RingFault, SeqAsk};
 use crate::wire::frame::{Operation, Span};
 
 use super::engine::FakeEngine;
@@ -113,10 +113,19 @@ impl Caller {
         self.live.iter().map(|seq| (*seq, self.reference.ids(*seq).unwrap_or_default()))
     }
 
-    /// Notes that a request of the world's own is made, such as the first one.
+    /// Notes that a request is made.
     pub(super) fn asks(&mut self, event: &Event) {
         self.pending = Some(match event {
             Event::Connect(_) => Pending::Connect,
+            Event::Step(batch) => Pending::Step(batch.seqs.clone()),
+            Event::Sequence(ask) => match ask.clone() {
+                SeqAsk::Create { .. } => Pending::Create,
+                SeqAsk::Fork { from, tokens } => Pending::Fork(from, tokens),
+                SeqAsk::Truncate { seq, tokens } => Pending::Truncate(seq, tokens),
+                SeqAsk::Release(seq) => Pending::Release(seq),
+                SeqAsk::Reuse { seq, ids } => Pending::Reuse(seq, ids),
+                SeqAsk::AddAdapter => Pending::Invalid,
+            },
             _ => Pending::Care,
         });
     }
@@ -140,12 +149,7 @@ impl Caller {
         let ids = self.tokens(1);
         let part = |seq: &SeqNo| BatchSeq { seq: *seq, ids: ids.clone(), wanted: Wanted::Last };
         let batch: Vec<BatchSeq> = self.live.iter().map(part).collect();
-        (!batch.is_empty()).then(|| self.step(batch))
-    }
-
-    fn step(&mut self, seqs: Vec<BatchSeq>) -> Event {
-        self.pending = Some(Pending::Step(seqs.clone()));
-        Event::Step(crate::core::head::Batch { seqs })
+        (!batch.is_empty()).then_some(Event::Step(Batch { seqs: batch }))
     }
 
     /// What comes next in the script. `own` is what the head's device has left.
@@ -157,7 +161,7 @@ impl Caller {
             let long = matches!(greedy.cancel, Some(Cancel::After(time)) if time > LONG);
             let cancel = if long || greedy.left % 3 == 0 { greedy.cancel } else { None };
             greedy.cancel = greedy.cancel.filter(|_| long || cancel.is_none());
-            return Next::Ask(Box::new(self.step(batch)), cancel);
+            return Next::Ask(Box::new(Event::Step(Batch { seqs: batch })), cancel);
         }
         self.greedy = None;
         let Some((at, ask)) = self.script.next() else { return Next::End };
@@ -166,25 +170,21 @@ impl Caller {
     }
 
     fn begin(&mut self, ask: Ask, own: Own) -> Option<Next> {
-        let (pending, ask, cancel) = match ask {
-            Ask::Create if self.live.len() < 8 => (Pending::Create, SeqAsk::Create { adapter: false }, None),
+        let ask = match ask {
+            Ask::Create if self.live.len() < 8 => SeqAsk::Create { adapter: false },
             Ask::Fork(slot, share) if self.live.len() < 8 => {
                 let from = self.seq(slot)?;
                 let tokens = self.len(from) * share / 100;
                 if tokens > own.free_tokens {
                     return None;
                 }
-                (Pending::Fork(from, tokens), SeqAsk::Fork { from, tokens }, None)
+                SeqAsk::Fork { from, tokens }
             }
             Ask::Truncate(slot, share) => {
                 let seq = self.seq(slot)?;
-                let tokens = self.len(seq) * share / 100;
-                (Pending::Truncate(seq, tokens), SeqAsk::Truncate { seq, tokens }, None)
+                SeqAsk::Truncate { seq, tokens: self.len(seq) * share / 100 }
             }
-            Ask::Release(slot) if self.live.len() > 1 => {
-                let seq = self.seq(slot)?;
-                (Pending::Release(seq), SeqAsk::Release(seq), None)
-            }
+            Ask::Release(slot) if self.live.len() > 1 => SeqAsk::Release(self.seq(slot)?),
             Ask::Reuse(slot, of) => {
                 let (seq, of) = (self.seq(slot)?, self.seq(of)?);
                 let from = self.len(seq).min(self.len(of));
@@ -192,12 +192,16 @@ impl Caller {
                 if ids.len() > own.free_tokens {
                     return None;
                 }
-                (Pending::Reuse(seq, ids.clone()), SeqAsk::Reuse { seq, ids }, None)
+                SeqAsk::Reuse { seq, ids }
             }
-            Ask::Invalid(which) => (Pending::Invalid, self.invalid(which)?, None),
+            Ask::Invalid(which) => {
+                let ask = self.invalid(which)?;
+                self.pending = Some(Pending::Invalid);
+                ask
+            }
             Ask::Step(parts, cancel) => {
-                let batch = self.batch_of(&parts)?;
-                return Some(Next::Ask(Box::new(self.step(batch)), cancel));
+                let seqs = self.batch_of(&parts)?;
+                return Some(Next::Ask(Box::new(Event::Step(Batch { seqs })), cancel));
             }
             Ask::Greedy(slot, left, cancel) => {
                 let seq = self.seq(slot)?;
@@ -205,17 +209,13 @@ impl Caller {
                 self.greedy = Some(Greedy { seq, left, token, cancel });
                 return Some(self.next(own));
             }
-            Ask::Between | Ask::Idle => {
-                self.pending = Some(Pending::Care);
-                let event = if ask == Ask::Idle { Event::Idle(own) } else { Event::Between(own) };
-                return Some(Next::Ask(Box::new(event), None));
-            }
+            Ask::Between => return Some(Next::Ask(Box::new(Event::Between(own)), None)),
+            Ask::Idle => return Some(Next::Ask(Box::new(Event::Idle(own)), None)),
             Ask::Join(worker) => return Some(Next::Join(worker)),
             Ask::Pause(time) => return Some(Next::Wait(time)),
             Ask::Create | Ask::Fork(..) | Ask::Release(_) => return None,
         };
-        self.pending = Some(pending);
-        Some(Next::Ask(Box::new(Event::Sequence(ask)), cancel))
+        Some(Next::Ask(Box::new(Event::Sequence(ask)), None))
     }
 
     fn invalid(&self, which: usize) -> Option<SeqAsk> {

@@ -260,19 +260,31 @@ impl World {
 
     /// Runs until the script and what follows it have ended, or a check is broken.
     pub(super) fn run(&mut self) {
-        while !self.over && self.checks.broken.is_none() {
-            let Some(delivery) = self.heap.pop() else {
-                self.checks.break_it("C5: nothing is left to happen".to_owned());
-                return;
-            };
-            self.now = delivery.at;
-            self.deliveries += 1;
-            self.deliver(delivery.what);
-            if self.deliveries > DELIVERIES_MAX {
-                self.checks.break_it("C5: the run does not end".to_owned());
-            }
-            self.in_time();
+        while !self.over && self.goes_on() {}
+    }
+
+    /// Lets the next thing happen; returns whether everything is in order.
+    fn goes_on(&mut self) -> bool {
+        if self.checks.broken.is_some() {
+            return false;
         }
+        let Some(delivery) = self.heap.pop() else {
+            self.checks.break_it("C5: nothing is left to happen".to_owned());
+            return false;
+        };
+        self.now = delivery.at;
+        self.deliveries += 1;
+        self.deliver(delivery.what);
+        if self.deliveries > DELIVERIES_MAX {
+            self.checks.break_it("C5: the run does not end".to_owned());
+        }
+        self.in_time();
+        self.checks.broken.is_none()
+    }
+
+    /// Returns when the next thing happens.
+    fn next_at(&self) -> Option<Duration> {
+        self.heap.peek().map(|delivery| delivery.at)
     }
 
     /// Lets something happen after some time.

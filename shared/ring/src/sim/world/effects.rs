@@ -288,7 +288,7 @@ impl World {
     }
 
     /// All links of the head end, as with its program.
-    pub(super) fn end_head(&mut self) {
+    pub(in crate::sim) fn end_head(&mut self) {
         let links: Vec<LinkId> = self.devices[0].ports.keys().copied().collect();
         self.step_head(head::Event::End);
         let left: Vec<LinkId> = self.devices[0].ports.keys().copied().collect();

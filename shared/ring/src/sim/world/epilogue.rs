@@ -28,6 +28,8 @@ pub(in crate::sim) enum Stage {
     Mends,
     /// The last step is under way.
     LastStep,
+    /// There is no script: requests come from outside.
+    Outside,
 }
 
 /// How far the run has come.
@@ -37,6 +39,8 @@ pub(in crate::sim) struct Epilogue {
     began: Duration,
     asked: Duration,
     events: Option<u64>,
+    /// The end of the latest request.
+    answered: Option<Result<Outputs, RingFault>>,
 }
 
 impl World {
@@ -73,7 +77,8 @@ impl World {
         }
     }
 
-    fn own(&self) -> Own {
+    /// What the head's device has left.
+    pub(in crate::sim) fn own(&self) -> Own {
         Own { free_tokens: self.engine.engine.free_tokens(), memory_bytes: Some(4e9) }
     }
 
@@ -102,7 +107,38 @@ impl World {
             self.over = true;
             return;
         }
+        self.epilogue.answered = Some(done.clone());
         self.after(Duration::ZERO, What::Caller);
+    }
+
+    /// From now on requests come from outside.
+    pub(in crate::sim) fn serve_outside(&mut self) {
+        self.epilogue.stage = Stage::Outside;
+    }
+
+    /// Asks from outside; returns how the request ends.
+    ///
+    /// # Errors
+    /// [`RingFault`] if it fails.
+    pub(in crate::sim) fn asked(&mut self, event: head::Event) -> Result<Outputs, RingFault> {
+        self.epilogue.answered = None;
+        self.ask(event, None);
+        self.answer()
+    }
+
+    /// Runs until the present request has ended; returns how.
+    ///
+    /// # Errors
+    /// [`RingFault`] if it fails, or if a check does not hold.
+    pub(in crate::sim) fn answer(&mut self) -> Result<Outputs, RingFault> {
+        while self.epilogue.answered.is_none() && self.goes_on() {}
+        self.epilogue.answered.take().unwrap_or(Err(RingFault::Cancelled))
+    }
+
+    /// Runs until this time.
+    pub(in crate::sim) fn pass_until(&mut self, at: Duration) {
+        while self.next_at().is_some_and(|next| next <= at) && self.goes_on() {}
+        self.now = self.now.max(at);
     }
 
     /// The caller goes on.
@@ -147,7 +183,7 @@ impl World {
                     self.mend();
                 }
             }
-            Stage::LastStep => {}
+            Stage::LastStep | Stage::Outside => {}
         }
     }
 
@@ -175,11 +211,16 @@ impl World {
         computing >= self.scenario.home.needs
     }
 
-    fn mend(&mut self) {
+    /// Devices that are there and not in the ring appear.
+    pub(in crate::sim) fn join_missing(&mut self) {
         let present = self.head.present();
         let missing: Vec<usize> =
             self.must_be_there().filter(|device| !present.contains(&id(*device))).collect();
         missing.into_iter().for_each(|device| self.join(device));
+    }
+
+    fn mend(&mut self) {
+        self.join_missing();
         let own = self.own();
         self.after(LOOK, What::Idle(own));
     }
