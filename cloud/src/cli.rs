@@ -87,6 +87,14 @@ impl DatabaseArgs {
         let database: Database = self.database.parse()?;
         Ok(Store::open(&database).await?)
     }
+
+    /// Opens the database, does some work with it and closes it, whatever comes of the work.
+    async fn with_store<T>(&self, work: impl AsyncFnOnce(&Store) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let store = self.open().await?;
+        let done = work(&store).await;
+        store.close().await;
+        done
+    }
 }
 
 /// `migrate`.
@@ -280,10 +288,8 @@ pub(crate) fn moment(ms: i64) -> String {
 
 /// Migrates by opening the database. Concurrent starts wait for each other.
 async fn migrate(args: &DatabaseArgs) -> anyhow::Result<()> {
-    let store = args.open().await?;
-    let checked = store.check_statements().await.context("check the schema");
-    store.close().await;
-    let statements = checked?;
+    let check = async |store: &Store| store.check_statements().await.context("check the schema");
+    let statements = args.with_store(check).await?;
     let line = if args.json {
         serde_json::json!({ "migrated": true, "statements": statements }).to_string()
     } else {

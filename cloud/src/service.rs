@@ -447,6 +447,8 @@ impl CloudService {
                 kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
                 prefix_queries: kv.prefix.query_tokens,
                 prefix_hits: kv.prefix.hit_tokens,
+                proposed: stats.proposed_total,
+                accepted: stats.accepted_total,
             }
         };
         self.inner.models.iter().map(used).collect()

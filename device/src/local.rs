@@ -6,8 +6,8 @@
 //!
 //! What always holds:
 //!
-//! - Progress is reported at least every 1/16 of a prompt, or at every pass that is large enough to keep a
-//!   ring's devices busy.
+//! - Progress is reported at least every 1/16 of a prompt, every 32 tokens, or at every pass that is large
+//!   enough to keep a ring's devices busy; the largest of these counts.
 //! - The cloud's tokens go through the model in the last prefill pass. Its last position already gives the
 //!   device's own first token.
 //! - Which tokens are written depends on the commands alone. How many one pass writes depends on what
@@ -47,8 +47,8 @@ pub(crate) use self::shorten::{assembled, shortened};
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
 const PASSES: usize = 16;
-/// Least tokens of a prefill pass.
-const CHUNK_TOKENS_MIN: usize = 8;
+/// Least tokens of a prefill pass. In smaller ones, the tokens of other answers would take a large share.
+const CHUNK_TOKENS_MIN: usize = 32;
 /// The most tokens of all prompts in one pass. More than 1/16 of any prompt up to 32,768 tokens, so that a
 /// lone prompt of that size is not divided further.
 const CHUNK_TOKENS_MAX: usize = 2048;

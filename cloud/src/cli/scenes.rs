@@ -113,10 +113,7 @@ impl SceneSet {
 }
 
 pub(super) async fn run(command: ScenesCommand, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = command.database.open().await?;
-    let done = perform(&store, command.command).await;
-    store.close().await;
-    let shown = done?;
+    let shown = command.database.with_store(async |store| perform(store, command.command).await).await?;
     if command.database.json {
         let value = match &shown {
             Output::One(scene) => value(scene),

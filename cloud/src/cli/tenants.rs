@@ -102,10 +102,8 @@ impl TenantSet {
 }
 
 pub(super) async fn run(command: TenantsCommand, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = command.database.open().await?;
-    let done = perform(&store, command.command).await;
-    store.close().await;
-    let (tenants, usage) = done?;
+    let perform = async |store: &Store| perform(store, command.command).await;
+    let (tenants, usage) = command.database.with_store(perform).await?;
     let used = |tenant: &Tenant| usage.iter().find(|used| used.tenant == tenant.id);
     if command.database.json {
         let value: Value = tenants.iter().map(|tenant| json_of(tenant, used(tenant))).collect();

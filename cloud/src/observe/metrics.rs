@@ -85,6 +85,8 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_generation_tokens_total", Kind::Counter, "tokens written"),
     ("baton_prefix_cache_queries_total", Kind::Counter, "prompt tokens looked for in the prefix cache"),
     ("baton_prefix_cache_hits_total", Kind::Counter, "prompt tokens found there"),
+    ("baton_speculation_proposed_tokens_total", Kind::Counter, "tokens proposed and checked, by model"),
+    ("baton_speculation_accepted_tokens_total", Kind::Counter, "proposed tokens that became part of answers"),
     ("baton_assisted_tokens", Kind::Histogram(Buckets::Tokens), "tokens that the cloud was to write (L)"),
     ("baton_handoffs_total", Kind::Counter, "assisted answers, by how the cloud's part ended"),
     ("baton_refined_prompt_ratio", Kind::Histogram(Buckets::Share), "share of the prompt that a mask keeps"),
@@ -141,6 +143,10 @@ pub struct ModelUsage {
     pub prefix_queries: u64,
     /// Prompt tokens that were found there.
     pub prefix_hits: u64,
+    /// Tokens that were proposed.
+    pub proposed: u64,
+    /// Proposed tokens that became part of answers.
+    pub accepted: u64,
 }
 
 /// Current use of the service, read when metrics are requested.
@@ -300,6 +306,8 @@ impl Metrics {
             self.gauge("baton_kv_cache_usage_ratio", labels).set(usage.kv_usage);
             self.counter("baton_prefix_cache_queries_total", labels).absolute(usage.prefix_queries);
             self.counter("baton_prefix_cache_hits_total", labels).absolute(usage.prefix_hits);
+            self.counter("baton_speculation_proposed_tokens_total", labels).absolute(usage.proposed);
+            self.counter("baton_speculation_accepted_tokens_total", labels).absolute(usage.accepted);
         }
         for (scene, version) in &usage.scenes {
             let scene = self.scene(Some(scene));

@@ -2,7 +2,7 @@
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
-use baton_cloud::access::{AccessBook, ApiKey, KeySecret, Scopes, Tenant, TenantSettings};
+use baton_cloud::access::{AccessBook, ApiKey, KeySecret, Scopes, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
 use baton_cloud::gate::Gate;
 use baton_cloud::store::now_ms;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::client::{Reply, Server};
-use crate::world::{document, options, request};
+use crate::world::{document, key, options, request, tenant};
 
 /// Starts a server on which every request needs a key of the tenant `acme`; returns keys with these scopes.
 async fn server<const N: usize>(
@@ -20,36 +20,12 @@ async fn server<const N: usize>(
     scopes: [Scopes; N],
 ) -> (Server, AccessBook, [KeySecret; N]) {
     let secrets = scopes.map(|_| KeySecret::generate());
-    let key = |(secret, scopes): (&KeySecret, Scopes)| ApiKey {
-        id: secret.id().into(),
-        revision: 1,
-        tenant: "acme".into(),
-        label: String::new(),
-        hash: secret.hash(),
-        scopes,
-        created_ms: 0,
-        created_by: String::new(),
-        expires_ms: None,
-        revoked_ms: None,
-        last_used_ms: None,
-        rotated_from: None,
-    };
     let book = AccessBook::new(KeyPolicy::Required, None);
-    book.replace(vec![tenant(settings)], secrets.iter().zip(scopes).map(key).collect());
+    let keys = secrets.iter().zip(scopes).map(|(secret, scopes)| key(secret, "acme", scopes));
+    book.replace(vec![tenant("acme", settings)], keys.collect());
     let access = Access { book: book.clone(), gate: Gate::new(Clock::monotonic(), now_ms) };
     let server = Server::with_access(options(), access, HttpLimits::default(), ApiLimits::default()).await;
     (server, book, secrets)
-}
-
-fn tenant(settings: TenantSettings) -> Tenant {
-    Tenant {
-        id: "acme".into(),
-        revision: 1,
-        settings,
-        created_ms: 0,
-        updated_ms: 0,
-        updated_by: String::new(),
-    }
 }
 
 async fn send(server: &Server, key: &str, method: &str, path: &str, body: &Value) -> Reply {
@@ -124,27 +100,14 @@ async fn each_route_needs_its_scope() {
 
 #[tokio::test]
 async fn a_revoked_key_and_a_disabled_tenant_are_refused_at_once() {
-    let (server, book, [key]) = server(TenantSettings::default(), [Scopes::ALL]).await;
-    let ask = async || send(&server, key.reveal(), "GET", "/v1/models", &Value::Null).await;
+    let (server, book, [secret]) = server(TenantSettings::default(), [Scopes::ALL]).await;
+    let ask = async || send(&server, secret.reveal(), "GET", "/v1/models", &Value::Null).await;
     assert_eq!(ask().await.status, 200);
     let disabled = TenantSettings { disabled: true, ..TenantSettings::default() };
-    let same = |revoked_ms| ApiKey {
-        id: key.id().into(),
-        revision: 2,
-        tenant: "acme".into(),
-        label: String::new(),
-        hash: key.hash(),
-        scopes: Scopes::ALL,
-        created_ms: 0,
-        created_by: String::new(),
-        expires_ms: None,
-        revoked_ms,
-        last_used_ms: None,
-        rotated_from: None,
-    };
-    book.replace(vec![tenant(disabled)], vec![same(None)]);
+    let same = |revoked_ms| ApiKey { revision: 2, revoked_ms, ..key(&secret, "acme", Scopes::ALL) };
+    book.replace(vec![tenant("acme", disabled)], vec![same(None)]);
     refused(&ask().await, 403, "insufficient_permissions", "the tenant of this API key is disabled");
-    book.replace(vec![tenant(TenantSettings::default())], vec![same(Some(1))]);
+    book.replace(vec![tenant("acme", TenantSettings::default())], vec![same(Some(1))]);
     refused(&ask().await, 401, "invalid_api_key", "missing or wrong");
 }
 

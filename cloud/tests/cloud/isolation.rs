@@ -2,7 +2,7 @@
 
 use baton_cloud::Clock;
 use baton_cloud::access::book::KeyPolicy;
-use baton_cloud::access::{AccessBook, ApiKey, KeySecret, Scopes, Tenant, TenantSettings};
+use baton_cloud::access::{AccessBook, KeySecret, Scopes, TenantSettings};
 use baton_cloud::api::{Access, ApiLimits};
 use baton_cloud::gate::Gate;
 use baton_cloud::scene::book::SceneBook;
@@ -20,7 +20,7 @@ use baton_protocol::{AssistEvent, AssistRequest, Role, Segment};
 use serde_json::{Value, json};
 
 use crate::client::{Reply, Server};
-use crate::world::{document, drain, end, model, options, request, setup};
+use crate::world::{document, drain, end, key, model, options, request, setup, tenant};
 
 /// The scene's own text: some whole blocks, and part of one.
 const SYSTEM: &str =
@@ -165,30 +165,10 @@ pub(crate) async fn server<const N: usize>(
     settings: TenantSettings,
 ) -> (Server, [KeySecret; N]) {
     let secrets = tenants.map(|_| KeySecret::generate());
-    let key = |(secret, tenant): (&KeySecret, &str)| ApiKey {
-        id: secret.id().into(),
-        revision: 1,
-        tenant: tenant.into(),
-        label: String::new(),
-        hash: secret.hash(),
-        scopes: Scopes::ALL,
-        created_ms: 0,
-        created_by: String::new(),
-        expires_ms: None,
-        revoked_ms: None,
-        last_used_ms: None,
-        rotated_from: None,
-    };
-    let tenant = |id: &&str| Tenant {
-        id: (*id).to_owned(),
-        revision: 1,
-        settings: settings.clone(),
-        created_ms: 0,
-        updated_ms: 0,
-        updated_by: String::new(),
-    };
+    let keys = secrets.iter().zip(tenants).map(|(secret, tenant)| key(secret, tenant, Scopes::ALL));
+    let tenants = tenants.iter().map(|id| tenant(id, settings.clone()));
     let book = AccessBook::new(KeyPolicy::Required, None);
-    book.replace(tenants.iter().map(tenant).collect(), secrets.iter().zip(tenants).map(key).collect());
+    book.replace(tenants.collect(), keys.collect());
     let access = Access { book, gate: Gate::new(Clock::monotonic(), now_ms) };
     let server = Server::with_access(options(), access, HttpLimits::default(), ApiLimits::default()).await;
     (server, secrets)

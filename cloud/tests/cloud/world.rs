@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use baton_cloud::Clock;
+use baton_cloud::access::{ApiKey, KeySecret, Scopes, Tenant, TenantSettings};
 use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::stream::AssistStream;
@@ -52,6 +53,29 @@ pub(crate) fn scenes() -> SceneBook {
     let chat = SceneSettings::with_system("You help.");
     let scene = |id: &str, settings| Scene { id: id.into(), version: 1, settings };
     SceneBook::new([scene("doc-qa", doc_qa), scene("doc-qa-full", full), scene("chat", chat)])
+}
+
+/// Returns a key with this secret, which is valid for ever.
+pub(crate) fn key(secret: &KeySecret, tenant: &str, scopes: Scopes) -> ApiKey {
+    ApiKey {
+        id: secret.id().into(),
+        revision: 1,
+        tenant: tenant.into(),
+        label: String::new(),
+        hash: secret.hash(),
+        scopes,
+        created_ms: 0,
+        created_by: String::new(),
+        expires_ms: None,
+        revoked_ms: None,
+        last_used_ms: None,
+        rotated_from: None,
+    }
+}
+
+/// Returns a tenant with these settings.
+pub(crate) fn tenant(id: &str, settings: TenantSettings) -> Tenant {
+    Tenant { id: id.into(), revision: 1, settings, created_ms: 0, updated_ms: 0, updated_by: String::new() }
 }
 
 /// A clock that shows the same time until a test moves it.

@@ -5,9 +5,9 @@ use baton_cloud::learn::cost::Measured;
 use baton_cloud::scene::{SceneError, SceneSettings};
 use baton_cloud::store::{Expected, StoreError, VersionState, testing};
 use baton_pacing::refit::DeviceReport;
-use baton_protocol::{Corrector, SettingsError};
+use baton_protocol::SettingsError;
 
-use crate::world::{ann, on_each};
+use crate::world::{ann, on_each, special};
 
 #[test]
 fn a_new_database_has_the_seeded_scenes() {
@@ -37,22 +37,7 @@ fn a_new_database_has_the_seeded_scenes() {
 fn every_setting_is_read_as_it_was_written() {
     on_each(|db| async move {
         let store = db.open().await;
-        let settings = SceneSettings {
-            system: "Ünïcödé 系统 \"quoted\" \\ \n".into(),
-            question_prefix: "\t?".into(),
-            ratio: Some(0.3),
-            xi: 0.1,
-            assist_tokens: Some(24),
-            assist_floor: 2,
-            assist_max: 300,
-            tau_ms: 80.5,
-            corrector: Corrector::Device,
-            refine: true,
-            mode: "bm25".into(),
-            tolerance: 0.015,
-            model: Some("llama-3.2".into()),
-            adapter: Some("law@2".into()),
-        };
+        let settings = special();
         let set = store.set_scene("all", &settings, "why", Expected::Absent, &ann()).await.unwrap();
         assert_eq!((set.version, &set.settings), (1, &settings));
         assert_eq!(store.scene("all").await.unwrap(), set);

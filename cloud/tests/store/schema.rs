@@ -2,9 +2,8 @@
 
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Expected, Store, testing};
-use baton_protocol::Corrector;
 
-use crate::world::{ann, on_each};
+use crate::world::{ann, on_each, special};
 
 #[test]
 fn every_statement_fits_the_schema() {
@@ -40,26 +39,6 @@ fn programs_that_start_together_migrate_once() {
 /// The columns of a version's settings up to migration 12.
 const COLUMNS: &str = "id, version, system, question_prefix, ratio, xi, assist_tokens, assist_floor, \
                        assist_max, tau_ms, tolerance, refine, refine_mode, corrector, model, adapter";
-
-/// Returns settings that all differ from the defaults.
-fn special() -> SceneSettings {
-    SceneSettings {
-        system: "Ünïcödé 系统 \"quoted\" \\ it's \n".into(),
-        question_prefix: "\t?".into(),
-        ratio: Some(0.3),
-        xi: 0.1,
-        assist_tokens: Some(24),
-        assist_floor: 2,
-        assist_max: 300,
-        tau_ms: 80.5,
-        tolerance: 0.015,
-        refine: true,
-        mode: "bm25".into(),
-        corrector: Corrector::Device,
-        model: Some("llama-3.2".into()),
-        adapter: Some("law@2".into()),
-    }
-}
 
 /// Returns SQL that writes the same settings as an older program did, which knew the columns.
 fn special_row(id: &str, version: u32) -> String {

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use baton_cloud::access::Actor;
+use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Store, testing};
+use baton_protocol::Corrector;
 
 use crate::postgres::Postgres;
 
@@ -65,6 +67,26 @@ fn server() -> Option<Arc<Postgres>> {
     let server = Arc::new(Postgres::start().unwrap());
     *shared = Arc::downgrade(&server);
     Some(server)
+}
+
+/// Returns settings that all differ from the defaults.
+pub(crate) fn special() -> SceneSettings {
+    SceneSettings {
+        system: "Ünïcödé 系统 \"quoted\" \\ it's \n".into(),
+        question_prefix: "\t?".into(),
+        ratio: Some(0.3),
+        xi: 0.1,
+        assist_tokens: Some(24),
+        assist_floor: 2,
+        assist_max: 300,
+        tau_ms: 80.5,
+        tolerance: 0.015,
+        refine: true,
+        mode: "bm25".into(),
+        corrector: Corrector::Device,
+        model: Some("llama-3.2".into()),
+        adapter: Some("law@2".into()),
+    }
 }
 
 /// Runs a test on SQLite, then on PostgreSQL if there is a server.

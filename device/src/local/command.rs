@@ -108,7 +108,7 @@ pub enum EngineReport {
         /// If the prompt was shortened to fit: tokens of the whole prompt, and the most tokens that fit.
         shortened: Option<(usize, usize)>,
     },
-    /// One prefill pass is done; sent at least every 1/16 of the prompt.
+    /// One prefill pass is done; sent at least every 1/16 of the prompt or every 32 tokens.
     Progress {
         /// The prompt.
         prompt: PromptId,

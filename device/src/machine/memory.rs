@@ -209,42 +209,38 @@ mod tests {
         assert_eq!(memory, want);
     }
 
+    /// Checks how many bytes the processes of a control group have, of how many that are free, and its name.
+    #[track_caller]
+    fn check_group(files: &[(&str, &str)], free_bytes: u64, group: &str) {
+        let memory = of_linux(system(files).path(), false).unwrap();
+        let want = (used(free_bytes, GROUP_USED_SHARE), format!("control group {group}"));
+        assert_eq!((memory.available_bytes, memory.bound_by), want);
+    }
+
     #[test]
     fn the_smallest_limit_above_a_process_counts_and_its_page_cache_is_free() {
-        let root = system(&[
+        let stat = "anon 300000000\ninactive_file 900000000\nactive_file 200000000\n";
+        let files = [
             ("proc/self/cgroup", "0::/home/ring\n"),
             ("sys/fs/cgroup/home/ring/memory.max", "4000000000\n"),
             ("sys/fs/cgroup/home/ring/memory.current", "100000000\n"),
             ("sys/fs/cgroup/home/memory.max", "2000000000\n"),
             ("sys/fs/cgroup/home/memory.current", "1500000000\n"),
-            (
-                "sys/fs/cgroup/home/memory.stat",
-                "anon 300000000\ninactive_file 900000000\nactive_file 200000000\n",
-            ),
-        ]);
-        let memory = of_linux(root.path(), false).unwrap();
-        assert_eq!(
-            (memory.available_bytes, memory.bound_by.as_str()),
-            (used(1_600_000_000, GROUP_USED_SHARE), "control group /home")
-        );
+            ("sys/fs/cgroup/home/memory.stat", stat),
+        ];
+        check_group(&files, 1_600_000_000, "/home");
     }
 
     #[test]
     fn the_first_version_of_control_groups_is_read_as_well() {
-        let root = system(&[
+        let stat = "cache 1\ntotal_inactive_file 700000000\ntotal_active_file 400000000\n";
+        let files = [
             ("proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n0::/\n"),
             ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "1300000000\n"),
             ("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "1200000000\n"),
-            (
-                "sys/fs/cgroup/memory/a/b/memory.stat",
-                "cache 1\ntotal_inactive_file 700000000\ntotal_active_file 400000000\n",
-            ),
-        ]);
-        let memory = of_linux(root.path(), false).unwrap();
-        assert_eq!(
-            (memory.available_bytes, memory.bound_by.as_str()),
-            (used(1_200_000_000, GROUP_USED_SHARE), "control group /a/b")
-        );
+            ("sys/fs/cgroup/memory/a/b/memory.stat", stat),
+        ];
+        check_group(&files, 1_200_000_000, "/a/b");
     }
 
     #[test]

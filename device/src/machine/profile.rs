@@ -129,22 +129,29 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     let read_bytes_per_s = streamed_rate(&layers(&gguf, memory.available_bytes)?, &pool);
     said("disk");
     let disk = disk::measure(&options.model)?;
-    let device = Device {
-        name: options.name.clone(),
+    let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? };
+    let rates = Disk {
+        sequential_bytes_per_s: disk.sequential_bytes_per_s,
+        random_bytes_per_s: disk.random_bytes_per_s,
+    };
+    let device = device(&options.name, (os, &memory), cpu, rates);
+    Ok(Profile { device, model, memory, direct_reads: disk.direct })
+}
+
+/// Returns the description of this device from what was measured.
+fn device(name: &str, (os, memory): (Os, &Memory), cpu: Processor, disk: Disk) -> Device {
+    Device {
+        name: name.to_owned(),
         os,
-        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? },
+        cpu,
         gpu: None,
         memory_bytes: memory.available_bytes as f64,
         swap_bytes: memory.swap_bytes as f64,
         buffer_bytes: BUFFER_BYTES as f64,
         stream_bytes: STREAM_BYTES as f64,
         weight_bytes_max: None,
-        disk: Disk {
-            sequential_bytes_per_s: disk.sequential_bytes_per_s,
-            random_bytes_per_s: disk.random_bytes_per_s,
-        },
-    };
-    Ok(Profile { device, model, memory, direct_reads: disk.direct })
+        disk,
+    }
 }
 
 fn pool_of(options: &ProfileOptions) -> Result<Pool, ProfileError> {

@@ -33,8 +33,11 @@ pub(crate) trait Short {
     /// Whether the format has minima.
     const MINIMUM: bool;
 
-    /// Returns the scale of a block as the bits of a binary16.
-    fn scale(block: &[u8]) -> u16;
+    /// Returns the scale of a block as the bits of a binary16; it stands first in every format.
+    #[inline(always)]
+    fn scale(block: &[u8]) -> u16 {
+        half_at(block, 0)
+    }
 
     /// Returns the number added to every weight of a block as the bits of a binary16; 0 if the format has
     /// none.

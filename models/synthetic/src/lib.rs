@@ -3,7 +3,7 @@
 //!
 //! Used in tests and in speed measurements, in which the content of an answer does not matter. Only tests and
 //! benches depend on it. The vocabulary is byte-level, with the control tokens of the demo models' chat
-//! template.
+//! template; [`scored_gguf`] has another one. A test replaces the steps of an engine by [`Stepped`].
 
 use std::io::Write;
 
@@ -13,12 +13,16 @@ use baton_kernels_cpu::KernelError;
 mod adapter;
 mod layers;
 mod quant;
+mod scored;
 mod shapes;
+mod stepped;
 mod weights;
 
 pub use adapter::SyntheticAdapter;
 pub use quant::Quant;
+pub use scored::{WORD_SPANS, WORD_TAKEOVERS, WordTakeover, scored_gguf, scored_vocabulary};
 pub use shapes::SHAPES;
+pub use stepped::Stepped;
 use weights::{Sink, Weights};
 
 /// The shape and seed of a model with random weights.

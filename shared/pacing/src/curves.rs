@@ -51,10 +51,12 @@ impl OptimizerInput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice, Verdict, optimize};
-    use crate::{CloudCost, DeviceCost};
+    use crate::DeviceCost;
+    use crate::explain::tests::phone::phone;
+    use crate::optimizer::{PromptShape, ScenePolicy, Verdict, optimize};
 
     fn input(prefill_ms_per_token: f64, content_tokens: u32, xi: f64) -> OptimizerInput {
+        let phone = phone();
         OptimizerInput {
             prompt: PromptShape { fixed_tokens: 50, content_tokens, prefix_tokens: 20, cached_tokens: 0 },
             device: DeviceCost {
@@ -63,24 +65,8 @@ mod tests {
                 decode_ms: 45.0,
                 decompress_ms: 5.0,
             },
-            cloud: CloudCost {
-                ttft_base_ms: 60.0,
-                prefill_ms_per_token: 0.1,
-                decode_ms: 30.0,
-                rtt_ms: 20.0,
-                queue_ms: 0.0,
-                compress_ms: 1.0,
-            },
-            scene: ScenePolicy {
-                xi,
-                ratio: None,
-                assist_tokens: None,
-                assist_floor: 1,
-                tau_ms: 100.0,
-                answer_tokens_max: 4_096,
-                slow_device: SlowDevice::AcceptGap,
-            },
-            load: 0.0,
+            scene: ScenePolicy { xi, assist_floor: 1, answer_tokens_max: 4_096, ..phone.scene },
+            ..phone
         }
     }
 

@@ -267,4 +267,4 @@ fn with(input: &OptimizerInput, knob: Knob, value: f64) -> OptimizerInput {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

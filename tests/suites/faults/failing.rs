@@ -1,92 +1,16 @@
 //! A device whose sequences fail for good after some steps, like those of a ring that has lost all its
 //! devices.
 
-use std::sync::Arc;
-
 use baton_device::relay::{Ending, Source};
 use baton_e2e::{
     pair::{Pair, demo_model},
     simulation::LineFault,
 };
-use baton_engine::{
-    Adapter, AdapterId, Engine, EngineOptions, Model, PrefixScope, PrefixStats, SeqId, SeqOutput,
-    SequenceError, Sequences, StepControl, StepSeq, tokenizer::TokenId,
-};
+use baton_engine::{Engine, EngineOptions, SequenceError, Sequences, StepControl, StepSeq};
 use baton_protocol::Corrector;
+use baton_synthetic::Stepped;
 
 use super::{ASSIST_TOKENS, TOKENS_MAX, ask, check_shown, continuation_by, line, taken_over};
-
-/// An engine that fails after some steps.
-struct Failing {
-    engine: Engine,
-    steps_left: usize,
-}
-
-impl Sequences for Failing {
-    fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
-
-    fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
-        Sequences::add_adapter(&mut self.engine, adapter)
-    }
-
-    fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
-        Sequences::create_in(&mut self.engine, scope, adapter)
-    }
-
-    fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {
-        Sequences::fork(&mut self.engine, seq, n_tokens)
-    }
-
-    fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), SequenceError> {
-        Sequences::truncate(&mut self.engine, seq, n_tokens)
-    }
-
-    fn release(&mut self, seq: SeqId) {
-        self.engine.release(seq);
-    }
-
-    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        Sequences::len(&self.engine, seq)
-    }
-
-    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Sequences::ids(&self.engine, seq)
-    }
-
-    fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
-        self.engine.reuse_prefix(seq, ids)
-    }
-
-    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.engine.held_prefix(scope, adapter, ids)
-    }
-
-    fn free_tokens(&self) -> usize {
-        self.engine.free_tokens()
-    }
-
-    fn kv_tokens(&self) -> usize {
-        self.engine.kv_tokens()
-    }
-
-    fn prefix_stats(&self) -> PrefixStats {
-        self.engine.prefix_stats()
-    }
-
-    fn step(
-        &mut self,
-        batch: &[StepSeq<'_>],
-        control: &mut dyn StepControl,
-    ) -> Result<Vec<SeqOutput>, SequenceError> {
-        let Some(left) = self.steps_left.checked_sub(1) else {
-            return Err(SequenceError::Ring(std::io::Error::other("nobody is left to compute").into()));
-        };
-        self.steps_left = left;
-        Sequences::step(&mut self.engine, batch, control)
-    }
-}
 
 /// Makes a device that fails after `steps` steps, and a cloud with another model.
 fn pair(steps: usize) -> Pair {
@@ -94,7 +18,15 @@ fn pair(steps: usize) -> Pair {
     let device = demo_model("demo-device.gguf").expect("the demo model is in the checkout");
     let options = EngineOptions { kv_tokens: 4096, ..EngineOptions::default() };
     let engine = Engine::new(device, options).expect("an engine for the device");
-    let failing = Failing { engine, steps_left: steps };
+    let mut steps_left = steps;
+    let step = move |engine: &mut Engine, batch: &[StepSeq<'_>], control: &mut dyn StepControl| {
+        let Some(left) = steps_left.checked_sub(1) else {
+            return Err(SequenceError::Ring(std::io::Error::other("nobody is left to compute").into()));
+        };
+        steps_left = left;
+        Sequences::step(engine, batch, control)
+    };
+    let failing = Stepped::new(engine, step);
     Pair::over(cloud, Box::new(failing), 0.25, Corrector::Cloud).expect("set up both sides")
 }
 

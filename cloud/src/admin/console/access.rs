@@ -15,7 +15,7 @@ use crate::admin::problem::{Kind, Problem};
 use crate::admin::session::Session;
 use crate::admin::view::{ClassInput, ClassView, KeyInput, KeyView, NewKey, TenantInput, TenantView};
 use crate::learn::forecast::digits;
-use crate::store::now_ms;
+use crate::store::{Expected, now_ms};
 
 /// A form that was refused: what was typed, and what is wrong with it.
 #[derive(Clone, Copy)]
@@ -39,16 +39,17 @@ fn sent<'a>(mut forms: impl ExactSizeIterator<Item = (&'a str, u64)>, fields: &F
 }
 
 /// Returns the page after a change. If the user can correct the error, that is the form again with the
-/// reason.
+/// reason. The id is that of the record, as in [`Refused::of`].
 pub(super) async fn settled<T>(
     change: Result<T, Problem>,
     done: impl FnOnce(T) -> Response,
-    again: impl AsyncFnOnce(Problem) -> PageResult,
+    (of, fields): (&str, &Fields),
+    again: impl AsyncFnOnce(Refused<'_>) -> PageResult,
 ) -> PageResult {
     match change {
         Ok(made) => Ok(done(made)),
         Err(problem) if matches!(problem.kind, Kind::Invalid | Kind::Stale | Kind::Conflict) => {
-            again(problem).await
+            again(Refused { of, fields, problem: &problem }).await
         }
         Err(problem) => Err(problem.into()),
     }
@@ -63,6 +64,7 @@ struct ClassRow {
     source: String,
 }
 
+#[derive(Default)]
 struct ClassForm {
     key: usize,
     title: String,
@@ -123,8 +125,7 @@ fn class_form(key: usize, class: &ClassView) -> ClassForm {
         prefill: set(class.prefill_ms_per_token),
         prefill2: set(class.prefill_ms_per_token2),
         decode: set(class.decode_ms),
-        typed: String::new(),
-        problem: None,
+        ..ClassForm::default()
     }
 }
 
@@ -137,18 +138,7 @@ async fn classes_page(
     let classes = admin.operations.classes(&admin.service.coefficients()).await?;
     let mut forms: Vec<ClassForm> =
         classes.iter().enumerate().map(|(key, class)| class_form(key, class)).collect();
-    forms.push(ClassForm {
-        key: forms.len(),
-        title: "New class".to_owned(),
-        id: String::new(),
-        revision: 0,
-        label: String::new(),
-        prefill: String::new(),
-        prefill2: String::new(),
-        decode: String::new(),
-        typed: String::new(),
-        problem: None,
-    });
+    forms.push(ClassForm { key: forms.len(), title: "New class".to_owned(), ..ClassForm::default() });
     if let Some(Refused { fields, problem, .. }) = refused {
         let at = sent(forms.iter().map(|form| (form.id.as_str(), form.revision)), fields);
         forms[at].refuse(fields, problem);
@@ -184,12 +174,10 @@ pub(super) async fn set_class(
         };
         admin.operations.set_class(&session.actor(), &fields.text("id"), &input, revision(&fields)?).await
     };
-    let again = async |problem: Problem| {
-        let refused = Refused { of: "", fields: &fields, problem: &problem };
+    let again = async |refused: Refused<'_>| {
         classes_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = set.await;
-    settled(change, |_| to("/admin/device-classes", "saved"), again).await
+    settled(set.await, |_| to("/admin/device-classes", "saved"), ("", &fields), again).await
 }
 
 struct TenantRow {
@@ -202,6 +190,7 @@ struct TenantRow {
     disabled: bool,
 }
 
+#[derive(Default)]
 struct TenantForm {
     key: usize,
     title: String,
@@ -266,8 +255,7 @@ fn tenant_form(key: usize, tenant: &TenantView) -> TenantForm {
         concurrency: limit(tenant.concurrency_max.map(u64::from)),
         tokens: limit(tenant.tokens_per_day),
         disabled: tenant.disabled,
-        typed: String::new(),
-        problem: None,
+        ..TenantForm::default()
     }
 }
 
@@ -283,16 +271,8 @@ async fn tenants_page(
     forms.push(TenantForm {
         key: forms.len(),
         title: "New tenant".to_owned(),
-        id: String::new(),
-        revision: 0,
-        label: String::new(),
         weight: crate::access::tenant::WEIGHT_DEFAULT.to_string(),
-        rate: String::new(),
-        concurrency: String::new(),
-        tokens: String::new(),
-        disabled: false,
-        typed: String::new(),
-        problem: None,
+        ..TenantForm::default()
     });
     if let Some(Refused { fields, problem, .. }) = refused {
         let at = sent(forms.iter().map(|form| (form.id.as_str(), form.revision)), fields);
@@ -342,12 +322,10 @@ pub(super) async fn set_tenant(
         };
         admin.operations.set_tenant(&session.actor(), &id, &input, revision(&fields)?).await
     };
-    let again = async |problem: Problem| {
-        let refused = Refused { of: "", fields: &fields, problem: &problem };
+    let again = async |refused: Refused<'_>| {
         tenants_page(&admin, &session, &PageQuery::default(), Some(refused)).await
     };
-    let change = set.await;
-    settled(change, |_| to("/admin/tenants", "saved"), again).await
+    settled(set.await, |_| to("/admin/tenants", "saved"), ("", &fields), again).await
 }
 
 struct KeyRow {
@@ -494,12 +472,26 @@ pub(super) async fn create_key(
         };
         admin.operations.create_key(&session.actor(), &input, now_ms()).await
     };
-    let again = async |problem: Problem| {
-        let refused = Refused { of: "", fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
-    };
-    let change = create.await;
-    settled(change, |made| made_page(&session, made), again).await
+    let again =
+        async |refused: Refused<'_>| keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await;
+    settled(create.await, |made| made_page(&session, made), ("", &fields), again).await
+}
+
+/// Changes the key once the user has confirmed it; asks for that first.
+async fn change_key<T>(
+    (admin, session): (&Admin, &Session),
+    (id, fields): (&str, &Fields),
+    question: Question<'_>,
+    change: impl AsyncFnOnce(Expected) -> Result<T, Problem>,
+    done: impl FnOnce(T) -> Response,
+) -> PageResult {
+    if let Some(asked) = question.unless_confirmed(session, fields) {
+        return Ok(asked);
+    }
+    let change = change(revision(fields)?).await;
+    let again =
+        async |refused: Refused<'_>| keys_page(admin, session, &PageQuery::default(), Some(refused)).await;
+    settled(change, done, (id, fields), again).await
 }
 
 pub(super) async fn revoke_key(
@@ -512,15 +504,9 @@ pub(super) async fn revoke_key(
     let text = format!("The key btk_{id} is refused from now on. This cannot be undone.");
     let (title, button, back) = ("Revoke the key?", "Revoke", "/admin/keys");
     let question = Question { title, text: &text, action: &action, button, back };
-    if let Some(asked) = question.unless_confirmed(&session, &fields) {
-        return Ok(asked);
-    }
-    let again = async |problem: Problem| {
-        let refused = Refused { of: &id, fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
-    };
-    let change = admin.operations.revoke_key(&session.actor(), &id, revision(&fields)?).await;
-    settled(change, |_| to("/admin/keys", "revoked"), again).await
+    let revoke = async |expected| admin.operations.revoke_key(&session.actor(), &id, expected).await;
+    let done = |_| to("/admin/keys", "revoked");
+    change_key((&admin, &session), (&id, &fields), question, revoke, done).await
 }
 
 pub(super) async fn rotate_key(
@@ -533,13 +519,7 @@ pub(super) async fn rotate_key(
     let text = format!("A new key takes the place of btk_{id}; the old one stays valid for a day.");
     let (title, button, back) = ("Rotate the key?", "Rotate", "/admin/keys");
     let question = Question { title, text: &text, action: &action, button, back };
-    if let Some(asked) = question.unless_confirmed(&session, &fields) {
-        return Ok(asked);
-    }
-    let again = async |problem: Problem| {
-        let refused = Refused { of: &id, fields: &fields, problem: &problem };
-        keys_page(&admin, &session, &PageQuery::default(), Some(refused)).await
-    };
-    let change = admin.operations.rotate_key(&session.actor(), &id, revision(&fields)?).await;
-    settled(change, |made| made_page(&session, made), again).await
+    let rotate = async |expected| admin.operations.rotate_key(&session.actor(), &id, expected).await;
+    let done = |made| made_page(&session, made);
+    change_key((&admin, &session), (&id, &fields), question, rotate, done).await
 }

@@ -98,12 +98,10 @@ pub(super) async fn add(
         role: fields.text("role"),
         password: fields.get("password").unwrap_or_default(),
     };
-    let again = async |problem: Problem| {
-        let refused = Refused { of: "", fields: &fields, problem: &problem };
-        users_page(&admin, &session, &PageQuery::default(), Some(refused)).await
-    };
+    let again =
+        async |refused: Refused<'_>| users_page(&admin, &session, &PageQuery::default(), Some(refused)).await;
     let change = admin.operations.add_user(&session.actor(), &input).await;
-    settled(change, |_| to("/admin/users", "saved"), again).await
+    settled(change, |_| to("/admin/users", "saved"), ("", &fields), again).await
 }
 
 pub(super) async fn change(
@@ -135,10 +133,8 @@ pub(super) async fn change(
             return Ok(asked);
         }
     }
-    let again = async |problem: Problem| {
-        let refused = Refused { of: &name, fields: &fields, problem: &problem };
-        users_page(&admin, &session, &PageQuery::default(), Some(refused)).await
-    };
+    let again =
+        async |refused: Refused<'_>| users_page(&admin, &session, &PageQuery::default(), Some(refused)).await;
     let change = admin.operations.change_user(&session.actor(), &name, &change, expected).await;
-    settled(change, |_| to("/admin/users", "saved"), again).await
+    settled(change, |_| to("/admin/users", "saved"), (&name, &fields), again).await
 }

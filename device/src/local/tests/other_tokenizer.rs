@@ -3,54 +3,8 @@
 
 use super::watched::watched;
 use super::*;
-use baton_engine::gguf::GgufWriter;
+use baton_synthetic::{WORD_SPANS, WORD_TAKEOVERS, WordTakeover, scored_gguf};
 use std::collections::HashMap;
-
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const BYTE: i32 = 6;
-
-/// The vocabulary's pieces; earlier ones are merged first.
-const PIECES: &str = "▁ ▁T ▁Th ▁The ▁s ▁sh ▁shi ▁ship ▁i ▁is ▁n ▁né ▁island ▁née x y yz";
-
-/// Makes a model of random weights with a SentencePiece tokenizer that puts a space before the text.
-fn scored_model() -> Arc<Model> {
-    let mut tokens: Vec<(String, f32, i32)> =
-        vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
-    tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), 0.0, BYTE)));
-    tokens.extend(PIECES.split(' ').zip(1..).map(|(piece, rank)| (piece.to_owned(), -(rank as f32), NORMAL)));
-    let tiny =
-        SyntheticModel { vocab_len: tokens.len() as u32, ..SyntheticModel::small("llama", Format::F32, 1) };
-    let weights = Gguf::from_bytes(tiny.to_gguf().unwrap()).unwrap();
-    let mut file = GgufWriter::new();
-    file.set("general.architecture", "llama").set("general.name", "a scored tokenizer");
-    for (key, value) in [
-        ("block_count", tiny.n_layers),
-        ("attention.head_count", tiny.n_heads),
-        ("attention.head_count_kv", tiny.n_kv_heads),
-        ("embedding_length", tiny.d_model),
-        ("attention.key_length", tiny.d_head),
-        ("attention.value_length", tiny.d_head),
-        ("rope.dimension_count", tiny.d_head),
-        ("feed_forward_length", tiny.d_ff),
-        ("vocab_size", tiny.vocab_len),
-        ("context_length", tiny.context_len),
-    ] {
-        file.set(&format!("llama.{key}"), value);
-    }
-    file.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32).set("llama.rope.freq_base", 10_000f32);
-    file.set("tokenizer.ggml.model", "llama");
-    file.set("tokenizer.ggml.bos_token_id", 1u32).set("tokenizer.ggml.eos_token_id", 2u32);
-    file.set("tokenizer.ggml.tokens", tokens.iter().map(|token| token.0.clone()).collect::<Vec<_>>());
-    file.set("tokenizer.ggml.scores", tokens.iter().map(|token| token.1).collect::<Vec<_>>());
-    file.set("tokenizer.ggml.token_type", tokens.iter().map(|token| token.2).collect::<Vec<_>>());
-    for tensor in weights.tensors() {
-        let data = weights.bytes_at(tensor.place());
-        file.tensor(tensor.name(), tensor.dims(), Format::F32, data).unwrap();
-    }
-    Model::from_gguf(Gguf::from_bytes(file.to_bytes().unwrap()).unwrap()).unwrap()
-}
 
 /// Returns the token of this text; `▁` stands for a space.
 fn id(model: &Model, piece: &str) -> TokenId {
@@ -99,23 +53,12 @@ fn shown(model: &Arc<Model>, accepted: &str, keep: Keep, writes: &[(&str, &str)]
 
 #[test]
 fn a_takeover_within_a_word_neither_doubles_nor_loses_a_letter() {
-    let model = scored_model();
-    let spans = |text: &str| model.tokenizer().encode_answer(text).1;
-    assert_eq!(
-        spans("The ship is"),
-        [0..3, 3..8, 8..11],
-        "the first token has a space that the text has not"
-    );
-    assert_eq!(spans("The ship né"), [0..3, 3..8, 8..12]);
-    assert_eq!(spans("xy"), [0..0, 0..1, 1..2]);
-    for (accepted, keep, writes, want) in [
-        ("The ship is", Keep::All, &[("▁ship", "▁island")][..], "The ship island"),
-        ("The ship is", Keep::All, &[("▁ship", "▁is"), ("▁is", "yz")], "The ship isyz"),
-        ("The ship né", Keep::All, &[("▁ship", "▁née")], "The ship née"),
-        ("xy", Keep::All, &[("▁", "x"), ("x", "yz")], "xyz"),
-        ("The ship is", Keep::Bytes(8), &[("▁ship", "▁née")], "The ship née"),
-        ("The ship is", Keep::Bytes(3), &[("▁The", "▁island")], "The island"),
-    ] {
-        assert_eq!(shown(&model, accepted, keep, writes), want, "{accepted} {keep:?}");
+    let model = Model::from_gguf(Gguf::from_bytes(scored_gguf(1).unwrap()).unwrap()).unwrap();
+    for (text, spans) in WORD_SPANS {
+        assert_eq!(model.tokenizer().encode_answer(text).1, spans, "{text}");
+    }
+    for WordTakeover { accepted, kept_bytes, writes, text } in WORD_TAKEOVERS {
+        let keep = kept_bytes.map_or(Keep::All, Keep::Bytes);
+        assert_eq!(shown(&model, accepted, keep, writes), text, "{accepted} {keep:?}");
     }
 }

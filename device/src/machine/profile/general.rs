@@ -14,8 +14,7 @@ use baton_plan::cluster::ByFormat;
 use baton_plan::{Device, Disk, Processor};
 
 use super::{
-    BUFFER_BYTES, CACHED_BYTES, ProfileError, STREAM_BYTES, STREAMED_BYTES, kv_copy_s, rate, streamed_rate,
-    this_memory,
+    CACHED_BYTES, ProfileError, STREAMED_BYTES, device, kv_copy_s, rate, streamed_rate, this_memory,
 };
 use crate::machine::disk::{self, DiskError};
 
@@ -53,18 +52,8 @@ pub fn general(
     drop(bytes);
     said("disk");
     let disk = disk_below(folder)?;
-    Ok(Device {
-        name: name.to_owned(),
-        os,
-        cpu: Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(KV_BYTES)? },
-        gpu: None,
-        memory_bytes: memory.available_bytes as f64,
-        swap_bytes: memory.swap_bytes as f64,
-        buffer_bytes: BUFFER_BYTES as f64,
-        stream_bytes: STREAM_BYTES as f64,
-        weight_bytes_max: None,
-        disk,
-    })
+    let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(KV_BYTES)? };
+    Ok(device(name, (os, &memory), cpu, disk))
 }
 
 /// Makes at most `most` bytes of weights, but at least one row.

@@ -61,11 +61,6 @@ impl Short for Q4_0 {
     const MINIMUM: bool = false;
 
     #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
-
-    #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {
         nibbles(&block[2..18], out);
     }
@@ -78,11 +73,6 @@ impl Short for Q4_1 {
     const FORMAT: Format = Format::Q4_1;
     const RAISE: u8 = 0;
     const MINIMUM: bool = true;
-
-    #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
 
     #[inline(always)]
     fn minimum(block: &[u8]) -> u16 {
@@ -104,11 +94,6 @@ impl Short for Q5_0 {
     const MINIMUM: bool = false;
 
     #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
-
-    #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {
         five_bits(&block[2..22], out);
     }
@@ -121,11 +106,6 @@ impl Short for Q5_1 {
     const FORMAT: Format = Format::Q5_1;
     const RAISE: u8 = 0;
     const MINIMUM: bool = true;
-
-    #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
 
     #[inline(always)]
     fn minimum(block: &[u8]) -> u16 {
@@ -147,11 +127,6 @@ impl Short for Q8_0 {
     const MINIMUM: bool = false;
 
     #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
-
-    #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {
         for (q, byte) in out.iter_mut().zip(&block[2..2 + SHORT_LEN]) {
             *q = byte ^ 0x80;
@@ -166,11 +141,6 @@ impl Short for Iq4Nl {
     const FORMAT: Format = Format::Iq4Nl;
     const RAISE: u8 = IQ4_RAISE;
     const MINIMUM: bool = false;
-
-    #[inline(always)]
-    fn scale(block: &[u8]) -> u16 {
-        half_at(block, 0)
-    }
 
     #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {

@@ -58,6 +58,14 @@ fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
     halves
 }
 
+/// Returns the bits of sixteen numbers of two bytes: part `c` of columns `cols` of row `i`, zeros past the
+/// last column.
+#[inline(always)]
+fn half_columns(rows: &Strip<'_>, i: usize, cols: &Range<usize>, c: usize) -> [u16; ROWS] {
+    let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
+    if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) }
+}
+
 impl Panel {
     /// Makes room for `steps` lines, rounded up to whole transposes, and for `blocks` blocks.
     fn reset(&mut self, steps: usize, blocks: usize, groups: usize, minima: usize) {
@@ -89,9 +97,7 @@ impl Panel {
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
-                let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
-                units[i] = s.bits(s.widen(&row));
+                units[i] = s.bits(s.widen(&half_columns(rows, i, &cols, c)));
             }
             store(s, s.transpose(units), lines);
         }
@@ -104,8 +110,7 @@ impl Panel {
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
-                let row = if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) };
+                let row = half_columns(rows, i, &cols, c);
                 let mut bytes = [0; 64];
                 for (to, half) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
                     *to = (u32::from(half) << 16).to_ne_bytes();

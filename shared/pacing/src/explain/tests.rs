@@ -5,7 +5,7 @@ use super::*;
 use crate::cost::{CloudCost, DeviceCost};
 use crate::optimizer::{PromptShape, ScenePolicy, SlowDevice};
 
-mod phone;
+pub(crate) mod phone;
 
 fn explained(change: impl FnOnce(&mut OptimizerInput)) -> (OptimizerInput, Explanation) {
     let mut input = phone();

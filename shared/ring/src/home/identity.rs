@@ -369,12 +369,7 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn folder() -> (tempfile::TempDir, StateFolder) {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateFolder::open(Some(dir.path().to_owned())).unwrap();
-        (dir, state)
-    }
+    use crate::home::state::tests::folder;
 
     #[test]
     fn an_identity_is_made_once_and_kept() {

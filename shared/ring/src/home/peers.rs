@@ -225,12 +225,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn folder() -> (tempfile::TempDir, StateFolder) {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateFolder::open(Some(dir.path().to_owned())).unwrap();
-        (dir, state)
-    }
+    use crate::home::state::tests::folder;
 
     fn at(port: u16) -> SocketAddr {
         SocketAddr::from(([192, 168, 1, 2], port))

@@ -235,10 +235,11 @@ pub(super) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, StateFolder) {
+    /// Returns a new folder, which is removed with the first value.
+    pub(in crate::home) fn folder() -> (tempfile::TempDir, StateFolder) {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFolder::open(Some(dir.path().join("deep/ring"))).unwrap();
         (dir, state)

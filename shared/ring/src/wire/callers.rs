@@ -119,20 +119,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::home::identity::{Identity, PublicKey};
+    use crate::home::identity::PublicKey;
+    use crate::wire::channel::tests::{identity, listener};
     use crate::wire::channel::{Admission, Channel, ChannelError, Purpose};
 
     const LONG: Duration = Duration::from_secs(120);
-
-    fn identity() -> Identity {
-        Identity::generate("device".parse().unwrap()).unwrap()
-    }
-
-    fn listener() -> (TcpListener, SocketAddr) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        (listener, address)
-    }
 
     /// Returns both ends of a connection.
     fn connection(listener: &TcpListener) -> (TcpStream, TcpStream) {

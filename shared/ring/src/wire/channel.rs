@@ -20,7 +20,7 @@ mod handshake;
 mod instances;
 mod record;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};

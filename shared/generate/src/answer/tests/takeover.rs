@@ -4,30 +4,15 @@ use std::collections::BTreeMap;
 
 use baton_engine::detokenize::Detokenizer;
 use baton_engine::gguf::GgufWriter;
+use baton_synthetic::{WORD_SPANS, WORD_TAKEOVERS, WordTakeover, scored_vocabulary};
 
 use super::super::takeover::stable_boundary;
 use super::*;
 
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const BYTE: i32 = 6;
-
-/// The vocabulary's pieces; earlier ones are merged first.
-const PIECES: &str = "▁ ▁T ▁Th ▁The ▁s ▁sh ▁shi ▁ship ▁i ▁is ▁n ▁né ▁island ▁née x y yz";
-
 /// Makes a SentencePiece tokenizer that puts a space before the text.
 fn scored_tokenizer() -> Arc<Tokenizer> {
-    let mut tokens: Vec<(String, f32, i32)> =
-        vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
-    tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), 0.0, BYTE)));
-    tokens.extend(PIECES.split(' ').zip(1..).map(|(piece, rank)| (piece.to_owned(), -(rank as f32), NORMAL)));
     let mut file = GgufWriter::new();
-    file.set("tokenizer.ggml.model", "llama");
-    file.set("tokenizer.ggml.bos_token_id", 1u32).set("tokenizer.ggml.eos_token_id", 2u32);
-    file.set("tokenizer.ggml.tokens", tokens.iter().map(|token| token.0.clone()).collect::<Vec<_>>());
-    file.set("tokenizer.ggml.scores", tokens.iter().map(|token| token.1).collect::<Vec<_>>());
-    file.set("tokenizer.ggml.token_type", tokens.iter().map(|token| token.2).collect::<Vec<_>>());
+    scored_vocabulary(&mut file);
     let file = Gguf::from_bytes(file.to_bytes().unwrap()).unwrap();
     Arc::new(Tokenizer::from_gguf(&file).unwrap())
 }
@@ -100,23 +85,12 @@ fn shown(tokenizer: &Arc<Tokenizer>, accepted: &str, keep: Keep, writes: &[(&str
 #[test]
 fn a_takeover_within_a_word_neither_doubles_nor_loses_a_letter() {
     let tokenizer = scored_tokenizer();
-    let spans = |text: &str| tokenizer.encode_answer(text).1;
-    assert_eq!(
-        spans("The ship is"),
-        [0..3, 3..8, 8..11],
-        "the first token has a space that the text has not"
-    );
-    assert_eq!(spans("The ship né"), [0..3, 3..8, 8..12]);
-    assert_eq!(spans("xy"), [0..0, 0..1, 1..2]);
-    for (accepted, keep, writes, want) in [
-        ("The ship is", Keep::All, &[("▁ship", "▁island")][..], "The ship island"),
-        ("The ship is", Keep::All, &[("▁ship", "▁is"), ("▁is", "yz")], "The ship isyz"),
-        ("The ship né", Keep::All, &[("▁ship", "▁née")], "The ship née"),
-        ("xy", Keep::All, &[("▁", "x"), ("x", "yz")], "xyz"),
-        ("The ship is", Keep::Bytes(8), &[("▁ship", "▁née")], "The ship née"),
-        ("The ship is", Keep::Bytes(3), &[("▁The", "▁island")], "The island"),
-    ] {
-        assert_eq!(shown(&tokenizer, accepted, keep, writes), want, "{accepted} {keep:?}");
+    for (text, spans) in WORD_SPANS {
+        assert_eq!(tokenizer.encode_answer(text).1, spans, "{text}");
+    }
+    for WordTakeover { accepted, kept_bytes, writes, text } in WORD_TAKEOVERS {
+        let keep = kept_bytes.map_or(Keep::All, Keep::Bytes);
+        assert_eq!(shown(&tokenizer, accepted, keep, writes), text, "{accepted} {keep:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use super::{CloudCost, DeviceCost, OptimizerInput, PromptShape, ScenePolicy, Slo
 
 /// Returns a prompt of 4,100 tokens, a phone that prefills 400 tokens per second, and a cloud that is 25
 /// times as fast.
-pub(super) fn phone() -> OptimizerInput {
+pub(crate) fn phone() -> OptimizerInput {
     OptimizerInput {
         prompt: PromptShape { fixed_tokens: 100, content_tokens: 4_000, prefix_tokens: 60, cached_tokens: 0 },
         device: DeviceCost {

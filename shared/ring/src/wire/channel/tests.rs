@@ -15,11 +15,13 @@ use super::*;
 const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
-fn identity() -> Identity {
+/// Returns a new identity.
+pub(in crate::wire) fn identity() -> Identity {
     Identity::generate("device".parse().unwrap()).unwrap()
 }
 
-fn listener() -> (TcpListener, SocketAddr) {
+/// Returns a socket that listens on loopback, and its address.
+pub(in crate::wire) fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
