@@ -6,8 +6,8 @@
 //!
 //! What always holds:
 //!
-//! - Progress is reported at least every 1/16 of a prompt, every 32 tokens, or at every pass that is large
-//!   enough to keep a ring's devices busy; the largest of these counts.
+//! - Progress is reported at least every 1/16 of a prompt or every 32 tokens. Passes of a ring may be larger,
+//!   to keep its devices busy.
 //! - The cloud's tokens go through the model in the last prefill pass. Its last position already gives the
 //!   device's own first token.
 //! - Which tokens are written depends on the commands alone. How many one pass writes depends on what

@@ -1,7 +1,7 @@
 //! The database of usage, a model that it is held to, and the books of what must be charged.
 //!
-//! The database is the program's own store in memory, in some of the seeds. The books are kept from what a reader sees, not from
-//! what the gate counts. Never: shares code with the gate.
+//! In some of the seeds the database is the program's own store in memory. The books are kept from what a
+//! reader sees, not from what the gate counts. Never: shares code with the gate.
 
 use std::cell::LazyCell;
 use std::collections::BTreeMap;

@@ -246,7 +246,11 @@ impl Scenario {
         for at in 0..devices.len() {
             for _ in 0..1 + random.below(3) {
                 let number = questions.len();
-                questions.push(question(number, at, mix(mix(seed, 4), number as u64)));
+                let mut asked = question(number, at, mix(mix(seed, 4), number as u64));
+                if let Some(before) = questions.last().filter(|before| before.device == at) {
+                    asked.ask_again(before, mix(mix(seed, 6), number as u64));
+                }
+                questions.push(asked);
             }
         }
         let count = [0, 0, 1, 1, 2, 3, 5][random.below(7)];
@@ -275,6 +279,15 @@ impl Scenario {
 }
 
 impl Question {
+    /// Makes it the question of before once more, by chance: some time later, and with its own settings.
+    fn ask_again(&mut self, before: &Question, seed: u64) {
+        let mut random = SplitMix64::new(seed);
+        if random.percent(AGAIN_PERCENT) {
+            self.at_ms = before.at_ms + 1_000 + random.below(12_000) as u64;
+            (self.sentences, self.seed) = (before.sentences, before.seed);
+        }
+    }
+
     /// Returns its prompt, as the person wrote it.
     #[must_use]
     pub fn segments(&self) -> Vec<Segment> {
@@ -299,6 +312,8 @@ impl Question {
 const LONG: usize = 700;
 /// Long answers in a hundred that the cloud writes alone.
 const LONG_PERCENT: usize = 6;
+/// Questions in a hundred that are asked once more.
+const AGAIN_PERCENT: usize = 30;
 /// One of so many seeds has the program's store.
 const STORE_SHARE: u64 = 8;
 /// Devices in a hundred that are the head of a ring.

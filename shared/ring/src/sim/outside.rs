@@ -138,14 +138,15 @@ impl<S: Sequences, C: Fn() -> Duration + Send> RingOver<S, C> {
         }
     }
 
-    /// Lets the ring have the tokens that the engine found: it takes what it knows and computes the others.
-    fn follow(&self, seq: SeqNo, ids: &[TokenId], gained: usize) -> Result<(), SequenceError> {
+    /// Lets a sequence of so many tokens have those too that the engine found: the ring takes what it knows
+    /// and computes the others.
+    fn follow(&self, seq: SeqNo, before: usize, ids: &[TokenId], gained: usize) -> Result<(), SequenceError> {
         let known = match self.change(SeqAsk::Reuse { seq, ids: ids.to_vec() })? {
             Outputs::Gained(known) => known,
             _ => 0,
         };
         if known > gained {
-            return self.change(SeqAsk::Truncate { seq, tokens: gained }).map(|_| ());
+            return self.change(SeqAsk::Truncate { seq, tokens: before + gained }).map(|_| ());
         }
         let rest = ids[known..gained].to_vec();
         match rest.is_empty() {
@@ -205,7 +206,7 @@ impl<S: Sequences, C: Fn() -> Duration + Send> Sequences for RingOver<S, C> {
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let (Ok(number), Ok(before)) = (self.number(seq), self.engine.len(seq)) else { return 0 };
         let gained = self.engine.reuse_prefix(seq, ids);
-        if self.follow(number, ids, gained).is_ok() {
+        if self.follow(number, before, ids, gained).is_ok() {
             return gained;
         }
         let _engine = self.engine.truncate(seq, before);
