@@ -52,7 +52,7 @@ impl Outside {
         (scenario.home.capacity, scenario.home.needs) = (1 << 20, 0);
         let mut world = World::new(scenario, Options { bug, tells: false });
         world.serve_outside();
-        // A ring that cannot be formed is broken, which is told later.
+        // A fault may keep the ring from being formed now.
         let _formed = world.answer();
         Outside { looked: world.now, world, begun: now }
     }
