@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use baton_device::machine::disk;
 use baton_device::machine::residency::{BUFFER_BYTES, text_bytes};
 use baton_device::machine::shape::shape_of;
+use baton_engine::engine::KvFormat;
 use serde_json::{Value, json};
 
 use crate::cgroup::{Cgroup, Limits};
@@ -98,7 +99,9 @@ fn limits(args: &Args) -> Limits {
 
 fn measure(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
     let limit = args.limit_mb * 1_000_000;
-    let vocab = shape_of(path).with_context(|| format!("read the shape of {}", path.display()))?.vocab;
+    let vocab = shape_of(path, KvFormat::default())
+        .with_context(|| format!("read the shape of {}", path.display()))?
+        .vocab;
     let budget = (limit / 100 * USED_PERCENT).saturating_sub(BUFFER_BYTES + text_bytes(vocab));
     let with = |budget: u64, more: &[&str]| {
         let own = ["--budget".to_owned(), budget.to_string()];

@@ -13,6 +13,7 @@ use baton_device::machine::disk;
 use baton_device::machine::shape::shape_of;
 use baton_e2e::home::{Home, Planned, Task};
 use baton_e2e::stop::Stop;
+use baton_engine::engine::KvFormat;
 use baton_pacing::refit::median;
 use baton_plan::{Cluster, Costs, ModelShape, Workload};
 use baton_ring::planning::Planned as Predicted;
@@ -299,7 +300,8 @@ impl Bench<'_> {
 
 /// Reads the shape of a model file, for predictions.
 fn shape(subject: &Subject) -> Result<ModelShape> {
-    shape_of(&subject.path).with_context(|| format!("read the shape of {}", subject.path.display()))
+    shape_of(&subject.path, KvFormat::default())
+        .with_context(|| format!("read the shape of {}", subject.path.display()))
 }
 
 /// Returns the predicted milliseconds of a token if all devices share one disk of this rate. Each device has

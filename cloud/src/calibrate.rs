@@ -248,8 +248,8 @@ impl Run<'_> {
     fn scores(&mut self, asked: &Asked) -> Result<AttentionScores, CalibrateError> {
         let config = self.host.engine().model().config();
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
-        let heads =
-            (0..shape.n_layers).flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
+        let layers = (0..shape.n_layers).filter(|layer| config.has_attention(*layer));
+        let heads = layers.flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
         let heads: Vec<HeadId> = heads.collect();
         let question = &asked.prompt.segments[2].tokens;
         let plan = capture_plan(Mode::Attention, shape, question.len(), None);

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_edge::HttpLimits;
+use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use clap::{Args, ValueEnum};
 
@@ -73,6 +74,9 @@ pub struct ServeOptions {
     /// KV cache of each model in tokens, shared by all its sequences; the default is four whole contexts
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub kv_tokens: Option<NonZeroUsize>,
+    /// Number format of the KV cache: f32, f16, q8 or q4, each of about half the size; q4 is less exact
+    #[arg(long, default_value_t, value_name = "FORMAT")]
+    pub kv: KvFormat,
     /// Sequences of one model that run at the same time
     #[arg(
         long,
@@ -225,6 +229,8 @@ pub struct Config {
     pub repack_mib: u32,
     /// KV cache in tokens, or `None` to choose by the model's context.
     pub kv_tokens: Option<NonZeroUsize>,
+    /// Number format of keys and values.
+    pub kv: KvFormat,
     /// Sequences that run at the same time.
     pub slots: usize,
     /// The settings file, which is read again when it changes.
@@ -381,6 +387,7 @@ impl ServeOptions {
             threads: self.threads,
             repack_mib: self.repack_mib,
             kv_tokens: self.kv_tokens,
+            kv: self.kv,
             slots,
             file: self.config.clone(),
             queue,
@@ -453,6 +460,7 @@ impl Config {
             ("--slots", self.slots != new.slots, false),
             ("--threads", self.threads != new.threads, false),
             ("--kv-tokens", self.kv_tokens != new.kv_tokens, false),
+            ("--kv", self.kv != new.kv, false),
             ("prompt tokens of a pass", self.budget != new.budget, false),
             ("--prefix-cache", self.prefix_cache_percent != new.prefix_cache_percent, false),
             ("--speculate", self.speculation != new.speculation, false),

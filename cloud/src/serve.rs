@@ -155,6 +155,7 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
     ServiceOptions {
         threads: config.threads,
         kv_tokens: config.kv_tokens,
+        kv: config.kv,
         slots: config.slots,
         queue: config.queue,
         backlog: config.backlog,

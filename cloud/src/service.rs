@@ -24,6 +24,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::{AdapterId, Engine, EngineError, EngineOptions, Model, Sequences};
 use baton_generate::clock::Clock;
@@ -67,6 +68,8 @@ pub struct ServiceOptions {
     /// KV cache of each model in tokens. `None` means four whole contexts, but at most
     /// [`KV_TOKENS_DEFAULT_MAX`] unless one context needs more.
     pub kv_tokens: Option<NonZeroUsize>,
+    /// Number format of keys and values.
+    pub kv: KvFormat,
     /// The most sequences of one model that run at the same time.
     pub slots: usize,
     /// The most requests that may wait for one model.
@@ -98,6 +101,7 @@ impl Default for ServiceOptions {
         ServiceOptions {
             threads: None,
             kv_tokens: None,
+            kv: KvFormat::default(),
             slots: 8,
             queue: 256,
             backlog: BacklogBound::default(),

@@ -5,7 +5,6 @@ mod ask;
 mod chat;
 mod document;
 mod interrupts;
-#[cfg(feature = "import")]
 mod model;
 mod open;
 mod profile;
@@ -65,8 +64,7 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Serve the OpenAI chat API to programs on this machine
     Serve(serve::ServeArgs),
-    /// Make GGUF model files and adapters
-    #[cfg(feature = "import")]
+    /// Get and keep models, make GGUF files and adapters
     Model(model::ModelArgs),
     /// Measure what this device can do with a model
     Profile(profile::ProfileArgs),
@@ -100,16 +98,14 @@ struct CommonArgs {
     mode: Option<ModeArg>,
     /// Allow the cloud for this run without asking; the choice is not stored
     ///
-    /// Without this option you are asked on the terminal. Your answer is stored for that cloud, that is for
-    /// its scheme, host and port. Recognized addresses, numbers, keys and passwords are replaced before
-    /// anything is sent; names of people, streets and dates of birth are not.
+    /// Without it you are asked on the terminal, and your answer is stored for that scheme, host and port.
+    /// Recognized addresses, numbers, keys and passwords are replaced; names, streets, birth dates are not.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
     /// Do not use the cloud, even if it was allowed before
     #[arg(long, help_heading = heading::CLOUD)]
     no_cloud: bool,
-    /// If the connection to the cloud is cut, take over at once; otherwise the device first tries for 2 s to
-    /// resume the stream
+    /// Take over at once if the connection to the cloud is cut, without 2 s of trying to resume the stream
     #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
     no_resume: bool,
     /// Kind of this device, for the cloud's optimizer
@@ -118,11 +114,14 @@ struct CommonArgs {
     /// Kind of this device's network (wifi, ethernet, 5g, lte, ...), for the cloud's optimizer
     #[arg(long, value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
     network: Option<String>,
-    /// GGUF model to run on this device [default: models/demo-device.gguf, if found]
-    #[arg(long, env = "BATON_MODEL", value_name = "FILE", help_heading = heading::MODEL)]
+    /// Model to run on this device: a GGUF file, or the name of a pulled one (see `baton model pull`)
+    /// [default: models/demo-device.gguf, if found]
+    #[arg(long, env = "BATON_MODEL", value_name = "FILE|NAME", help_heading = heading::MODEL)]
     model: Option<PathBuf>,
-    /// LoRA adapter (a GGUF file) for this device's model, under the name that a scene uses; cloud and device
-    /// then both write with the adapter (may be given several times)
+    /// Folder of the pulled models [default: the platform's folder for data]
+    #[arg(long, env = crate::models::MODELS_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
+    models_dir: Option<PathBuf>,
+    /// LoRA adapter (a GGUF file) for both programs' models, by a scene's name for it (may be repeated)
     #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<AdapterFile>,
     /// Number of compute threads [default: all]
@@ -134,10 +133,12 @@ struct CommonArgs {
     /// for every token; --repack-mib then has no effect.
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::machine::residency::MemoryFor,
-    /// Most tokens of prompt and answer together [default: the model's context, if memory allows; with --ring
-    /// 8192]
+    /// Most tokens of prompt and answer [default: the model's context, if memory allows; 8192 with --ring]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: Option<usize>,
+    /// Number format of the KV cache: f32, f16, q8 or q4, each of about half the size; q4 is less exact
+    #[arg(long, default_value_t, value_name = "FORMAT", help_heading = heading::MODEL)]
+    kv: baton_engine::engine::KvFormat,
     /// Memory in MiB for copies of weights in a layout that is read a few percent faster; 0 makes no copies
     #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_name = "MIB", value_parser = values::whole::<u32>(0, u32::MAX.into()), hide_short_help = true, help_heading = heading::MODEL)]
     repack_mib: u32,
@@ -367,8 +368,7 @@ impl Cli {
             Command::Chat(args) => args.answer.wrong().or_else(|| without_ring(options)),
             Command::Serve(_) => without_ring(options),
             Command::Ring(args) => args.wrong(),
-            #[cfg(feature = "import")]
-            Command::Model(_) => None,
+            Command::Model(args) => args.wrong(options),
             Command::Profile(_) => None,
         }
     }
@@ -391,7 +391,6 @@ impl Cli {
             Command::Ask(args) => ask::run(args, &interrupts).await,
             Command::Chat(args) => chat::run(args, &interrupts).await,
             Command::Serve(args) => serve::run(args, &interrupts).await,
-            #[cfg(feature = "import")]
             Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
@@ -432,16 +431,19 @@ mod tests {
         assert_eq!(adapter_file("med=b=c.gguf").unwrap().path, PathBuf::from("b=c.gguf"));
         let alone =
             ["baton", "model", "adapter", "dir=0.5", "--model", "m.gguf", "--out", "a.gguf", "--force"];
-        assert!(Cli::try_parse_from(alone).is_ok());
+        assert_eq!(Cli::try_parse_from(alone).is_ok(), cfg!(feature = "import"));
         let import =
             ["baton", "model", "import", "dir", "--out", "m.gguf", "--quant", "q8_0", "--lora", "a=0.5"];
-        assert!(Cli::try_parse_from(import).is_ok());
+        assert_eq!(Cli::try_parse_from(import).is_ok(), cfg!(feature = "import"));
         for bad in [
             &["baton", "ask", "doc.txt"][..],
             &["baton", "model", "import", "dir"],
             &["baton", "ask", "d", "q", "--refine-mode", "best"],
             &["baton", "ask", "d", "q", "--adapter", "a.gguf"],
             &["baton", "model", "adapter", "dir", "--out", "a.gguf"],
+            &["baton", "model", "pull", "hf:ann"],
+            &["baton", "model", "pull", "https://a.example/m.gguf"],
+            &["baton", "model", "rm"],
             &["baton", "ask", "d", "q", "--max-tokens", "0"],
             &["baton", "ask", "d", "q", "--max-tokens", "65537"],
             &["baton", "chat", "--max-tokens", "18446744073709551615"],
@@ -514,6 +516,18 @@ mod tests {
             assert!(Cli::of(["baton"].iter().chain(&line).chain(&["--ring"])).is_ok(), "{option}");
             assert!(Cli::of(["baton", "ring", "bench", "--model", "m.gguf", "--ring-f16"]).is_ok());
         }
+        for (source, option, want) in [
+            ("hf:a/b", "--index", "--index does nothing for hf:"),
+            ("pypi:a==1", "--hub", "--hub does nothing for pypi:"),
+            ("pypi:a==1", "--revision", "--revision does nothing for pypi:"),
+            ("m.gguf", "--revision", "--revision does nothing for a file"),
+        ] {
+            let said = refused(&["model", "pull", source, option, "x"]);
+            assert!(said.contains(want), "{said}");
+        }
+        assert!(
+            Cli::of(["baton", "model", "pull", "hf:a/b", "--hub", "http://h", "--revision", "v1"]).is_ok()
+        );
         let plan = ["ring", "plan", "--devices", "d.json", "--model", "m.gguf"];
         for (more, want) in [
             (&["--planner", "halda", "--rounds", "2"][..], "--rounds is for --planner exact"),

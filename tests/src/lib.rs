@@ -19,6 +19,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod question;
+pub mod reference;
 pub mod setting;
 pub mod sim;
 pub mod simulation;

@@ -9,11 +9,12 @@ use std::{
 
 use crate::{
     cargo,
-    outcome::{Outcome, out, say},
+    outcome::{Outcome, out},
     packages,
-    process::{command, is_fine, is_installed},
+    process::{command, is_installed},
     run::{Manner, Run},
-    setup::{names_in, need},
+    rust_std,
+    setup::need,
 };
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -139,30 +140,11 @@ fn loader_root() -> Option<PathBuf> {
     Some(PathBuf::from(root)).filter(|root| root.is_dir())
 }
 
-/// A compiler that has the standard library for the target: the one in use, for which rustup may fetch it, or
-/// else the system's.
+/// A compiler that has the standard library for the target: the one in use, or else the system's.
 fn compiler() -> Option<&'static str> {
-    const IN_USE: &str = "rustc";
     const OF_THE_SYSTEM: &str = "/usr/bin/rustc";
-    if has_standard_library(IN_USE) || (fetched_by_rustup() && has_standard_library(IN_USE)) {
-        return Some(IN_USE);
+    if rust_std::is_here(TARGET) {
+        return Some(rust_std::IN_USE);
     }
-    has_standard_library(OF_THE_SYSTEM).then_some(OF_THE_SYSTEM)
-}
-
-fn fetched_by_rustup() -> bool {
-    if !is_installed("rustup") {
-        return false;
-    }
-    say(format!("installing Rust's standard library for {TARGET}"));
-    is_fine(command("timeout").args(["120", "rustup", "target", "add", TARGET]))
-}
-
-fn has_standard_library(rustc: &str) -> bool {
-    let named = command(rustc).args(["--print", "target-libdir", "--target", TARGET]).output();
-    named.is_ok_and(|named| {
-        let folder = String::from_utf8_lossy(&named.stdout).trim_end().to_owned();
-        let is_std = |name: &String| name.starts_with("libstd-") && name.ends_with(".rlib");
-        !folder.is_empty() && names_in(Path::new(&folder)).iter().any(is_std)
-    })
+    rust_std::has(OF_THE_SYSTEM, TARGET).then_some(OF_THE_SYSTEM)
 }

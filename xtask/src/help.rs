@@ -12,6 +12,7 @@ Baton: ask about a long document; the cloud writes the first tokens, the device 
   ./x test loaded [N]        every suite N times (default 10), with busy loops and 4 GiB of memory left; Linux
   ./x test fuzz              the fuzz target of the ring's frames: a fixed number of inputs from a fixed seed
   ./x test arm64             kernels and engine on emulated ARM CPUs; ./x test runs the kernels' part of it
+  ./x test targets [run]     type-checks the programs for macOS, Windows, Android and static Linux
   ./x k8s                    renders every Kubernetes overlay and checks it, offline
   ./x lint                   fmt, clippy, docs, tidy walls, licences
   ./x bench NAME [OPTIONS]   one claim, measured; last line is JSON                      (./x bench --help)
@@ -66,6 +67,10 @@ const TEST: &str = "\
                                    but 4 GiB held (Linux)
   ./x test fuzz                    2,000,000 inputs for the ring's frames, always from the same seed (Linux)
   ./x test arm64                   every test of the kernels and the engine on emulated ARM CPUs (Linux)
+  ./x test targets                 the programs for macOS, Windows, Android and static Linux: type-checked,
+                                   without C code and HiGHS
+  ./x test targets run             also builds and runs the static Linux programs, and the engine's unit tests
+                                   for Windows if wine is installed (Linux)
 
 The names of suites: unit tests go by their package's name, those of a program with `-bin` behind it, and
 integration tests by their own name. A package that stands on few crates is built by itself. Others are built

@@ -24,8 +24,10 @@ mod outcome;
 mod packages;
 mod process;
 mod run;
+mod rust_std;
 mod setup;
 mod suites;
+mod targets;
 mod tools;
 
 fn main() -> ExitCode {
@@ -118,6 +120,19 @@ fn test(words: &[String]) -> Outcome {
             setup::compiler()?;
             let mut run = Run::new();
             arm64::arm64(&mut run, arm64::Extent::All)?;
+            run.finish()
+        }
+        "targets" => {
+            let extent = if rest.first().is_some_and(|word| word == "run") {
+                no_more("test targets run", &rest[1..])?;
+                targets::Extent::Run
+            } else {
+                no_more("test targets", rest)?;
+                targets::Extent::Check
+            };
+            setup::compiler()?;
+            let mut run = Run::new();
+            targets::targets(&mut run, extent)?;
             run.finish()
         }
         name => suites::named(name, rest),

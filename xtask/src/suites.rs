@@ -26,7 +26,7 @@ const HARNESS: &str = "baton-e2e";
 
 /// Suites of the harness that start real processes: one test at a time.
 const ONE_THREAD: &[&str] =
-    &["processes", "ring", "hostile", "clients", "console", "image", "cluster", "openai"];
+    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai"];
 
 /// Suites of the harness that start no program.
 const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
@@ -34,8 +34,11 @@ const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"]
 /// Programs that a suite of the harness starts beside those of the packages that the harness depends on.
 const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 
+/// Suites that run only if they are named: `real` fetches 430 MB and computes for minutes.
+const BY_NAME: &[&str] = &["real"];
+
 /// What `./x test` also does, by programs that cargo does not know as tests.
-const PARTS: &[&str] = &["fuzz", "arm64", "loaded"];
+const PARTS: &[&str] = &["fuzz", "arm64", "targets", "loaded"];
 
 /// A package that stands on fewer crates than this is built by itself. That may build some of them again,
 /// with fewer features.
@@ -66,7 +69,7 @@ pub(crate) fn every() -> Outcome {
     let built = cargo::everything(&packages::suites(&packages::read()?))?;
     cargo::took("build", begun);
     let mut run = Run::new();
-    for one in &built {
+    for one in built.iter().filter(|one| !BY_NAME.contains(&one.suite.name().as_str())) {
         tools::install_for(&one.suite.name());
         run_one(&mut run, one, &[])?;
     }

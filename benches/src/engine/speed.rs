@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use baton_engine::ModelConfig;
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::Gguf;
 use baton_engine::weights::vocab_len;
 use baton_pacing::refit::median;
@@ -187,7 +188,7 @@ impl Programs {
     fn start(args: &Args, subject: &Subject, peer: &Peer, context_tokens: usize) -> Result<Self> {
         let mut running = vec![start_ours(args, subject, SHIPPED_KV)?];
         if args.wants(Part::Decode) && !args.quick {
-            running.push(start_ours(args, subject, "q8")?);
+            running.push(start_ours(args, subject, KvFormat::Q8)?);
         }
         let driver = peer.driver()?;
         let mut programs = Self { running, failed: Vec::new() };
@@ -255,18 +256,18 @@ fn progress(args: &Args, subject: &Subject, figure: Figure, at: usize, samples: 
 }
 
 /// Starts Baton's worker on the model, with the KV format `kv`.
-pub(super) fn start_ours(args: &Args, subject: &Subject, kv: &str) -> Result<Worker> {
+pub(super) fn start_ours(args: &Args, subject: &Subject, kv: KvFormat) -> Result<Worker> {
     start_own(args, subject, kv, &[])
 }
 
 /// As [`start_ours`], with further options.
-pub(super) fn start_own(args: &Args, subject: &Subject, kv: &str, more: &[&str]) -> Result<Worker> {
+pub(super) fn start_own(args: &Args, subject: &Subject, kv: KvFormat, more: &[&str]) -> Result<Worker> {
     let own = std::env::current_exe().context("find the running program")?;
     let mut command = Command::new(own);
-    command.arg("engine-worker").arg(&subject.path).args(["--kv", kv]);
+    command.arg("engine-worker").arg(&subject.path).args(["--kv", kv.name()]);
     command.args(["--threads", &args.threads.to_string(), "--context", &CONTEXT_TOKENS.to_string()]);
     command.args(more);
-    Worker::start(if kv == "q8" { OURS_Q8 } else { OURS }, &mut command)
+    Worker::start(if kv == KvFormat::Q8 { OURS_Q8 } else { OURS }, &mut command)
 }
 
 fn tables(subject: &Subject, figures: &[Figure], samples: &Samples, limits: &Limits, report: &mut Report) {

@@ -42,9 +42,9 @@ pub(crate) struct Args {
     /// Number of threads, pinned to the first CPUs
     #[arg(long)]
     threads: NonZeroUsize,
-    /// Format of keys and values: f32 or q8
-    #[arg(long, default_value = SHIPPED_KV)]
-    kv: String,
+    /// Format of keys and values: f32, f16, q8 or q4
+    #[arg(long, default_value_t = SHIPPED_KV)]
+    kv: KvFormat,
     /// Length of the longest sequence in tokens
     #[arg(long)]
     context: usize,
@@ -89,7 +89,7 @@ impl Worker {
         let budget = if args.repack { u64::MAX } else { 0 };
         let model = Model::open_repacked(&args.model, budget)
             .with_context(|| format!("open {}", args.model.display()))?;
-        let kv_format = kv_format(&args.kv)?;
+        let kv_format = args.kv;
         let options = EngineOptions {
             threads: Some(args.threads),
             kv_tokens: 2 * args.context + 4096,
@@ -285,15 +285,7 @@ impl Worker {
 }
 
 /// The programs' format of keys and values.
-pub(crate) const SHIPPED_KV: &str = "f32";
-
-fn kv_format(name: &str) -> Result<KvFormat> {
-    match name {
-        "f32" => Ok(KvFormat::F32),
-        "q8" => Ok(KvFormat::Q8),
-        _ => bail!("no KV format is called `{name}`"),
-    }
-}
+pub(crate) const SHIPPED_KV: KvFormat = KvFormat::F16;
 
 /// Returns the negative logarithm of the probability that `logits` give to `id`.
 fn surprise(logits: &[f32], id: TokenId) -> f64 {
@@ -308,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_is_measured_is_what_the_programs_do() {
-        assert_eq!(kv_format(SHIPPED_KV).unwrap(), EngineOptions::default().kv_format);
+        assert_eq!(SHIPPED_KV, EngineOptions::default().kv_format);
     }
 
     #[test]

@@ -206,9 +206,10 @@ fn asks(count: usize, turn: u64) -> Vec<Ask> {
     (0..count).map(|_| ask()).collect()
 }
 
-/// Returns the seconds for one token of all answers together, while all are written.
+/// Returns the seconds for one token of all answers together, from the moment at which each has its first
+/// one. Answers to the first prompts may have ended by then, because prompts are computed one after another.
 fn token_s(heard: &[Heard]) -> Result<f64> {
-    Ok(1.0 / tokens_per_s(heard, Until::FirstEnd).context("the answers were not written at once")?)
+    Ok(1.0 / tokens_per_s(heard, Until::LastEnd).context("no token after the first ones")?)
 }
 
 fn keep(

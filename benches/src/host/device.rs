@@ -93,7 +93,7 @@ pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
 /// Starts the bare engine, with the KV format of the programs.
 fn bare(bench: &Bench<'_>) -> Result<Worker> {
     let mut command = Command::new(std::env::current_exe().context("find the running program")?);
-    command.arg("engine-worker").arg(bench.model).args(["--kv", SHIPPED_KV]);
+    command.arg("engine-worker").arg(bench.model).args(["--kv", SHIPPED_KV.name()]);
     command.args(["--threads", &bench.threads.to_string(), "--context", "4096"]);
     Worker::start("engine", &mut command)
 }

@@ -11,7 +11,7 @@ use candle_core::{D, DType, Device, Tensor};
 
 /// Returns whether candle supports the format.
 pub(super) fn reads(format: Format) -> bool {
-    !format.name().starts_with("IQ")
+    !["IQ", "TQ", "MX"].iter().any(|kind| format.name().starts_with(kind))
 }
 
 /// The dequantized model.
@@ -273,7 +273,8 @@ impl Reference {
 }
 
 /// The families that are implemented here.
-const FAMILIES: [&str; 8] = ["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"];
+pub(super) const FAMILIES: [&str; 8] =
+    ["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"];
 
 /// Computes the softmax over the last dimension.
 fn softmax(x: &Tensor) -> Result<Tensor> {

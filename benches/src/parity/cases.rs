@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use baton_kernels_cpu::Format;
-use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticModel};
 
 /// A model with random weights.
 pub(super) struct Case {
@@ -14,6 +14,11 @@ pub(super) struct Case {
 }
 
 impl Case {
+    /// Returns the name of its family.
+    pub(super) fn family(&self) -> &'static str {
+        self.shape.family
+    }
+
     /// Returns the model as the bytes of a GGUF file.
     pub(super) fn bytes(&self) -> Result<Vec<u8>> {
         self.shape.to_gguf().with_context(|| format!("make model {}", self.name))
@@ -24,8 +29,28 @@ impl Case {
 const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Q8_0, Format::Q4K, Format::Q6K];
 
 /// Variants of model families besides plain llama and qwen2.
-const MEMBERS: [&str; 9] =
-    ["mixtral", "qwen2moe", "qwen2-yarn", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3", "phi3-short"];
+const MEMBERS: [&str; 20] = [
+    "mixtral",
+    "qwen2moe",
+    "qwen2-yarn",
+    "qwen3",
+    "qwen3moe",
+    "gemma",
+    "gemma3",
+    "phi3",
+    "phi3-short",
+    "gemma2",
+    "gemma3-capped",
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "llama-biased",
+    "mistral3",
+    "glm4",
+    "gpt-oss",
+    "deepseek2",
+    "deepseek2-joined",
+];
 
 /// Makes the models: llama with its own output matrix and qwen2 with tied embeddings, in [`FORMATS`]. Every
 /// other variant has a float and a quantized format, and llama also has every other format.
@@ -59,6 +84,7 @@ pub(super) fn random_models() -> Vec<Case> {
             // All experts are used. Otherwise rounded activations could change the choice of an expert near a
             // tie.
             shape.experts.iter_mut().for_each(|experts| experts.used = experts.count);
+            shape.extra.retain(|(key, _)| !key.starts_with("expert_group"));
         });
     }
     for format in Format::ALL.into_iter().filter(|format| !FORMATS.contains(format)) {
@@ -69,6 +95,7 @@ pub(super) fn random_models() -> Vec<Case> {
 
 /// Turns the shape into that of a variant. Prompts are longer than every attention window and every original
 /// context.
+#[expect(clippy::too_many_lines, reason = "a table: one arm for each variant")]
 fn particular(member: &str, shape: &mut SyntheticModel) {
     let experts = Some(SyntheticExperts { count: 8, used: 2, d_ff: 256, shared_d_ff: 512 });
     let number = |key, value| (key, ExtraValue::F32(value));
@@ -96,6 +123,88 @@ fn particular(member: &str, shape: &mut SyntheticModel) {
                 ("rope.scaling.type", ExtraValue::Text("linear")),
                 number("rope.scaling.factor", 8.0),
             ];
+        }
+        "gemma2" => {
+            (shape.family, shape.d_head) = ("gemma2", 64);
+            shape.extra = vec![
+                count("attention.sliding_window", 40),
+                number("attn_logit_softcapping", 1.5),
+                number("final_logit_softcapping", 3.0),
+            ];
+        }
+        "gemma3-capped" => {
+            (shape.family, shape.d_head) = ("gemma3", 64);
+            shape.extra = vec![
+                count("attention.sliding_window", 40),
+                count("attention.sliding_window_pattern", 2),
+                number("final_logit_softcapping", 3.0),
+            ];
+        }
+        "smollm3" => shape.family = "smollm3",
+        "granite" | "granitemoe" => {
+            (shape.family, shape.biased) = (if member == "granite" { "granite" } else { "granitemoe" }, true);
+            shape.experts = experts.filter(|_| member == "granitemoe");
+            shape.extra = vec![
+                number("embedding_scale", 12.0),
+                number("residual_scale", 0.22),
+                number("logit_scale", 8.0),
+                number("attention.scale", 0.1),
+            ];
+        }
+        "llama-biased" => (shape.biased, shape.tied) = (true, false),
+        "mistral3" => {
+            shape.family = "mistral3";
+            shape.extra = vec![
+                ("rope.scaling.type", ExtraValue::Text("yarn")),
+                number("rope.scaling.factor", 16.0),
+                number("rope.scaling.yarn_beta_fast", 32.0),
+                number("rope.scaling.yarn_beta_slow", 1.0),
+                number("rope.scaling.yarn_log_multiplier", 0.7),
+                count("rope.scaling.original_context_length", 32),
+                number("attention.temperature_scale", 0.4),
+            ];
+        }
+        "glm4" => {
+            (shape.family, shape.biased) = ("glm4", true);
+            shape.extra = vec![count("rope.dimension_count", 16)];
+        }
+        "gpt-oss" => {
+            (shape.family, shape.d_head, shape.tied, shape.experts) = ("gpt-oss", 64, false, experts);
+            shape.extra = vec![
+                count("attention.sliding_window", 40),
+                ("rope.scaling.type", ExtraValue::Text("yarn")),
+                number("rope.scaling.factor", 32.0),
+                count("rope.scaling.original_context_length", 32),
+            ];
+        }
+        "deepseek2" | "deepseek2-joined" => {
+            let absorbed = member == "deepseek2";
+            (shape.family, shape.tied, shape.dense_layers, shape.biased) = ("deepseek2", false, 1, absorbed);
+            let used = if absorbed { 3 } else { 2 };
+            shape.experts = Some(SyntheticExperts { count: 8, used, d_ff: 256, shared_d_ff: 512 });
+            shape.latent = Some(SyntheticLatent {
+                q_rank: 256,
+                kv_rank: 256,
+                d_plain: 64,
+                d_turned: 32,
+                d_value: 64,
+                absorbed,
+            });
+            shape.extra = vec![
+                ("rope.scaling.type", ExtraValue::Text("yarn")),
+                number("rope.scaling.factor", 8.0),
+                number("rope.scaling.yarn_log_multiplier", 0.07),
+                count("rope.scaling.original_context_length", 64),
+            ];
+            if absorbed {
+                shape.extra.extend([
+                    count("expert_gating_func", 2),
+                    count("expert_group_count", 4),
+                    count("expert_group_used_count", 2),
+                    number("expert_weights_scale", 2.5),
+                    ("expert_weights_norm", ExtraValue::Bool(true)),
+                ]);
+            }
         }
         // Half of the dimensions are rotated. llama.cpp ignores the window of phi3, so its prompts are
         // shorter than the window.

@@ -35,8 +35,6 @@ const TIME_MAX: f64 = 1.2;
 const READ_MAX: f64 = 1.15;
 /// Maximum unreclaimable memory besides the KV cache, as a share of the limit.
 const UNRECLAIMABLE_MAX: f64 = 0.06;
-/// Size of a key or value in a device's cache (f32) divided by its size in a model shape (f16).
-const KV_FACTOR: f64 = 2.0;
 
 /// Value of `--memory` for a device that always memory-maps its files.
 const MAPPED: &str = "all";
@@ -271,7 +269,7 @@ fn outcome(
     let read = seen.iter().map(|seen| seen.read_between(begun, ended) / steps.len() as f64).collect();
     let kv_tokens = ((setting.task.prompt + setting.task.tokens).next_multiple_of(32) + 32) as f64;
     let beside = seen.iter().zip(&way.plan.shares).map(|(seen, share)| {
-        let kv = setting.shape.kv_bytes * KV_FACTOR * share.layers as f64 * kv_tokens;
+        let kv = setting.shape.kv_bytes * share.layers as f64 * kv_tokens;
         (seen.unreclaimable() as f64 - kv).max(0.0)
     });
     Ok(Outcome { beside: beside.collect(), figure, disk: f64::NAN, token_ms, read, kills })

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use baton_e2e::home::{Home, Planned, Seat, Task, model};
 use baton_e2e::process::models_folder;
+use baton_engine::engine::KvFormat;
 use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::{Value, json};
 
@@ -258,7 +259,9 @@ fn speculation(bench: &mut Bench<'_>, rows: &mut Vec<Vec<String>>) -> Result<()>
 }
 
 fn shape_layers(path: &Path) -> Result<usize> {
-    Ok(baton_device::machine::shape::shape_of(path).context("read the demo model's shape")?.layers)
+    Ok(baton_device::machine::shape::shape_of(path, KvFormat::default())
+        .context("read the demo model's shape")?
+        .layers)
 }
 
 /// Checks that all outputs equal the first one.

@@ -13,7 +13,7 @@ use baton_generate::scheduler::{Goal, JobSpec, Share};
 use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
 use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing};
-use baton_refine::{AttentionShape, Mode, UnknownMode};
+use baton_refine::{Mode, UnknownMode};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -346,9 +346,5 @@ fn planned(
 }
 
 fn scoring_model(served: &Served) -> ScoringModel<'_> {
-    let config = served.model.config();
-    ScoringModel {
-        shape: AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads },
-        calibration: served.calibration.as_ref(),
-    }
+    ScoringModel { config: served.model.config(), calibration: served.calibration.as_ref() }
 }

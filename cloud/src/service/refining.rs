@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_engine::prompt::Prompt;
-use baton_engine::{AttentionScores, HeadId};
+use baton_engine::{AttentionScores, HeadId, ModelConfig};
 use baton_generate::answer::Window;
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
 use baton_refine::{
@@ -49,7 +49,7 @@ pub(crate) struct RefinePlan {
 /// The part of the model that refinement needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScoringModel<'a> {
-    pub(crate) shape: AttentionShape,
+    pub(crate) config: &'a ModelConfig,
     pub(crate) calibration: Option<&'a Arc<Calibration>>,
 }
 
@@ -100,11 +100,14 @@ pub(crate) fn plan_mask(
     };
     let calibration = model.calibration.map(Arc::as_ref);
     let suffix_tokens = last.tokens.len();
-    let Some(capture) = capture_plan(mode, model.shape, suffix_tokens, calibration) else {
+    let config = model.config;
+    let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
+    let Some(capture) = capture_plan(mode, shape, suffix_tokens, calibration) else {
         return Ok(RefinePlan { mask: MaskSource::Ready(Box::new(job.run(None)?)), window: None });
     };
     let end = last.tokens.end;
-    let heads = capture.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect();
+    let heads = capture.heads.iter().map(|&(layer, head)| HeadId { layer, head });
+    let heads = heads.filter(|id| config.has_attention(id.layer)).collect();
     job.queries = end.saturating_sub(capture.window)..end;
     let window = Window { tokens: job.queries.clone(), heads };
     Ok(RefinePlan { mask: MaskSource::Scores(Box::new(job)), window: Some(window) })

@@ -139,6 +139,7 @@ impl Served {
         let engine_options = EngineOptions {
             threads: options.threads,
             kv_tokens,
+            kv_format: options.kv,
             prefix_cache_percent: options.prefix_cache_percent,
             ..EngineOptions::default()
         };

@@ -79,7 +79,7 @@ fn preempted_answers_are_what_they_are_without_preemption() {
 #[test]
 fn a_preempted_answer_can_be_cancelled() {
     let requests = requests(3, 250);
-    let (service, mut host) = by_hand(small_cache(1024));
+    let (service, mut host) = by_hand(small_cache(896));
     let free = host.free_kv_tokens();
     let mut streams: Vec<_> = requests.iter().map(|request| service.assist(request).unwrap()).collect();
     let mut waited = 0;

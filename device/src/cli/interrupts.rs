@@ -175,19 +175,29 @@ async fn heard(signals: &mut Option<tokio::signal::unix::Signal>) {
     }
 }
 
-#[cfg(not(unix))]
-struct Signals;
+/// The events of the console. If a handler cannot be installed, the system's default action stays.
+#[cfg(windows)]
+struct Signals {
+    interrupt: Option<tokio::signal::windows::CtrlC>,
+    stop: Option<tokio::signal::windows::CtrlBreak>,
+    /// The window is closed. The system ends the program a few seconds later.
+    close: Option<tokio::signal::windows::CtrlClose>,
+}
 
-#[cfg(not(unix))]
+#[cfg(windows)]
 impl Signals {
     fn open() -> Self {
-        Self
+        use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close};
+        Self { interrupt: ctrl_c().ok(), stop: ctrl_break().ok(), close: ctrl_close().ok() }
     }
 
     async fn next(&mut self) -> Signal {
-        match tokio::signal::ctrl_c().await {
-            Ok(()) => Signal::Interrupt,
-            Err(_) => std::future::pending().await,
+        let (interrupt, stop, close) = (&mut self.interrupt, &mut self.stop, &mut self.close);
+        tokio::select! {
+            Some(Some(())) = async { Some(interrupt.as_mut()?.recv().await) } => Signal::Interrupt,
+            Some(Some(())) = async { Some(stop.as_mut()?.recv().await) } => Signal::Terminate,
+            Some(Some(())) = async { Some(close.as_mut()?.recv().await) } => Signal::Terminate,
+            else => std::future::pending().await,
         }
     }
 }

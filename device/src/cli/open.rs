@@ -8,6 +8,7 @@ use crate::client::CloudClient;
 use crate::context::{self, Held};
 use crate::local::LocalOptions;
 use crate::machine::residency::{self, Layers, Share};
+use crate::models::store;
 use crate::relay::{Note, RelayMode};
 use crate::scene;
 use crate::settings::Settings;
@@ -44,9 +45,9 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let cloud = cloud(common, &settings)?;
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let mode = mode(common, cloud.is_some());
-    let path = model_path(common.model.as_deref())?;
+    let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
     let emulate = emulation(common)?;
-    let (threads, kv_tokens) = (common.threads, common.kv_tokens);
+    let (threads, kv_tokens, kv_format) = (common.threads, common.kv_tokens, common.kv);
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
@@ -57,17 +58,21 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
             // The plan decides how much room the other devices have.
             true => kv_tokens.unwrap_or(context::TOKENS_MIN),
             // A file that is not a model is refused below, with a better message.
-            false => Held::of(&path, memory, kv_tokens).map_or(context::TOKENS_MIN, |held| held.tokens),
+            false => {
+                Held::of(&path, memory, kv_format, kv_tokens).map_or(context::TOKENS_MIN, |held| held.tokens)
+            }
         };
-        let options = EngineOptions { threads, kv_tokens: held, ..EngineOptions::default() };
+        let options = EngineOptions { threads, kv_tokens: held, kv_format, ..EngineOptions::default() };
         let layers = if ring { Layers::Planned } else { Layers::All };
-        let share = Share { kv_tokens: options.kv_tokens, layers, reads_ahead: !head.ring_no_read_ahead };
+        let reads_ahead = !head.ring_no_read_ahead;
+        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         if model.template_is_missing() {
             errln!(
-                "note: model `{}` has no chat template and is asked in the form of ChatML, which it was hardly trained \
-                 on: for answers take the file of its instruction-tuned variant (-Instruct, -Chat, -it)",
+                "note: model `{}` has no chat template, so it was trained to continue texts and not to answer: it is \
+                 given the text and `Answer:`, and stops at a blank line. For better answers take the file of its \
+                 instruction-tuned variant (-Instruct, -Chat, -it)",
                 model.name()
             );
         }
@@ -172,9 +177,9 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     Ok(allowed)
 }
 
-fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    if let Some(path) = given {
-        return Ok(path.to_owned());
+fn model_path(given: Option<&Path>, models: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    if let Some(given) = given {
+        return Ok(store::resolve(given, models)?);
     }
     let beside_program = std::env::current_exe().ok().into_iter().flat_map(|exe| {
         exe.ancestors().skip(1).take(4).map(|dir| dir.join(DEFAULT_MODEL)).collect::<Vec<_>>()
@@ -183,7 +188,7 @@ fn model_path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         .chain(beside_program)
         .find(|path| path.is_file())
         .with_context(|| {
-            format!("no model: `{DEFAULT_MODEL}` was not found; pass --model FILE (a GGUF file; README.md lists families and formats)")
+            format!("no model: `{DEFAULT_MODEL}` was not found; get one by `baton model pull`, or pass --model FILE (a GGUF file; README.md lists families and formats)")
         })
 }
 

@@ -1,15 +1,15 @@
 //! Measures how fast a file can be read from its disk: sequentially, in large blocks by two threads, and at
 //! random positions.
 //!
-//! Reads bypass the page cache if the system allows it (`O_DIRECT`). Otherwise they may be answered from
-//! memory, and the result says so.
+//! Reads bypass the page cache if the system allows it ([`platform::open_direct`]). Otherwise they may be
+//! answered from memory, and the result says so.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_engine::platform;
 use baton_pacing::refit::median;
 use memmap2::MmapMut;
 
@@ -87,20 +87,12 @@ pub fn look(path: &Path) -> Result<f64, DiskError> {
     in_order(&file, bytes.max(1), bytes / 2).map_err(read)
 }
 
-/// Opens the file, for direct reads if its file system has them. Returns whether it does.
-#[cfg(any(target_os = "linux", target_os = "android"))]
+/// Opens the file, for direct reads if its file system has them. Returns whether these skip the page cache.
 fn open(path: &Path) -> std::io::Result<(File, bool)> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
-    match File::options().read(true).custom_flags(flag).open(path) {
-        Ok(file) => Ok((file, true)),
-        Err(_) => Ok((File::open(path)?, false)),
+    match platform::open_direct(path) {
+        Ok(Some(file)) => Ok((file, platform::SKIPS_CACHED_PAGES)),
+        Ok(None) | Err(_) => Ok((File::open(path)?, false)),
     }
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn open(path: &Path) -> std::io::Result<(File, bool)> {
-    Ok((File::open(path)?, false))
 }
 
 /// Returns the bytes per second of two threads that take blocks in turn, from near `begin` on. At the end
@@ -115,7 +107,7 @@ fn in_order(file: &File, bytes: u64, begin: u64) -> std::io::Result<f64> {
         let mut buffer = MmapMut::map_anon(BLOCK)?;
         while begun.elapsed() < RUN {
             let block = next.fetch_add(1, Ordering::Relaxed) % blocks;
-            let read = file.read_at(&mut buffer, block * BLOCK as u64)?;
+            let read = platform::read_at(file, &mut buffer, block * BLOCK as u64)?;
             done.fetch_add(read as u64, Ordering::Relaxed);
         }
         std::io::Result::Ok(())
@@ -134,7 +126,7 @@ fn here_and_there(file: &File, bytes: u64, run: usize) -> std::io::Result<f64> {
     let (begun, mut done, mut at) = (Instant::now(), 0, run as u64);
     while begun.elapsed() < RUN {
         at = (at + 0x9E37_79B9) % pieces;
-        done += file.read_at(&mut buffer, at * PIECE as u64)? as u64;
+        done += platform::read_at(file, &mut buffer, at * PIECE as u64)? as u64;
     }
     Ok(done as f64 / begun.elapsed().as_secs_f64())
 }
@@ -153,7 +145,7 @@ mod tests {
         let (opened, _) = open(file.path()).unwrap();
         let mut buffer = MmapMut::map_anon(PIECE).unwrap();
         for offset in [0, 65_536, 262_144] {
-            let read = opened.read_at(&mut buffer, offset).unwrap();
+            let read = platform::read_at(&opened, &mut buffer, offset).unwrap();
             let offset = offset as usize;
             assert_eq!(read, PIECE.min(bytes.len() - offset));
             assert!(buffer[..read] == bytes[offset..offset + read]);

@@ -2,10 +2,10 @@
 //!
 //! Linux reports what it can give without swapping (`MemAvailable`). The limits of a container, its own and
 //! those above it, may leave less. Their page cache counts as free, because mapped weights are part of it.
-//! Android swaps other programs' pages out first, so what it can swap is added. macOS counts its pages by
-//! kind.
+//! Android swaps other programs' pages out first, so what it can swap is added. The kernels of macOS and
+//! Windows answer a call.
 //!
-//! Everything is read below a root folder, so that tests can use recorded systems.
+//! Files are read below a root folder, so that tests can use recorded systems.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,11 +43,14 @@ pub enum MemoryError {
     /// A field is missing in what the system reports.
     #[error("`{place}` says no {field}")]
     Missing {
-        /// The file or program.
+        /// The file.
         place: String,
         /// The missing field.
         field: &'static str,
     },
+    /// The kernel does not say it.
+    #[error("ask the system for its free memory: {0}")]
+    Kernel(std::io::Error),
 }
 
 /// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`.
@@ -78,25 +81,12 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
     Ok(Memory { available_bytes, swap_bytes, bound_by })
 }
 
-/// Reads the memory of a macOS system from the output of `vm_stat`: free, inactive, speculative and
-/// purgeable pages.
+/// Returns the memory of a macOS or Windows system, whose kernel says how many bytes are free.
 ///
 /// # Errors
-/// [`MemoryError::Missing`] if a count is missing.
-pub fn of_vm_stat(text: &str) -> Result<Memory, MemoryError> {
-    let missing = |field| MemoryError::Missing { place: "vm_stat".to_owned(), field };
-    let number = |text: &str| text.trim().trim_end_matches('.').parse::<u64>().ok();
-    let page = text.split("page size of ").nth(1).and_then(|rest| number(rest.split(' ').next()?));
-    let page = page.ok_or_else(|| missing("page size"))?;
-    let pages = |field: &'static str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        line.and_then(number).ok_or_else(|| missing(field))
-    };
-    let free = pages("Pages free")?
-        + pages("Pages inactive")?
-        + pages("Pages speculative")?
-        + pages("Pages purgeable")?;
-    let available_bytes = used(free.saturating_mul(page), USED_SHARE);
+/// [`MemoryError::Kernel`] if it does not say that.
+pub fn of_kernel(free: std::io::Result<u64>) -> Result<Memory, MemoryError> {
+    let available_bytes = used(free.map_err(MemoryError::Kernel)?, USED_SHARE);
     Ok(Memory { available_bytes, swap_bytes: 0, bound_by: "system".to_owned() })
 }
 
@@ -250,14 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn macos_counts_its_pages() {
-        let text = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\nPages free:                               20000.\n\
-                    Pages active:                            180000.\nPages inactive:                          100000.\n\
-                    Pages speculative:                         5000.\nPages wired down:                         90000.\n\
-                    Pages purgeable:                           1000.\n";
-        assert_eq!(of_vm_stat(text).unwrap().available_bytes, used(126_000 * 16_384, USED_SHARE));
-        let error = of_vm_stat(&text.replace("Pages inactive", "Pages idle")).unwrap_err().to_string();
-        assert_eq!(error, "`vm_stat` says no Pages inactive");
+    fn a_kernel_that_counts_leaves_a_part_to_others() {
+        assert_eq!(of_kernel(Ok(1_000_000)).unwrap().available_bytes, 900_000);
+        let error = of_kernel(Err(std::io::Error::other("no"))).unwrap_err().to_string();
+        assert_eq!(error, "ask the system for its free memory: no");
     }
 
     #[test]

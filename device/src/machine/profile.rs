@@ -11,10 +11,11 @@ mod kept;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use baton_engine::STREAM_BYTES;
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::{Gguf, GgufError, TensorView};
 use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
 use baton_pacing::refit::median;
@@ -113,7 +114,7 @@ pub enum ProfileError {
 /// # Errors
 /// [`ProfileError`] naming what could not be measured.
 pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<Profile, ProfileError> {
-    let model = shape_of(&options.model)?;
+    let model = shape_of(&options.model, KvFormat::default())?;
     let gguf = Gguf::open(&options.model)?;
     let pool = pool_of(options)?;
     said("memory");
@@ -170,34 +171,21 @@ pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// Returns the bytes of memory of this program that no file backs, as reported by Linux and Android; 0
-/// elsewhere.
-pub(crate) fn own_bytes() -> u64 {
-    let Ok(text) = std::fs::read_to_string("/proc/self/status") else { return 0 };
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
-}
-
 /// Returns this device's memory by the rules of its system.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
-    Ok((Os::Linux, memory::of_linux(Path::new("/"), false)?))
+    let is_android = cfg!(target_os = "android");
+    let os = if is_android { Os::Android } else { Os::Linux };
+    Ok((os, memory::of_linux("/".as_ref(), is_android)?))
 }
 
-#[cfg(target_os = "android")]
+#[cfg(any(target_os = "macos", windows))]
 pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
-    Ok((Os::Android, memory::of_linux(Path::new("/"), true)?))
+    let os = if cfg!(windows) { Os::Windows } else { Os::Macos };
+    Ok((os, memory::of_kernel(baton_engine::platform::free_bytes())?))
 }
 
-#[cfg(target_os = "macos")]
-pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
-    let printed = std::process::Command::new("vm_stat").output();
-    let printed = printed.map_err(|source| MemoryError::Read { path: PathBuf::from("vm_stat"), source })?;
-    Ok((Os::Macos, memory::of_vm_stat(&String::from_utf8_lossy(&printed.stdout))?))
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos", windows)))]
 pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
     Err(ProfileError::System(std::env::consts::OS))
 }
@@ -309,6 +297,8 @@ fn kv_copy_s(claimed: usize) -> Result<f64, ProfileError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

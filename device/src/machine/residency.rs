@@ -11,6 +11,8 @@ use std::str::FromStr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use baton_engine::engine::KvFormat;
+use baton_engine::platform::own_bytes;
 use baton_engine::weights::StreamedWeights;
 use baton_engine::{Model, ModelError, Residency, STREAM_BYTES};
 use baton_plan::Device;
@@ -25,8 +27,6 @@ const BESIDE_BYTES: u64 = 12 << 20;
 pub const BUFFER_BYTES: u64 = STREAM_BYTES + BESIDE_BYTES;
 /// Bytes a tokenizer needs for each token of its vocabulary, merges included.
 const TEXT_TOKEN_BYTES: u64 = 280;
-/// A device's cache keeps keys and values in f32 and a shape counts them in f16: the ratio of their bytes.
-pub(crate) const KV_FACTOR: f64 = 2.0;
 /// How often the memory is measured.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long more memory must be available before the budget grows.
@@ -107,6 +107,8 @@ pub fn text_bytes(vocab: usize) -> u64 {
 pub struct Share {
     /// Tokens of KV cache.
     pub kv_tokens: usize,
+    /// The number format of keys and values.
+    pub kv_format: KvFormat,
     /// The layers it computes.
     pub layers: Layers,
     /// Whether weights are read ahead of their use. Without, for measurements, each read is waited for.
@@ -136,13 +138,13 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         MemoryFor::All => return Ok(Model::open_repacked(path, repack)?),
         MemoryFor::Bytes(bytes) => (bytes, None),
         MemoryFor::Auto => {
-            let shape = shape_of(path)?;
+            let shape = shape_of(path, share.kv_format)?;
             let (layers, ends, text) = match &share.layers {
                 Layers::Of(layers) => (layers.len(), 0.0, 0),
                 Layers::All | Layers::Planned => (shape.layers, shape.output_bytes, text_bytes(shape.vocab)),
             };
-            let layer_kv_bytes = (shape.kv_bytes * KV_FACTOR * share.kv_tokens as f64) as u64;
-            let needs = Needs { layers, layer_kv_bytes, text, had: unreclaimable_bytes() };
+            let layer_kv_bytes = (shape.kv_bytes * share.kv_tokens as f64) as u64;
+            let needs = Needs { layers, layer_kv_bytes, text, had: own_bytes().unwrap_or(0) };
             let weights = shape.layer_bytes * layers as f64 + ends;
             // Without memory rules for this system the file is mapped.
             let Ok((_, found)) = this_memory() else { return Ok(Model::open_repacked(path, repack)?) };
@@ -167,7 +169,7 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
     }
     if let Some((needs, _)) = follows {
         // The text is in memory by now and is counted in what the program holds.
-        let needs = Needs { text: 0, had: unreclaimable_bytes(), ..needs };
+        let needs = Needs { text: 0, had: own_bytes().unwrap_or(0), ..needs };
         let (watched, keeper) = (Arc::downgrade(&model), Keeper::new(budget_bytes));
         // If no thread can be started, the budget stays as it is.
         let _ = std::thread::Builder::new()
@@ -178,7 +180,7 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
 }
 
 /// Formats a number of bytes.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     if bytes < 1_000_000_000 {
         format!("{:.1} MB", bytes as f64 / 1e6)
     } else {
@@ -224,14 +226,6 @@ impl Needs {
     }
 }
 
-/// Returns the anonymous memory of this process in bytes; 0 if the system does not report it.
-fn unreclaimable_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.map_or(0, |kilobytes| kilobytes * 1024)
-}
-
 /// Measures once a second until the model is dropped.
 fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
     let begun = Instant::now();
@@ -242,7 +236,7 @@ fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
         let stats = weights.stats();
         let layers = weights.layers().len();
         let other_share = std::mem::replace(&mut needs.layers, layers) != layers;
-        let possible_bytes = needs.left_for_weights(found.available_bytes, unreclaimable_bytes());
+        let possible_bytes = needs.left_for_weights(found.available_bytes, own_bytes().unwrap_or(0));
         if other_share {
             keeper = Keeper::new(possible_bytes);
             weights.set_budget(possible_bytes);
@@ -408,7 +402,8 @@ mod tests {
     #[test]
     fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        let share = Share { kv_tokens: 128, layers: Layers::All, reads_ahead: true };
+        let share =
+            Share { kv_tokens: 128, kv_format: KvFormat::default(), layers: Layers::All, reads_ahead: true };
         assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
         let stats = |share: &Share| {
             let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();

@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use baton_engine::ModelConfig;
 use baton_engine::config::ConfigError;
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::{Gguf, GgufError, TensorInfo};
 use baton_engine::weights::{TensorError, vocab_len};
 use baton_plan::ModelShape;
 
-/// Bytes of one key or value in the KV cache (f16).
-const KV_VALUE_BYTES: f64 = 2.0;
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -60,21 +59,21 @@ fn open(path: &Path) -> Result<(Gguf, ModelConfig), ShapeError> {
     Ok((gguf, config))
 }
 
-/// Reads the shape of the model in this file. In a mixture of experts, operations count only the experts
-/// that a token passes.
+/// Reads the shape of the model in this file, with keys and values in the format `kv`. In a mixture of
+/// experts, operations count only the experts that a token passes.
 ///
 /// # Errors
 /// [`ShapeError`] naming the file.
-pub fn shape_of(path: &Path) -> Result<ModelShape, ShapeError> {
+pub fn shape_of(path: &Path, kv: KvFormat) -> Result<ModelShape, ShapeError> {
     let (gguf, config) = open(path)?;
     let name = gguf.metadata().opt_str("general.name").ok().flatten().map(str::to_owned);
     let name = name.unwrap_or_else(|| {
         path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
     });
-    Ok(shape(&gguf, &config, name))
+    Ok(shape(&gguf, &config, name, kv))
 }
 
-fn shape(gguf: &Gguf, config: &ModelConfig, name: String) -> ModelShape {
+fn shape(gguf: &Gguf, config: &ModelConfig, name: String, kv: KvFormat) -> ModelShape {
     let layers = config.n_layers;
     let (mut layer_bytes, mut layer_flops) = (0.0, BTreeMap::new());
     for tensor in gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.")) {
@@ -96,7 +95,7 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String) -> ModelShape {
         layer_bytes,
         input_bytes: bytes(tensor(EMBEDDING)),
         output_bytes: bytes(output),
-        kv_bytes: 2.0 * config.d_kv() as f64 * KV_VALUE_BYTES,
+        kv_bytes: (config.n_kv_heads * kv.token_bytes(config.d_head)) as f64,
         layer_flops,
         output_flops: output
             .map(|tensor| (tensor.type_name().to_owned(), flops(tensor, config)))
@@ -127,13 +126,16 @@ mod tests {
     #[test]
     fn a_files_shape_is_that_of_the_model_in_it() {
         let path = demo("demo-cloud.gguf");
-        let (shape, model) = (shape_of(&path).unwrap(), Model::open(&path).unwrap());
+        let (shape, model) = (shape_of(&path, KvFormat::F16).unwrap(), Model::open(&path).unwrap());
         let config = model.config();
         assert_eq!(
             (shape.layers, shape.hidden, shape.vocab),
             (config.n_layers, config.d_model, config.vocab_len)
         );
         assert_eq!(shape.check(), Ok(()));
+        assert_eq!(shape.kv_bytes, 2.0 * 2.0 * config.d_kv() as f64);
+        let exact = shape_of(&path, KvFormat::F32).unwrap();
+        assert_eq!(exact.kv_bytes, 2.0 * shape.kv_bytes);
         // Two operations per weight: every matrix of a layer by its sizes.
         let (d, ff) = (config.d_model as f64, config.d_ff as f64);
         let weights = d * (2.0 * config.d_q() as f64 + 2.0 * config.d_kv() as f64) + 3.0 * d * ff;
@@ -147,8 +149,8 @@ mod tests {
 
     #[test]
     fn what_is_no_model_is_refused_by_name() {
-        let error = shape_of(&demo("README.md")).unwrap_err().to_string();
+        let error = shape_of(&demo("README.md"), KvFormat::F16).unwrap_err().to_string();
         assert!(error.contains("README.md"), "{error}");
-        assert!(shape_of(&demo("missing.gguf")).is_err());
+        assert!(shape_of(&demo("missing.gguf"), KvFormat::F16).is_err());
     }
 }

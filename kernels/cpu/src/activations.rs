@@ -9,12 +9,17 @@
 //! `scale = max|x| / 127` kept as `f32`. A block that holds a NaN or an infinity gets the scale NaN. So the
 //! fault shows in every output of its row instead of being rounded away.
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
+mod tiles;
+
 use std::sync::OnceLock;
 
 use crate::blocks::{K_LEN, SHORT_LEN};
 use crate::dispatch::versions::versions;
 use crate::exp::ROUND;
 use crate::pool::Pool;
+
+pub(crate) use tiles::{LONG_TILE, SHORT_TILE, TileRows};
 
 /// Activation rows `[t, cols]`, borrowed as floats.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub struct Activations<'a> {
     rows: usize,
     short: OnceLock<QuantizedRows>,
     long: OnceLock<QuantizedRows>,
+    short_tiles: OnceLock<TileRows>,
+    long_tiles: OnceLock<TileRows>,
 }
 
 /// Rows of signed bytes with their scales, and the sums of bytes that the dot products need.
@@ -41,7 +48,7 @@ pub(crate) struct QuantizedRows {
 
 /// Sums of the groups of a super-block as pairs of words, low word first: groups 0 and 2, 1 and 3, 4 and 6,
 /// ...
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SumWords {
     /// Sums of 16 values each.
     pub of_16: [i32; 8],
@@ -76,7 +83,15 @@ impl<'a> Activations<'a> {
     pub fn new(x: &'a [f32], cols: usize) -> Self {
         assert!(cols > 0, "activation rows of 0 columns");
         assert!(x.len().is_multiple_of(cols), "{} activations are not rows of {cols}", x.len());
-        Self { x, cols, rows: x.len() / cols, short: OnceLock::new(), long: OnceLock::new() }
+        Self {
+            x,
+            cols,
+            rows: x.len() / cols,
+            short: OnceLock::new(),
+            long: OnceLock::new(),
+            short_tiles: OnceLock::new(),
+            long_tiles: OnceLock::new(),
+        }
     }
 
     /// Returns the number of rows (tokens).
@@ -104,11 +119,34 @@ impl<'a> Activations<'a> {
         self.made_long(None)
     }
 
-    /// Makes the form for weights in blocks of `block_len`, on all threads of the pool.
-    pub(crate) fn prepare(&self, pool: &Pool, block_len: usize) {
+    /// Returns the short form in the order of tiles.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
+    pub(crate) fn short_tiles(&self) -> &TileRows {
+        made_once(&self.short_tiles, || TileRows::short(None, self.short(), self.cols))
+    }
+
+    /// Returns the long form in the order of tiles.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
+    pub(crate) fn long_tiles(&self) -> &TileRows {
+        made_once(&self.long_tiles, || TileRows::long(None, self.long(), self.cols))
+    }
+
+    /// Makes the form for weights in blocks of `block_len`, on all threads of the pool; also in the order of
+    /// tiles if `tiles` is set.
+    pub(crate) fn prepare(&self, pool: &Pool, block_len: usize, tiles: bool) {
         match block_len {
-            SHORT_LEN => _ = self.made_short(Some(pool)),
-            K_LEN => _ = self.made_long(Some(pool)),
+            SHORT_LEN => {
+                let rows = self.made_short(Some(pool));
+                if tiles {
+                    made_once(&self.short_tiles, || TileRows::short(Some(pool), rows, self.cols));
+                }
+            }
+            K_LEN => {
+                let rows = self.made_long(Some(pool));
+                if tiles {
+                    made_once(&self.long_tiles, || TileRows::long(Some(pool), rows, self.cols));
+                }
+            }
             _ => {}
         }
     }
@@ -134,7 +172,7 @@ impl<'a> Activations<'a> {
 ///
 /// Two threads may both call `make`. Their results are equal bit for bit and one is dropped, but no thread
 /// ever waits for a cell.
-fn made_once(cell: &OnceLock<QuantizedRows>, make: impl FnOnce() -> QuantizedRows) -> &QuantizedRows {
+fn made_once<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     match cell.get() {
         Some(rows) => rows,
         None => {

@@ -6,25 +6,30 @@
 //! 1. Scores: `s[i] = scale * dot(q, k[i])`, with the dot product of [`mod@crate::matmul`]. For keys in
 //!    floats: per 32 elements `p = fma(q, k, p)` in order, then `dot += p`. For keys in bytes: per 32
 //!    elements `z = (Σ q k) * dk`, then `dot = fma(z, dq, dot)`; the query is in bytes with scale `dq`, as
-//!    activations are.
+//!    activations are. With a cap, `s[i] = cap tanh(s[i] / cap)` (`exp::soft_cap`).
 //! 2. Weights: `top' = max(top, max s)`, `c = exp(top - top')`, `w[i] = exp(s[i] - top')`.
 //! 3. Sum: `sum = fma(sum, c, Σ w)`, adding lanes sixteen apart, then eight, four, two, one.
 //! 4. Output: `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
+//!
+//! A head may have a sink: one more score, whose value is zero. It is added last: `top' = max(top, sink)`,
+//! `c = exp(top - top')`, `sum = fma(sum, c, exp(sink - top'))`, `out = out * c`.
 //!
 //! The result is `out / sum`, and `lse = top + ln(sum)`. A query's result depends only on its own values, the
 //! visible keys and the positions at which blocks begin, never on other queries of the same call. Chunked
 //! prefill, several queries at once and one query at a time are equal bit for bit as long as blocks begin at
 //! the same positions.
-//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1.
+//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1. The cap:
+//! Gemma Team 2024, Gemma 2, section 2. Sinks of heads: OpenAI 2025, gpt-oss model card, section 2.
 
 mod lanes;
 mod memory;
+mod quants;
 mod scalar;
 mod store;
 mod values;
 
 pub use memory::KvMemory;
-pub use store::{KvBlock, KvFormat, KvStore};
+pub use store::{KvBlock, KvFormat, KvStore, UnknownKvFormat};
 
 use std::cell::RefCell;
 
@@ -113,6 +118,10 @@ pub struct Queries<'a> {
     pub visible: Visible,
     /// Factor of the scores, usually `1 / sqrt(d)`.
     pub scale: f32,
+    /// The bound that scores approach but never pass; > 0.
+    pub cap: Option<f32>,
+    /// The score of each head's sink, `[heads]`; empty if heads have none.
+    pub sinks: &'a [f32],
 }
 
 impl Queries<'_> {
@@ -120,6 +129,12 @@ impl Queries<'_> {
         let d = self.rows.d;
         self.rows.check(self.q.len(), "queries");
         assert_eq!(lse.len(), self.rows.tokens * self.rows.heads, "length of the log-sum-exps");
+        assert!(
+            self.sinks.is_empty() || self.sinks.len() == self.rows.heads,
+            "{} sinks of {} heads",
+            self.sinks.len(),
+            self.rows.heads
+        );
         for block in blocks {
             assert_eq!(block.d, d, "dimensions of keys and queries");
         }
@@ -129,7 +144,8 @@ impl Queries<'_> {
 /// Attends all query rows to the keys of the blocks that each may see.
 ///
 /// Shapes: `out` as `queries.rows` says, `lse: [tokens, heads]`. `lse` gets the log-sum-exp of each row's
-/// scores. A row that sees no key gets `-inf` there and an output of 0. Cost: `O(tokens heads keys d)` on the
+/// scores, a sink's included. A row that sees neither key nor sink gets `-inf` there; without a key its
+/// output is 0. Cost: `O(tokens heads keys d)` on the
 /// calling thread. Each block is read once for all rows, so several rows at once are much faster than one by
 /// one.
 ///
@@ -160,8 +176,8 @@ pub fn attend_rows_at(
 }
 
 /// Adds the attention weights of all query rows, per head:
-/// `acc[head, i] += Σ_tokens exp(scale * q.k[i] - lse)`. Tokens are added in order; the sums of hidden keys
-/// do not change.
+/// `acc[head, i] += Σ_tokens exp(s[i] - lse)`. Tokens are added in order; the sums of hidden keys do not
+/// change. The weights of a row sum to 1 if its head has no sink, else to less.
 ///
 /// Shapes: `lse: [tokens, heads]` from [`attend_rows`], `acc: [heads, keys]`.
 ///

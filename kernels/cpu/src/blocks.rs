@@ -6,18 +6,27 @@
 //! the two traits and add it to [`visit`].
 //! Source: the block layouts of ggml (`ggml-common.h`).
 
+mod codebook;
 mod iq1;
 mod iq1_grid;
+mod iq2;
+mod iq2_grid;
+mod iq3;
+mod iq3_grid;
 mod long;
 mod short;
+mod tq;
 
 use crate::error::KernelError;
 use crate::f16::f16_to_f32;
 use crate::format::Format;
 
-pub(crate) use iq1::{Iq1M, Iq1S, TERNARY_GRID};
+pub(crate) use iq1::{Iq1M, Iq1S, TERNARY_GRID, TERNARY_VALUES};
+pub(crate) use iq2::{IQ2_S_GRID, IQ2_VALUES, IQ2_XS_GRID, IQ2_XXS_GRID, Iq2S, Iq2Xs, Iq2Xxs};
+pub(crate) use iq3::{IQ3_S_GRID, IQ3_S_VALUES, IQ3_XXS_GRID, IQ3_XXS_VALUES, Iq3S, Iq3Xxs};
 pub(crate) use long::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use short::{IQ4_VALUES, Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use short::{IQ4_VALUES, Iq4Nl, MXFP4_RAISED, MXFP4_VALUES, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use tq::{Tq1_0, Tq2_0};
 
 /// Weights of a short block.
 pub(crate) const SHORT_LEN: usize = 32;
@@ -28,15 +37,25 @@ pub(crate) const K_LEN: usize = 256;
 pub(crate) trait Short {
     /// The format.
     const FORMAT: Format;
-    /// Added to each quant to make it a byte: at most 63 after raising, or 128 for quants of all eight bits.
+    /// Added to each quant to make it a byte: at most 127 after raising, or 128 for quants of all eight bits.
     const RAISE: u8;
     /// Whether the format has minima.
     const MINIMUM: bool;
+    /// Whether the scale has the range of a bfloat16, and [`Self::scale`] returns one.
+    const WIDE_SCALE: bool = false;
 
-    /// Returns the scale of a block as the bits of a binary16; it stands first in every format.
+    /// Returns the scale of a block as the bits of a binary16, which stands first in most formats, or of a
+    /// bfloat16 if [`Self::WIDE_SCALE`].
     #[inline(always)]
     fn scale(block: &[u8]) -> u16 {
         half_at(block, 0)
+    }
+
+    /// Returns the scale of a block; exact.
+    #[inline(always)]
+    fn float_scale(block: &[u8]) -> f32 {
+        let bits = Self::scale(block);
+        if Self::WIDE_SCALE { bf16_to_f32(bits) } else { f16_to_f32(bits) }
     }
 
     /// Returns the number added to every weight of a block as the bits of a binary16; 0 if the format has
@@ -119,25 +138,43 @@ pub(crate) fn visit<V: Visitor>(format: Format, visitor: V) -> V::Output {
         Format::Q6K => visitor.long::<Q6K>(),
         Format::Iq1S => visitor.long::<Iq1S>(),
         Format::Iq1M => visitor.long::<Iq1M>(),
+        Format::Iq2Xxs => visitor.long::<Iq2Xxs>(),
+        Format::Iq2Xs => visitor.long::<Iq2Xs>(),
+        Format::Iq2S => visitor.long::<Iq2S>(),
+        Format::Iq3Xxs => visitor.long::<Iq3Xxs>(),
+        Format::Iq3S => visitor.long::<Iq3S>(),
         Format::Iq4Nl => visitor.short::<Iq4Nl>(),
         Format::Iq4Xs => visitor.long::<Iq4Xs>(),
+        Format::Tq1_0 => visitor.long::<Tq1_0>(),
+        Format::Tq2_0 => visitor.long::<Tq2_0>(),
+        Format::Mxfp4 => visitor.short::<Mxfp4>(),
     }
 }
 
-/// Returns the offsets of the binary16 numbers in a block, for tests that make arbitrary bytes valid.
-/// Clearing bit `0x40` of the byte after each offset leaves a finite number. IQ1_M keeps its number in four
-/// nibbles, the highest in the last byte.
+/// Makes the scales of a block of arbitrary bytes finite, for tests: clears a bit of the exponent of each
+/// binary16, and keeps the exponent of MXFP4 below 224.
 #[cfg(test)]
-pub(crate) const fn halves(format: Format) -> &'static [usize] {
-    match format {
+pub(crate) fn make_finite(format: Format, block: &mut [u8]) {
+    let halves: &[usize] = match format {
         Format::F32 | Format::Bf16 => &[],
         Format::F16 | Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
-        Format::Iq1S | Format::Iq4Nl | Format::Iq4Xs => &[0],
+        Format::Iq1S | Format::Iq2Xxs | Format::Iq2Xs | Format::Iq2S => &[0],
+        Format::Iq3Xxs | Format::Iq3S | Format::Iq4Nl | Format::Iq4Xs => &[0],
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
         Format::Q2K => &[80, 82],
         Format::Q3K => &[108],
         Format::Q6K => &[208],
+        // The number lies in four nibbles, the highest in the last byte.
         Format::Iq1M => &[54],
+        Format::Tq1_0 => &[52],
+        Format::Tq2_0 => &[64],
+        Format::Mxfp4 => {
+            block[0] &= 0xdf;
+            &[]
+        }
+    };
+    for &at in halves {
+        block[at + 1] &= 0xbf;
     }
 }
 
@@ -151,6 +188,12 @@ pub(crate) const fn bf16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub(crate) fn half_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Returns the four bytes at `at` as a number.
+#[inline(always)]
+pub(crate) fn four_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 /// Writes the floats of one stored row: exactly the values that ggml's dequantization returns.
@@ -201,7 +244,7 @@ impl Visitor for Dequantize<'_> {
     fn short<B: Short>(self) {
         let blocks = self.src.chunks_exact(B::FORMAT.block_bytes());
         for (out, block) in self.dst.as_chunks_mut::<SHORT_LEN>().0.iter_mut().zip(blocks) {
-            let (scale, minimum) = (f16_to_f32(B::scale(block)), f16_to_f32(B::minimum(block)));
+            let (scale, minimum) = (B::float_scale(block), f16_to_f32(B::minimum(block)));
             let mut quants = [0; SHORT_LEN];
             B::quants(block, &mut quants);
             for (value, &q) in out.iter_mut().zip(&quants) {

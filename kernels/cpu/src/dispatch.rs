@@ -16,6 +16,8 @@ pub enum Dispatch {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, VL, DQ, VNNI).
     Avx512Vnni,
+    /// As [`Self::Avx512Vnni`], with 8-bit integer matrix products in tiles (AMX), on Linux.
+    Avx512Amx,
     /// 64-bit ARM with NEON, which every such CPU that runs an operating system has.
     Neon,
     /// 64-bit ARM with NEON and byte dot products (Armv8.2 dotprod).
@@ -26,8 +28,15 @@ pub enum Dispatch {
 
 impl Dispatch {
     /// Every level of every architecture; those of one architecture slowest first.
-    pub const ALL: [Self; 6] =
-        [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
+    pub const ALL: [Self; 7] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::Avx512Vnni,
+        Self::Avx512Amx,
+        Self::Neon,
+        Self::NeonDotprod,
+        Self::NeonI8mm,
+    ];
 
     /// Returns whether this CPU has the level.
     pub fn is_available(self) -> bool {
@@ -35,6 +44,7 @@ impl Dispatch {
             Self::Scalar => true,
             Self::Avx2 => has_avx2(),
             Self::Avx512Vnni => has_avx512_vnni(),
+            Self::Avx512Amx => has_amx(),
             Self::Neon => has_neon(),
             Self::NeonDotprod => has_neon_dotprod(),
             Self::NeonI8mm => has_neon_dotprod() && has_neon_i8mm(),
@@ -47,8 +57,8 @@ impl Dispatch {
     }
 
     /// Returns the level in use. If the environment variable `BATON_CPU` names one (`scalar`, `avx2`,
-    /// `avx512`, `neon`, `neon-dotprod`, `neon-i8mm`) and the CPU has it, that one; else [`Self::best`]. The
-    /// variable is read once.
+    /// `avx512`, `amx`, `neon`, `neon-dotprod`, `neon-i8mm`) and the CPU has it, that one; else
+    /// [`Self::best`]. The variable is read once.
     pub fn current() -> Self {
         static CURRENT: OnceLock<Dispatch> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(std::env::var("BATON_CPU").ok().as_deref()))
@@ -60,6 +70,7 @@ impl Dispatch {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512",
+            Self::Avx512Amx => "amx",
             Self::Neon => "neon",
             Self::NeonDotprod => "neon-dotprod",
             Self::NeonI8mm => "neon-i8mm",
@@ -85,6 +96,16 @@ pub(crate) fn has_avx512_vnni() -> bool {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_amx() -> bool {
+    crate::simd::amx::is_usable()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn has_amx() -> bool {
+    false
 }
 
 #[cfg(not(target_arch = "x86_64"))]

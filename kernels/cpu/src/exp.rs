@@ -41,6 +41,14 @@ pub fn exp(x: f32) -> f32 {
     }
 }
 
+/// Returns `cap tanh(x / cap)`, where `tanh y = 1 - 2 / (1 + e^2y)`. For |x| far below `cap` it is nearly
+/// `x`; it is never beyond ±`cap`. The error is below 5e-7 `cap` (tested); NaN gives NaN.
+#[inline(always)]
+pub(crate) fn soft_cap(x: f32, cap: f32) -> f32 {
+    let y = x / cap;
+    cap * (1.0 - 2.0 / (1.0 + exp(y + y)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +65,23 @@ mod tests {
             x += 0.000_37;
         }
         assert!(worst < 1.5, "worst error {worst} ulp");
+    }
+
+    #[test]
+    fn a_soft_cap_is_a_hyperbolic_tangent() {
+        for cap in [0.5f32, 30.0, 50.0] {
+            let mut x = -20.0 * cap;
+            while x < 20.0 * cap {
+                let want = f64::from(cap) * (f64::from(x) / f64::from(cap)).tanh();
+                let error = (f64::from(soft_cap(x, cap)) - want).abs();
+                assert!(error < 5e-7 * f64::from(cap), "{x} capped at {cap}: error {error}");
+                x += 0.003_7 * cap;
+            }
+        }
+        assert_eq!(soft_cap(0.0, 30.0), 0.0);
+        assert_eq!(soft_cap(f32::INFINITY, 30.0), 30.0);
+        assert_eq!(soft_cap(f32::NEG_INFINITY, 30.0), -30.0);
+        assert!(soft_cap(f32::NAN, 30.0).is_nan());
     }
 
     #[test]

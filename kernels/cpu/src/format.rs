@@ -41,10 +41,29 @@ pub enum Format {
     /// 256 values: as [`Self::Iq1S`], with sixteen scales and 32 signs; the binary16 scale is spread among
     /// them.
     Iq1M,
+    /// 256 values: binary16 scale, magnitudes of eight values by 8-bit codes, seven signs a code (an even
+    /// number of values is negative), eight 4-bit scales.
+    Iq2Xxs,
+    /// 256 values: as [`Self::Iq2Xxs`], with 9-bit codes and sixteen scales.
+    Iq2Xs,
+    /// 256 values: as [`Self::Iq2Xs`], with 10-bit codes and eight signs a code.
+    Iq2S,
+    /// 256 values: binary16 scale, magnitudes of four values by 8-bit codes, seven signs per two codes (an
+    /// even number of values is negative), eight 4-bit scales.
+    Iq3Xxs,
+    /// 256 values: as [`Self::Iq3Xxs`], with 9-bit codes and four signs a code.
+    Iq3S,
     /// 32 values: binary16 scale, 32 nibbles that are indices into a table of values.
     Iq4Nl,
     /// 256 values: binary16 scale, eight signed 6-bit scales, nibbles as in [`Self::Iq4Nl`].
     Iq4Xs,
+    /// 256 values of -1, 0 and 1: five or four to a byte as digits to the base 3, binary16 scale.
+    Tq1_0,
+    /// 256 values of -1, 0 and 1: bit pairs, binary16 scale.
+    Tq2_0,
+    /// 32 values: a power of two as scale, 32 floats of four bits. The microscaling format of the Open
+    /// Compute Project.
+    Mxfp4,
 }
 
 /// The constants of a format: ggml's name and type number, values and bytes of a block.
@@ -57,7 +76,7 @@ struct Facts {
 
 impl Format {
     /// Every format of this crate.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 25] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -73,8 +92,16 @@ impl Format {
         Self::Q6K,
         Self::Iq1S,
         Self::Iq1M,
+        Self::Iq2Xxs,
+        Self::Iq2Xs,
+        Self::Iq2S,
+        Self::Iq3Xxs,
+        Self::Iq3S,
         Self::Iq4Nl,
         Self::Iq4Xs,
+        Self::Tq1_0,
+        Self::Tq2_0,
+        Self::Mxfp4,
     ];
 
     const fn facts(self) -> Facts {
@@ -94,8 +121,16 @@ impl Format {
             Self::Q6K => ("Q6_K", 14, 256, 210),
             Self::Iq1S => ("IQ1_S", 19, 256, 50),
             Self::Iq1M => ("IQ1_M", 29, 256, 56),
+            Self::Iq2Xxs => ("IQ2_XXS", 16, 256, 66),
+            Self::Iq2Xs => ("IQ2_XS", 17, 256, 74),
+            Self::Iq2S => ("IQ2_S", 22, 256, 82),
+            Self::Iq3Xxs => ("IQ3_XXS", 18, 256, 98),
+            Self::Iq3S => ("IQ3_S", 21, 256, 110),
             Self::Iq4Nl => ("IQ4_NL", 20, 32, 18),
             Self::Iq4Xs => ("IQ4_XS", 23, 256, 136),
+            Self::Tq1_0 => ("TQ1_0", 34, 256, 54),
+            Self::Tq2_0 => ("TQ2_0", 35, 256, 66),
+            Self::Mxfp4 => ("MXFP4", 39, 32, 17),
         };
         Facts { name, ggml_type, block_len, block_bytes }
     }
@@ -312,9 +347,10 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::from_ggml_type(format.ggml_type()), Some(format));
         }
-        // Q8_1 (an activation format) and IQ2_XXS.
-        assert_eq!(Format::from_ggml_type(9), None);
-        assert_eq!(Format::from_ggml_type(16), None);
+        // Q8_1 and Q8_K (activation formats) and NVFP4.
+        for number in [9, 15, 40] {
+            assert_eq!(Format::from_ggml_type(number), None);
+        }
     }
 
     #[test]

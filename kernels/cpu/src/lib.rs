@@ -28,6 +28,7 @@ pub mod format;
 pub mod matmul;
 pub mod pool;
 pub mod quantize;
+pub mod recurrent;
 pub mod rows;
 mod simd;
 
@@ -43,6 +44,10 @@ pub use format::{Format, Matrix};
 pub use matmul::{RowsInto, matmul, matmul_rows};
 pub use pool::Pool;
 pub use quantize::quantize_row;
+pub use recurrent::{
+    DeltaToken, causal_conv, delta_step, gate_by_sigmoid, l2_norm_heads, mul_assign, sigmoid, silu, softplus,
+};
 pub use rows::{
-    RopeStyle, add_assign, add_scaled, dot_f32, geglu, rms_norm, rms_norm_heads, rope, scale, softmax, swiglu,
+    RopeStyle, add_assign, add_scaled, dot_f32, geglu, rms_norm, rms_norm_heads, rope, scale, soft_cap,
+    softmax, swiglu, swiglu_clamped,
 };

@@ -11,12 +11,15 @@
 //!   `y = fma(z, dx, y)`.
 //!
 //! `scalar` is this definition in code. Sums of integers are exact, so only the order of blocks is fixed. The
-//! vector levels compute it in three ways, all with sixteen rows in the lanes of a register. `panel` and
+//! vector levels compute it in several ways, all with sixteen rows in the lanes of a register. `panel` and
 //! `tile` pack rows side by side (many tokens). `along` reads blocks as they are stored (up to three tokens).
-//! `across` transposes them in registers (three to eight tokens, for the formats that most files have).
+//! `across` transposes them in registers (three to eight tokens, for the formats that most files have). `amx`
+//! multiplies packed rows in a tile unit (prompts).
 
 mod across;
 mod along;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod heads;
 mod output;
 mod panel;
@@ -30,7 +33,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::activations::Activations;
+use crate::activations::{Activations, LONG_TILE, SHORT_TILE};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, visit};
 use crate::dispatch::Dispatch;
 use crate::format::Matrix;
@@ -42,6 +45,9 @@ use panel::{Panel, ROWS};
 pub(crate) use scalar::FLOAT_BLOCK;
 use strip::Strip;
 use tasks::{Tasks, UNIT};
+
+/// Activation rows from which on a tile unit is faster than the lanes for every format.
+const TILE_TOKENS_MIN: usize = 32;
 
 /// Multiplies every activation row by every weight row, at [`Dispatch::current`].
 ///
@@ -100,9 +106,11 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
             continue;
         }
         // All threads together make the byte form before the work is split.
-        x.prepare(pool, w.format().block_len());
-        let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols());
-        jobs.push((Product { level, w: &*w, x, out: Output::new(out, *rows, *first_row) }, tasks, first));
+        let (block_len, tiles) = (w.format().block_len(), tile_rows(level, w, x.rows()));
+        x.prepare(pool, block_len, tiles.is_some());
+        let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols(), tiles.unwrap_or(1));
+        let out = Output::new(out, *rows, *first_row);
+        jobs.push((Product { level, in_tiles: tiles.is_some(), w: &*w, x, out }, tasks, first));
         first += tasks.count();
     }
     pool.run(first, |i| {
@@ -112,9 +120,25 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
     });
 }
 
+/// Returns how many activation rows a tile unit multiplies together, if the level has such a unit and it is
+/// faster than the other ways.
+fn tile_rows(level: Dispatch, w: &Matrix<'_>, tokens: usize) -> Option<usize> {
+    if level != Dispatch::Avx512Amx || tokens < TILE_TOKENS_MIN || !level.is_available() {
+        return None;
+    }
+    match w.format().block_len() {
+        SHORT_LEN => Some(SHORT_TILE),
+        K_LEN => Some(LONG_TILE),
+        _ => None,
+    }
+}
+
 /// One matrix product and its output.
 struct Product<'a> {
     level: Dispatch,
+    /// Whether [`tile_rows`] chose the tile unit.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
+    in_tiles: bool,
     w: &'a Matrix<'a>,
     x: &'a Activations<'a>,
     out: Output<'a>,
@@ -190,6 +214,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
 
     #[inline(always)]
     fn short<B: Short>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = self.s.tiles().filter(|_| self.work.product.in_tiles) {
+            return amx::short::<S, B>(self.s, tiles, self.work);
+        }
         if self.work.tokens.len() <= along::TOKENS_MAX {
             self.along::<ShortRows<B>>();
         } else {
@@ -199,6 +227,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
 
     #[inline(always)]
     fn long<B: Long>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = self.s.tiles().filter(|_| self.work.product.in_tiles) {
+            return amx::long::<S, B>(self.s, tiles, self.work);
+        }
         let tokens = self.work.tokens.len();
         if S::WIDE && across::is_made_for(B::FORMAT) && across::TOKENS.contains(&tokens) {
             self.across::<AcrossRows<B>>();

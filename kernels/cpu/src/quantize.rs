@@ -1,12 +1,15 @@
 //! Reference quantizers: floats to ggml's blocks, for test data and small models.
 //!
-//! Formats in blocks of 32 give the same bytes as ggml's own reference. The k-quants use each group's range
-//! as it is, without ggml's search for a better scale, and the ternary formats try few scales. Their blocks
-//! are valid, with a slightly larger error. Not built for speed.
+//! Formats in blocks of 32, TQ1_0 and TQ2_0 give the same bytes as ggml's own reference. The k-quants use
+//! each group's range as it is, without ggml's search for a better scale, and the formats with codebooks try
+//! few scales. Their blocks are valid, with a slightly larger error. Not built for speed.
 
 mod iq1;
+mod lattice;
 mod long;
+mod nearest;
 mod short;
+mod tq;
 
 use crate::error::KernelError;
 use crate::f16::f32_to_f16;
@@ -43,6 +46,14 @@ pub fn quantize_row(format: Format, src: &[f32], dst: &mut Vec<u8>) -> Result<()
         Format::Q6K => supers.iter().for_each(|x| dst.extend(long::q6k_block(x))),
         Format::Iq1S => supers.iter().for_each(|x| dst.extend(iq1::iq1_s_block(x))),
         Format::Iq1M => supers.iter().for_each(|x| dst.extend(iq1::iq1_m_block(x))),
+        Format::Iq2Xxs => supers.iter().for_each(|x| dst.extend(lattice::iq2_xxs_block(x))),
+        Format::Iq2Xs => supers.iter().for_each(|x| dst.extend(lattice::iq2_xs_block(x))),
+        Format::Iq2S => supers.iter().for_each(|x| dst.extend(lattice::iq2_s_block(x))),
+        Format::Iq3Xxs => supers.iter().for_each(|x| dst.extend(lattice::iq3_xxs_block(x))),
+        Format::Iq3S => supers.iter().for_each(|x| dst.extend(lattice::iq3_s_block(x))),
+        Format::Tq1_0 => supers.iter().for_each(|x| dst.extend(tq::tq1_0_block(x))),
+        Format::Tq2_0 => supers.iter().for_each(|x| dst.extend(tq::tq2_0_block(x))),
+        Format::Mxfp4 => blocks.iter().for_each(|x| short::mxfp4_block(x, dst)),
         Format::Iq4Xs => supers.iter().for_each(|x| dst.extend(long::iq4_xs_block(x))),
     }
     Ok(())

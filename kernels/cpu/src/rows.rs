@@ -5,7 +5,7 @@
 //! fixed.
 
 use crate::dispatch::versions::versions;
-use crate::exp::exp;
+use crate::exp::{exp, soft_cap as capped};
 
 /// Lanes of the sums of this module.
 const LANES: usize = 16;
@@ -41,7 +41,7 @@ pub(crate) fn larger(a: f32, b: f32) -> f32 {
 
 /// Returns `Σ a[i] b[i]` over sixteen lanes of fused multiply-adds, the last lanes padded with zeros.
 #[inline(always)]
-fn dot_body(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot_body(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
@@ -132,6 +132,38 @@ versions! {
             let x = *gate;
             let twice_u = GELU_SLOPE * x * (1.0 + GELU_CUBE * x * x);
             *gate = x / (1.0 + exp(-twice_u)) * up;
+        }
+    }
+}
+
+/// The slope of the sigmoid in [`swiglu_clamped`].
+const CLAMPED_SLOPE: f32 = 1.702;
+/// The limit of both halves in [`swiglu_clamped`].
+const CLAMPED_LIMIT: f32 = 7.0;
+
+versions! {
+    /// Sets `gate = x / (1 + e^-1.702x) * (y + 1)`, where `x` is `gate` but at most 7, and `y` is `up` but at
+    /// least -7 and at most 7. Source: OpenAI 2025, the reference code of gpt-oss (`swiglu`).
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn swiglu_clamped / swiglu_clamped_at(gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "lengths of gate and up");
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let x = if *gate > CLAMPED_LIMIT { CLAMPED_LIMIT } else { *gate };
+            let y = if *up > CLAMPED_LIMIT { CLAMPED_LIMIT } else { *up };
+            let y = if y < -CLAMPED_LIMIT { -CLAMPED_LIMIT } else { y };
+            *gate = x / (1.0 + exp(-CLAMPED_SLOPE * x)) * (y + 1.0);
+        }
+    }
+}
+
+versions! {
+    /// Sets `x = cap tanh(x / cap)`, so that no number is beyond ±`cap`. Source: Gemma Team 2024, Gemma 2,
+    /// section 2.
+    pub fn soft_cap / soft_cap_at(x: &mut [f32], cap: f32) {
+        for x in x {
+            *x = capped(*x, cap);
         }
     }
 }
@@ -234,4 +266,4 @@ fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

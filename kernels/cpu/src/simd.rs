@@ -10,6 +10,8 @@
 //! becomes a call.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -48,6 +50,13 @@ pub(crate) trait Simd: Copy {
     /// smaller ones: in a very large function the compiler stops inlining what must be inlined.
     fn enter<K: Kernel>(self, kernel: K);
 
+    /// Returns the tile unit if the level has one.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn tiles(self) -> Option<amx::Tiles> {
+        None
+    }
+
     fn splat(self, v: f32) -> Self::F;
     fn load(self, v: &[f32; 16]) -> Self::F;
     fn load_line(self, v: &Line) -> Self::F;
@@ -55,6 +64,7 @@ pub(crate) trait Simd: Copy {
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Returns the sum of the lanes in the order of [`crate::rows::tree_sum`].
@@ -80,8 +90,8 @@ pub(crate) trait Simd: Copy {
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     fn load_units(self, line: &Line) -> Self::I;
     fn store_units(self, v: Self::I, line: &mut Line);
-    /// Adds to lane `i` the dot product of four bytes of `w`, unsigned up to 63, and four signed bytes of
-    /// `x`.
+    /// Adds to lane `i` the dot product of four bytes of `w`, unsigned up to 127, and four bytes of `x` in
+    /// -127..=127.
     fn dot_small(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// Adds to lane `i` the dot product of four signed bytes of `w` and four bytes of `x` in -127..=127. The
     /// bytes of `w` are packed as [`Simd::RAISES_SIGNED`] says; the caller subtracts the raise.
@@ -127,6 +137,8 @@ pub(crate) trait Simd: Copy {
     fn bit_pairs(self, bytes: &[u8; 32]) -> [Self::I; 2];
     /// Returns the low halves of 16 bytes, then their high halves; then the same of 16 others.
     fn nibble_pair(self, a: &[u8; 16], b: &[u8; 16]) -> Self::I;
+    /// Returns byte `b` of the table for every byte `b`, below 16, of `v`.
+    fn look_up(self, table: &[u8; 16], v: Self::I) -> Self::I;
     /// Adds 16 to every byte whose bit is set.
     fn fifth_bits(self, v: Self::I, bits: u64) -> Self::I;
     /// Converts signed bytes to the form that [`Simd::dot_signed`] takes.
@@ -173,6 +185,15 @@ pub(crate) trait Simd: Copy {
         let bounded = self.where_less(self.splat(HIGH), x, self.splat(f32::INFINITY), value);
         self.where_less(x, self.splat(LOW), self.splat(0.0), bounded)
     }
+
+    /// Computes [`crate::exp::soft_cap`] per lane: the same operations in the same order.
+    #[inline(always)]
+    fn soft_cap(self, x: Self::F, cap: f32) -> Self::F {
+        let (one, two, cap) = (self.splat(1.0), self.splat(2.0), self.splat(cap));
+        let y = self.div(x, cap);
+        let tanh = self.sub(one, self.div(two, self.add(one, self.exp(self.add(y, y)))));
+        self.mul(cap, tanh)
+    }
 }
 
 /// [`Simd::dot_pairs`], one step after another.
@@ -196,6 +217,11 @@ pub(crate) trait Kernel {
 /// Runs `kernel` at `level` if it is a vector level that the CPU has; else returns the kernel.
 pub(crate) fn run<K: Kernel>(level: Dispatch, kernel: K) -> Result<(), K> {
     match level {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512Amx => match avx512::Avx512::detect_with_tiles() {
+            Some(s) => s.enter(kernel),
+            None => return Err(kernel),
+        },
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx512Vnni => match avx512::Avx512::detect() {
             Some(s) => s.enter(kernel),

@@ -13,6 +13,7 @@ use baton_kernels_cpu::KernelError;
 mod adapter;
 mod layers;
 mod quant;
+mod recurrent;
 mod scored;
 mod shapes;
 mod stepped;
@@ -59,6 +60,14 @@ pub struct SyntheticModel {
     pub rope_factors: Option<[Vec<f32>; 2]>,
     /// The experts of the feed-forward layers; `None` for dense layers.
     pub experts: Option<SyntheticExperts>,
+    /// Latent attention, for families that have it. The key heads and the widths of heads follow from it.
+    pub latent: Option<SyntheticLatent>,
+    /// First layers that are dense although the model has experts; only for families whose files say so.
+    pub dense_layers: u32,
+    /// Whether the model has every bias that its family may have, besides those that it must have.
+    pub biased: bool,
+    /// The recurrent layers, in families that have them.
+    pub recurrent: SyntheticRecurrent,
     /// Makes answers that do not end by themselves, for measuring streams. Tokens after the control tokens
     /// are words, and the end token's row in the projection to logits is zero.
     pub endless: bool,
@@ -78,8 +87,41 @@ pub struct SyntheticExperts {
     pub used: u32,
     /// Width of one expert; written only if the family's experts have a width of their own.
     pub d_ff: u32,
-    /// Width of the shared expert; written only if the family has a shared expert.
+    /// Width of the shared expert; written only if the family has a shared expert. Some families need a
+    /// multiple of `d_ff`.
     pub shared_d_ff: u32,
+}
+
+/// The latent attention of a [`SyntheticModel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SyntheticLatent {
+    /// Width of the short vector of queries; 0 if there is none.
+    pub q_rank: u32,
+    /// Width of the short vector of keys and values.
+    pub kv_rank: u32,
+    /// Dimensions of a key head that are not rotated.
+    pub d_plain: u32,
+    /// Dimensions of a key that are rotated.
+    pub d_turned: u32,
+    /// Dimensions of a value head.
+    pub d_value: u32,
+    /// Whether the file is made for a cache of short vectors, as newer files are.
+    pub absorbed: bool,
+}
+
+/// The recurrent layers of a [`SyntheticModel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SyntheticRecurrent {
+    /// Of so many consecutive layers, all but the last are recurrent.
+    pub interval: u32,
+    /// Tokens that a convolution sees.
+    pub taps: u32,
+    /// Width of a delta net's heads.
+    pub d_head: u32,
+    /// Its heads of queries and keys.
+    pub key_heads: u32,
+    /// Its heads of values.
+    pub value_heads: u32,
 }
 
 /// A metadata value of [`SyntheticModel::extra`].
@@ -91,6 +133,8 @@ pub enum ExtraValue {
     F32(f32),
     /// A text.
     Text(&'static str),
+    /// Yes or no.
+    Bool(bool),
 }
 
 /// Why a synthetic model cannot be written.
@@ -148,6 +192,10 @@ impl SyntheticModel {
             rope_divisors: None,
             rope_factors: None,
             experts: None,
+            latent: None,
+            dense_layers: 0,
+            biased: false,
+            recurrent: SyntheticRecurrent { interval: 2, taps: 3, d_head: 32, key_heads: 2, value_heads: 4 },
             endless: false,
             long_token_bytes: 0,
             seed,
@@ -238,6 +286,8 @@ impl SyntheticModel {
             writer.set(&key(name), value);
         }
         self.expert_keys(writer);
+        self.family_keys(writer);
+        self.recurrent_keys(writer);
         writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-5f32);
         writer.set(&key("rope.freq_base"), 10_000f32);
         for (name, value) in &self.extra {
@@ -245,6 +295,7 @@ impl SyntheticModel {
                 ExtraValue::U32(value) => writer.set(&key(name), *value),
                 ExtraValue::F32(value) => writer.set(&key(name), *value),
                 ExtraValue::Text(value) => writer.set(&key(name), *value),
+                ExtraValue::Bool(value) => writer.set(&key(name), *value),
             };
         }
     }
@@ -285,7 +336,7 @@ impl SyntheticModel {
         // far.
         let embedded = if self.tied { 4.0 / f64::from(e).sqrt() } else { 1.0 };
         weights.matrix("token_embd.weight", v, e, embedded / self.embedding_scale())?;
-        weights.vector("output_norm.weight", e, 1.0, 0.2)?;
+        weights.vector(self.output_norm(), e, 1.0, 0.2)?;
         if !self.tied {
             weights.matrix("output.weight", v, e, 1.0 / f64::from(e).sqrt())?;
         }

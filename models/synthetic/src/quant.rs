@@ -60,7 +60,8 @@ fn fallback(format: Format) -> Format {
         "Q4_K" => "Q5_0",
         "Q5_K" => "Q5_1",
         "Q6_K" => "Q8_0",
-        "IQ1_S" | "IQ1_M" | "IQ4_XS" => "IQ4_NL",
+        "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ3_XXS" | "IQ3_S" | "IQ4_XS" => "IQ4_NL",
+        "TQ1_0" | "TQ2_0" => "Q4_0",
         name => name,
     };
     Format::ALL.into_iter().find(|other| other.name() == name).unwrap_or(format)

@@ -152,9 +152,12 @@ impl SyntheticModel {
             rope_divisors: shape.rope_stretch.map(|stretch| divisors(shape, stretch)),
             rope_factors: None,
             experts: None,
+            latent: None,
+            dense_layers: 0,
+            biased: false,
             endless: true,
-            long_token_bytes: 0,
             seed,
+            ..Self::small(shape.family, quant, seed)
         })
     }
 }

@@ -4,8 +4,8 @@
 //! are reserved for what the program needs besides connections, so that connections never take those of the
 //! database.
 
-use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
+
 use tracing::{info, warn};
 
 use super::HttpLimits;
@@ -18,15 +18,23 @@ const RESERVED: u64 = 64;
 /// # Errors
 /// The system's error, with the limit that stays in force. macOS refuses to set a limit that it reports as
 /// unlimited.
-fn raise_open_files() -> Result<Option<u64>, (Errno, Option<u64>)> {
+#[cfg(unix)]
+fn raise_open_files() -> Result<Option<u64>, (io::Error, Option<u64>)> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
         return Ok(limit.current);
     }
     match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         Ok(()) => Ok(limit.maximum),
-        Err(err) => Err((err, limit.current)),
+        Err(err) => Err((err.into(), limit.current)),
     }
+}
+
+/// Windows has no such limit: open files are bounded by memory.
+#[cfg(not(unix))]
+fn raise_open_files() -> Result<Option<u64>, (io::Error, Option<u64>)> {
+    Ok(None)
 }
 
 impl HttpLimits {

@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use baton_kernels_cpu::{Matrix, RopeStyle};
 
-use crate::config::SlidingWindow;
+use crate::config::{DeltaNet, SlidingWindow};
 use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
+use crate::kv::states::StateMoves;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
@@ -19,17 +20,19 @@ use crate::weights::{Weight, WeightError};
 
 pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
+pub(crate) mod cpu_states;
 
 /// The tokens of one sequence in a pass.
 #[derive(Debug, Clone)]
 pub(crate) struct SeqSpan {
     /// Rows of the pass.
     pub(crate) rows: Range<usize>,
-    /// Number of tokens of the sequence in the cache before the pass; keys and values of the first row go
-    /// there.
+    /// Number of tokens of the sequence before the first row; its keys and values go there.
     pub(crate) start: usize,
     /// Earlier tokens that the cache has evicted: the first row's position is `start + evicted`.
     pub(crate) evicted: usize,
+    /// How many of the first rows are in the cache already. They are computed again for the recurrent states.
+    pub(crate) cached: usize,
     /// The sequence's blocks, including those reserved for this pass.
     pub(crate) blocks: Vec<BlockId>,
 }
@@ -40,23 +43,65 @@ impl SeqSpan {
         let first = self.start + self.evicted;
         first..first + self.rows.len()
     }
+
+    /// Returns the rows of the tokens that are new in the cache.
+    pub(crate) fn new_rows(&self) -> Range<usize> {
+        self.rows.start + self.cached..self.rows.end
+    }
+}
+
+/// The rows of a pass, sequence by sequence, with what happens to their recurrent states.
+#[derive(Clone, Copy)]
+pub(crate) struct Recurrence<'a> {
+    pub(crate) layer: usize,
+    pub(crate) spans: &'a [SeqSpan],
+    /// One of each span.
+    pub(crate) moves: &'a [StateMoves],
+    /// The convolution, `[taps, channels]`, oldest token first.
+    pub(crate) taps: &'a [f32],
+}
+
+/// The projections of one layer with a gated delta net, and its small weights.
+pub(crate) struct DeltaInput<'a, R> {
+    pub(crate) net: &'a DeltaNet,
+    /// Queries, keys and values before the convolution, `[t, channels]`.
+    pub(crate) qkv: &'a R,
+    /// `[t, n]`.
+    pub(crate) beta: &'a R,
+    /// `[t, n]`.
+    pub(crate) alpha: &'a R,
+    /// Added to alpha, `[n]`.
+    pub(crate) alpha_bias: &'a [f32],
+    /// The factor of `softplus(alpha)` in the logarithm of the decay, `[n]`.
+    pub(crate) decay: &'a [f32],
+    /// The least length of a query or key.
+    pub(crate) eps: f32,
 }
 
 /// The model's properties that attention needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AttentionShape {
+pub(crate) struct AttentionShape<'a> {
     pub(crate) n_heads: usize,
     pub(crate) n_kv_heads: usize,
     pub(crate) d_head: usize,
     /// The factor of query-key products.
     pub(crate) scale: f32,
+    /// The bound of scores.
+    pub(crate) cap: Option<f32>,
+    /// The score of each query head's sink, `[h]`; empty if there are none.
+    pub(crate) sinks: &'a [f32],
     pub(crate) window: Option<SlidingWindow>,
 }
 
-impl AttentionShape {
+impl<'a> AttentionShape<'a> {
     /// Returns the number of query heads that share a key head.
     pub(crate) fn group(&self) -> usize {
         self.n_heads / self.n_kv_heads
+    }
+
+    /// Returns the sinks of some query heads.
+    pub(crate) fn sinks_of(&self, heads: Range<usize>) -> &'a [f32] {
+        self.sinks.get(heads).unwrap_or_default()
     }
 
     /// Whether a query at `position` or later may see a key of the block that begins at `first`.
@@ -88,6 +133,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Makes the copies, in order, and makes room for blocks of `spans` that have none yet.
     fn prepare(&self, kv: &mut Self::Kv, copies: &[BlockCopy], spans: &[SeqSpan]);
 
+    /// Makes room for the recurrent states that `moves` fill.
+    fn prepare_states(&self, kv: &mut Self::Kv, moves: &[StateMoves]);
+
     /// Copies the keys and values that `kept` names from the blocks `from` into the first slots of the blocks
     /// `to`.
     fn keep(&self, kv: &mut Self::Kv, kept: &Kept, from: &[BlockId], to: &[BlockId]);
@@ -98,6 +146,12 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns chosen rows of `x`, in the order given.
     fn gather(&self, x: &Self::Rows, rows: &[usize]) -> Self::Rows;
 
+    /// Returns the columns `part` of every group of `group` columns, side by side.
+    fn take(&self, x: &Self::Rows, group: usize, part: Range<usize>) -> Self::Rows;
+
+    /// Sets the columns `part` of every group of `group` columns: the inverse of [`Self::take`].
+    fn put(&self, x: &mut Self::Rows, group: usize, part: Range<usize>, y: &Self::Rows);
+
     /// Applies an RMS norm to each row.
     fn rms_norm(&self, x: &Self::Rows, weight: &[f32], eps: f32, out: &mut Self::Rows);
 
@@ -105,8 +159,14 @@ pub(crate) trait Backend: Send + Sync {
     /// nothing changes.
     fn norm_heads(&self, x: &mut Self::Rows, weight: &[f32], eps: f32);
 
-    /// Multiplies `x *= factor`.
+    /// Multiplies `x *= factor`; a factor of 1 changes nothing.
     fn scale(&self, x: &mut Self::Rows, factor: f32);
+
+    /// Multiplies each row by its own factor.
+    fn scale_rows(&self, x: &mut Self::Rows, factors: &[f32]);
+
+    /// Sets `x = cap tanh(x / cap)`.
+    fn soft_cap(&self, x: &mut Self::Rows, cap: f32);
 
     /// Sets each output to `x W^T`: first for the rows of the weights that are in memory, then, in order, for
     /// those that are still being read.
@@ -127,13 +187,36 @@ pub(crate) trait Backend: Send + Sync {
     /// Sets `gate = gelu(gate) * up`.
     fn geglu(&self, gate: &mut Self::Rows, up: &Self::Rows);
 
+    /// Sets `gate` to the clamped form of [`Self::swiglu`], as in gpt-oss.
+    fn swiglu_clamped(&self, gate: &mut Self::Rows, up: &Self::Rows);
+
     /// Adds `factors[i]` times row `i` of `y` to row `rows[i]` of `x`, for every `i`.
     fn add_scaled(&self, x: &mut Self::Rows, rows: &[usize], factors: &[f32], y: &Self::Rows);
 
     /// Rotates every head of each row by the row's position.
     fn rope(&self, x: &mut Self::Rows, d_head: usize, table: &RopeTable, style: RopeStyle);
 
-    /// Writes the keys and values of every span into its blocks.
+    /// Splits each row into groups of `2 width` numbers: the first halves go to `first`, the second ones to
+    /// `second`.
+    fn split(&self, x: &Self::Rows, width: usize, first: &mut Self::Rows, second: &mut Self::Rows);
+
+    /// Multiplies `x *= sigmoid(gate)`.
+    fn gate_by_sigmoid(&self, x: &mut Self::Rows, gate: &Self::Rows);
+
+    /// Computes a layer's short convolutions, and the states after them: with each row of `bcx` in thirds
+    /// `b`, `c`, `x`, row `t` of `out` is `c[t] Σ_i taps[i] b[t - i] x[t - i]`.
+    fn short_conv(&self, kv: &mut Self::Kv, of: &Recurrence<'_>, bcx: &Self::Rows, out: &mut Self::Rows);
+
+    /// Computes a layer's gated delta nets, and the states after them. `out` is `[t, n d]`.
+    fn delta_net(
+        &self,
+        kv: &mut Self::Kv,
+        of: &Recurrence<'_>,
+        input: &DeltaInput<'_, Self::Rows>,
+        out: &mut Self::Rows,
+    );
+
+    /// Writes the keys and values of every span's new rows into its blocks.
     fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
 
     /// Computes attention of every row of the spans over its own sequence; other rows of `out` and `lse` do
@@ -144,7 +227,7 @@ pub(crate) trait Backend: Send + Sync {
         &self,
         kv: &Self::Kv,
         layer: usize,
-        shape: &AttentionShape,
+        shape: &AttentionShape<'_>,
         q: &Self::Rows,
         spans: &[SeqSpan],
         out: &mut Self::Rows,
@@ -157,7 +240,7 @@ pub(crate) trait Backend: Send + Sync {
         &self,
         kv: &Self::Kv,
         layer: usize,
-        shape: &AttentionShape,
+        shape: &AttentionShape<'_>,
         q: &Self::Rows,
         lse: &Self::Rows,
         span: &SeqSpan,
@@ -176,8 +259,15 @@ pub(crate) trait Backend: Send + Sync {
 mod tests {
     use super::*;
 
-    fn shape(window: Option<SlidingWindow>) -> AttentionShape {
-        AttentionShape { n_heads: 4, n_kv_heads: 2, d_head: 16, scale: 0.25, window }
+    fn shape(window: Option<SlidingWindow>) -> AttentionShape<'static> {
+        AttentionShape { n_heads: 4, n_kv_heads: 2, d_head: 16, scale: 0.25, cap: None, sinks: &[], window }
+    }
+
+    #[test]
+    fn sinks_are_those_of_the_heads_or_none() {
+        assert_eq!(shape(None).sinks_of(2..4), [0.0; 0]);
+        let sinks = [1.0, 2.0, 3.0, 4.0];
+        assert_eq!(AttentionShape { sinks: &sinks, ..shape(None) }.sinks_of(2..4), [3.0, 4.0]);
     }
 
     #[test]

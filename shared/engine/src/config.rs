@@ -3,9 +3,19 @@
 //! Reads metadata only; [`crate::weights`] checks tensors against the result. Invariant: the numbers of a
 //! [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
 
-use crate::family::{self, Family, Presence};
-use crate::gguf::{Gguf, GgufError, Metadata};
-use crate::rope::{Rope, RopeScaling};
+use crate::family::{self, Family, Gating};
+use crate::gguf::{Gguf, GgufError};
+use crate::rope::Rope;
+
+mod experts;
+mod keys;
+mod latent;
+mod recurrent;
+mod rotation;
+
+use keys::Keys;
+
+pub use recurrent::{DeltaNet, Recurrent, RecurrentKind};
 
 /// Attention that sees only the newest tokens and a few first ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +26,18 @@ pub struct SlidingWindow {
     pub sinks: usize,
 }
 
-/// The mixture of experts in every feed-forward layer of a model.
+/// Groups of experts: a token uses experts of a few groups only. Source: DeepSeek-AI 2024, DeepSeek-V3,
+/// section 2.1.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups of a layer; divides the experts.
+    pub count: usize,
+    /// Groups per token, 1 to `count`.
+    pub used: usize,
+}
+
+/// The mixture of experts in the feed-forward layers of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// Experts of a layer.
     pub count: usize,
@@ -27,8 +47,60 @@ pub struct Experts {
     pub d_ff: usize,
     /// Width of the expert that every token uses, if there is one.
     pub shared_d_ff: Option<usize>,
-    /// Whether the chosen experts' probabilities are divided by their sum.
+    /// How the router's numbers become factors.
+    pub gating: Gating,
+    /// Whether the chosen experts' factors are divided by their sum.
     pub normalized: bool,
+    /// The factor of the chosen experts' factors, > 0.
+    pub scale: f32,
+    /// Groups of experts, if a token uses only some of them.
+    pub groups: Option<ExpertGroups>,
+    /// The first layer with experts; the layers before it are dense.
+    pub first_layer: usize,
+}
+
+/// Queries that become longer with their position: by `1 + scale ln(1 + floor(position / step))`. Source:
+/// Meta 2025, the reference code of Llama 4.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// The factor of the logarithm, > 0.
+    pub scale: f32,
+    /// Positions of one step, > 0.
+    pub step: usize,
+}
+
+impl Temperature {
+    /// Returns the factor of a query.
+    pub fn factor(&self, position: usize) -> f32 {
+        let steps = (position / self.step) as f64;
+        (1.0 + f64::from(self.scale) * steps.ln_1p()) as f32
+    }
+}
+
+/// Attention whose keys and values are made from one short vector a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// Width of the vector that queries are made from; `None` if they are made from the residual stream.
+    pub q_rank: Option<usize>,
+    /// Width of the vector that keys and values are made from.
+    pub kv_rank: usize,
+    /// Dimensions of a key head that are not rotated.
+    pub d_plain: usize,
+    /// Dimensions of a key that are rotated, the same for all heads; even.
+    pub d_turned: usize,
+    /// Dimensions of a value head.
+    pub d_value: usize,
+    /// Whether the cache holds the short vector and queries are turned to its space, as newer files are made
+    /// for. Then all query heads share one key head. Otherwise the cache holds the keys and values of each
+    /// head.
+    pub absorbed: bool,
+}
+
+impl Latent {
+    /// Returns the width of a query head and of a key head before the change of space.
+    pub fn d_key(&self) -> usize {
+        self.d_plain + self.d_turned
+    }
 }
 
 /// Layers that see only a sliding window and have their own rotary frequencies.
@@ -54,8 +126,10 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     /// Width of the residual stream.
     pub d_model: usize,
-    /// Width of one head.
+    /// Width of one head in the cache. With latent attention, values are narrower and end in zeros.
     pub d_head: usize,
+    /// Attention whose keys and values are made from one short vector a token, if the model has it.
+    pub latent: Option<Latent>,
     /// Width of the feed-forward layer.
     pub d_ff: usize,
     /// Rows of the embedding table.
@@ -69,14 +143,32 @@ pub struct ModelConfig {
     pub original_context_len: usize,
     /// Added to the mean square by RMS norms.
     pub norm_eps: f32,
+    /// The factor of embeddings; 1 if the model has none.
+    pub embedding_scale: f32,
+    /// The factor of the result of each half of a layer; 1 if the model has none.
+    pub residual_scale: f32,
+    /// The factor of logits; 1 if the model has none.
+    pub logit_scale: f32,
+    /// The bound of logits, if the model has one: they are `cap tanh(x / cap)`.
+    pub logit_cap: Option<f32>,
     /// The factor of query-key products.
     pub attention_scale: f32,
+    /// The bound of attention scores, if the model has one: they are `cap tanh(x / cap)`.
+    pub attention_cap: Option<f32>,
+    /// Queries that become longer with their position.
+    pub temperature: Option<Temperature>,
+    /// Of this many consecutive layers, the last does not rotate its queries and keys; `None` if all do.
+    pub unrotated_period: Option<usize>,
     /// Sliding-window attention, if the model has it: in every layer, or only in local ones.
     pub window: Option<SlidingWindow>,
     /// Which layers are local; `None` if all are alike.
     pub local: Option<LocalLayers>,
-    /// The experts of the feed-forward layers; `None` if they are dense.
+    /// The experts of the feed-forward layers; `None` if all layers are dense.
     pub experts: Option<Experts>,
+    /// Layers that have a state instead of keys and values; `None` if all layers are of attention.
+    pub recurrent: Option<Recurrent>,
+    /// Layers after the last one in the file. They guess further tokens and are not used.
+    pub unused_layers: usize,
 }
 
 /// Why a model's metadata was refused.
@@ -120,42 +212,58 @@ impl ModelConfig {
         let family = family::find(architecture)
             .ok_or_else(|| ConfigError::UnknownArchitecture(architecture.to_owned()))?;
         let keys = Keys { metadata: &metadata, prefix: family.name };
-        keys.refuse_unsupported()?;
+        keys.refuse_unsupported(family)?;
         let d_model = keys.count("embedding_length")?;
         let n_heads = keys.count("attention.head_count")?;
-        let n_kv_heads = keys.opt_count("attention.head_count_kv")?.unwrap_or(n_heads);
+        let (n_layers, unused_layers) = keys.layers(family)?;
+        let (n_kv_heads, with_keys) = keys.kv_heads(family, n_layers, n_heads)?;
         keys.check("attention.head_count_kv", n_kv_heads, n_heads.is_multiple_of(n_kv_heads), || {
             format!("a divisor of the {n_heads} query heads")
         })?;
-        let d_head = keys.d_head(d_model, n_heads)?;
+        let latent = if family.latent { Some(keys.latent(n_heads, n_kv_heads)?) } else { None };
+        let d_head = match &latent {
+            Some(latent) if latent.absorbed => latent.kv_rank + latent.d_turned,
+            Some(latent) => latent.d_key(),
+            None => keys.d_head(d_model, n_heads)?,
+        };
         let vocab_bound = u32::MAX as usize;
         keys.check("vocab_size", vocab_len, (1..=vocab_bound).contains(&vocab_len), || {
             format!("1 to {vocab_bound}")
         })?;
-        let n_layers = keys.count("block_count")?;
-        let d_ff = keys.count("feed_forward_length")?;
+        let d_ff = keys.d_ff(family)?;
         let context_len = keys.count("context_length")?;
         let original_context_len =
             keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(context_len);
-        let rope = keys.rope(d_head, original_context_len)?;
-        let window = keys
-            .opt_u32("attention.sliding_window")?
-            .filter(|tokens| *tokens > 0)
-            .map(|tokens| SlidingWindow { tokens: tokens as usize, sinks: 0 });
+        let rope = keys.rope(family, d_head, original_context_len)?;
+        keys.check_rope_sections(family, rope.rot_dims / 2)?;
+        let window = keys.window(family)?.map(|tokens| SlidingWindow { tokens, sinks: 0 });
+        let d_key = latent.map_or(d_head, |latent| latent.d_key());
+        let [embedding_scale, residual_scale, logit_scale] = keys.multipliers(family, d_model)?;
         Ok(Self {
             n_layers,
             n_heads,
             n_kv_heads,
             d_model,
             d_head,
+            latent,
             d_ff,
             vocab_len,
             context_len,
             original_context_len,
             norm_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
-            attention_scale: keys.attention_scale(family, n_layers, d_model / n_heads, d_head)?,
+            embedding_scale,
+            residual_scale,
+            logit_scale,
+            logit_cap: keys.positive_if(family.logit_cap, "final_logit_softcapping")?,
+            attention_scale: keys.attention_scale(family, n_layers, d_model / n_heads, d_key)?
+                * keys.yarn_scale(family, &rope)?,
+            attention_cap: keys.positive_if(family.attention_cap, "attn_logit_softcapping")?,
+            temperature: keys.temperature(family)?,
+            unrotated_period: keys.unrotated_period(family)?,
             local: keys.local_layers(family, window.is_some(), &rope)?,
-            experts: keys.experts(family, d_ff)?,
+            experts: keys.experts(family, d_ff, n_layers)?,
+            recurrent: keys.recurrent(family, with_keys, n_layers, d_model)?,
+            unused_layers,
             rope,
             window,
             family,
@@ -167,9 +275,29 @@ impl ModelConfig {
         self.local.as_ref().is_some_and(|local| layer % local.period != local.period - 1)
     }
 
+    /// Whether the layer rotates its queries and keys.
+    pub fn is_rotated(&self, layer: usize) -> bool {
+        self.unrotated_period.is_none_or(|period| !(layer + 1).is_multiple_of(period))
+    }
+
+    /// Returns the experts of a layer; `None` if it is dense.
+    pub fn experts_at(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| layer >= experts.first_layer)
+    }
+
+    /// Whether the layer has attention, and not a recurrent state.
+    pub fn has_attention(&self, layer: usize) -> bool {
+        self.recurrent.as_ref().is_none_or(|recurrent| !recurrent.layers[layer])
+    }
+
     /// Returns the sliding window of a layer, if it has one.
     pub fn window_at(&self, layer: usize) -> Option<SlidingWindow> {
         self.window.filter(|_| self.local.is_none() || self.is_local(layer))
+    }
+
+    /// Returns the width of the attention output before its projection.
+    pub fn d_mixed(&self) -> usize {
+        self.n_heads * self.latent.map_or(self.d_head, |latent| latent.d_value)
     }
 
     /// Returns the width of all query heads together.
@@ -180,252 +308,5 @@ impl ModelConfig {
     /// Returns the width of all key heads together, which is also that of all value heads.
     pub fn d_kv(&self) -> usize {
         self.n_kv_heads * self.d_head
-    }
-}
-
-/// Typed access to the keys of one architecture.
-struct Keys<'a> {
-    metadata: &'a Metadata<'a>,
-    prefix: &'static str,
-}
-
-/// More than any model has, yet small enough that products of two fit `usize` and that rope's f64 angles are
-/// exact.
-const COUNT_MAX: u32 = 1 << 28;
-
-impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.prefix)
-    }
-
-    fn opt_u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
-        Ok(self.metadata.opt_u32(&self.key(name))?)
-    }
-
-    fn count(&self, name: &str) -> Result<usize, ConfigError> {
-        let value = self.metadata.u32(&self.key(name))?;
-        self.in_count_range(name, value)
-    }
-
-    fn opt_count(&self, name: &str) -> Result<Option<usize>, ConfigError> {
-        self.opt_u32(name)?.map(|value| self.in_count_range(name, value)).transpose()
-    }
-
-    fn in_count_range(&self, name: &str, value: u32) -> Result<usize, ConfigError> {
-        let holds = (1..=COUNT_MAX).contains(&value);
-        self.check(name, value as usize, holds, || format!("1 to {COUNT_MAX}"))?;
-        Ok(value as usize)
-    }
-
-    fn check(
-        &self,
-        name: &str,
-        value: usize,
-        holds: bool,
-        want: impl FnOnce() -> String,
-    ) -> Result<(), ConfigError> {
-        if holds { Ok(()) } else { Err(self.out_of_range(name, value.to_string(), want())) }
-    }
-
-    fn out_of_range(&self, name: &str, value: String, want: String) -> ConfigError {
-        ConfigError::OutOfRange { key: self.key(name), value, want }
-    }
-
-    fn positive(&self, name: &str) -> Result<f32, ConfigError> {
-        let value = self.metadata.f32(&self.key(name))?;
-        self.check_positive(name, value)
-    }
-
-    fn opt_positive(&self, name: &str) -> Result<Option<f32>, ConfigError> {
-        self.metadata.opt_f32(&self.key(name))?.map(|value| self.check_positive(name, value)).transpose()
-    }
-
-    fn check_positive(&self, name: &str, value: f32) -> Result<f32, ConfigError> {
-        if value.is_finite() && value > 0.0 {
-            Ok(value)
-        } else {
-            Err(self.out_of_range(name, value.to_string(), "finite and > 0".to_owned()))
-        }
-    }
-
-    /// Refuses values that ask for a computation the engine does not do. Each key is listed with the values
-    /// that change nothing.
-    fn refuse_unsupported(&self) -> Result<(), ConfigError> {
-        for (name, harmless) in [
-            ("attention.max_alibi_bias", [0.0, 0.0]),
-            ("attention.clamp_kqv", [0.0, 0.0]),
-            ("attn_logit_softcapping", [0.0, 0.0]),
-            ("final_logit_softcapping", [0.0, 0.0]),
-            ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
-            // 1 spares the fast pairs from scaling completely; below 0 means "not set".
-            ("rope.scaling.yarn_ext_factor", [-1.0, 1.0]),
-            ("rope.scaling.yarn_attn_factor", [1.0, 1.0]),
-            ("expert_weights_scale", [0.0, 1.0]),
-        ] {
-            let key = self.key(name);
-            let set = self.metadata.opt_f32(&key)?;
-            if let Some(value) = set.filter(|value| !harmless.contains(value)) {
-                return Err(ConfigError::Unsupported { key, value: value.to_string() });
-            }
-        }
-        // Gating function 1 is softmax.
-        for (name, harmless) in
-            [("expert_group_count", 0..2), ("leading_dense_block_count", 0..1), ("expert_gating_func", 0..2)]
-        {
-            if let Some(value) = self.opt_u32(name)?.filter(|value| !harmless.contains(value)) {
-                return Err(ConfigError::Unsupported { key: self.key(name), value: value.to_string() });
-            }
-        }
-        Ok(())
-    }
-
-    fn experts(&self, family: &Family, d_ff: usize) -> Result<Option<Experts>, ConfigError> {
-        let given = self.opt_u32("expert_count")?.filter(|count| *count > 0);
-        let rule = match (family.experts, given) {
-            (None, Some(count)) => {
-                let key = self.key("expert_count");
-                return Err(ConfigError::Unsupported { key, value: count.to_string() });
-            }
-            (None, None) => return Ok(None),
-            (Some(rule), None) if rule.presence != Presence::Required => return Ok(None),
-            (Some(rule), _) => rule,
-        };
-        let count = self.count("expert_count")?;
-        let used = self.count("expert_used_count")?;
-        self.check("expert_used_count", used, used <= count, || format!("at most the {count} experts"))?;
-        let own_width = if rule.own_width { self.opt_count("expert_feed_forward_length")? } else { None };
-        let shared_width = self.opt_count("expert_shared_feed_forward_length")?;
-        Ok(Some(Experts {
-            count,
-            used,
-            d_ff: match own_width {
-                Some(width) => width,
-                None if rule.own_width => (d_ff / used).max(1),
-                None => d_ff,
-            },
-            shared_d_ff: rule.shared.then(|| shared_width.unwrap_or(d_ff)),
-            normalized: rule.normalized,
-        }))
-    }
-
-    fn local_layers(
-        &self,
-        family: &Family,
-        windowed: bool,
-        global: &Rope,
-    ) -> Result<Option<LocalLayers>, ConfigError> {
-        let Some(rule) = family.local.filter(|_| windowed) else { return Ok(None) };
-        let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(rule.period as usize);
-        let freq_base = self.opt_positive("rope.freq_base_swa")?.unwrap_or(rule.freq_base);
-        let rope = Rope { freq_base, scaling: RopeScaling::None, ..global.clone() };
-        Ok(Some(LocalLayers { period, rope }))
-    }
-
-    fn attention_scale(
-        &self,
-        family: &Family,
-        n_layers: usize,
-        d_of_model: usize,
-        d_head: usize,
-    ) -> Result<f32, ConfigError> {
-        let given = self.metadata.opt_f32(&self.key("attention.scale"))?.filter(|scale| *scale != 0.0);
-        if let Some(scale) = given {
-            return self.check_positive("attention.scale", scale);
-        }
-        let by_model = family.model_scale_layers.is_some_and(|layers| layers as usize == n_layers);
-        let width = if by_model { d_of_model.max(1) } else { d_head };
-        Ok((1.0 / (width as f64).sqrt()) as f32)
-    }
-
-    fn d_head(&self, d_model: usize, n_heads: usize) -> Result<usize, ConfigError> {
-        let d_head = match self.opt_count("attention.key_length")? {
-            Some(d_head) => d_head,
-            None => {
-                self.check("embedding_length", d_model, d_model.is_multiple_of(n_heads), || {
-                    format!("a multiple of the {n_heads} heads")
-                })?;
-                d_model / n_heads
-            }
-        };
-        self.check("attention.key_length", d_head, d_head.is_multiple_of(2), || "even".to_owned())?;
-        let d_value = self.opt_count("attention.value_length")?.unwrap_or(d_head);
-        self.check("attention.value_length", d_value, d_value == d_head, || {
-            format!("{d_head}, the width of a key")
-        })?;
-        Ok(d_head)
-    }
-
-    fn rope(&self, d_head: usize, original_context_len: usize) -> Result<Rope, ConfigError> {
-        let rot_dims = self.opt_count("rope.dimension_count")?.unwrap_or(d_head);
-        let holds = rot_dims.is_multiple_of(2) && rot_dims <= d_head;
-        self.check("rope.dimension_count", rot_dims, holds, || format!("even and at most {d_head}"))?;
-        let freq_base = self.opt_positive("rope.freq_base")?.unwrap_or(10_000.0);
-        let magnitude = self.opt_positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        let scaling = self.rope_scaling(freq_base, original_context_len)?;
-        Ok(Rope { rot_dims, freq_base, scaling, magnitude, freq_divisors: None })
-    }
-
-    fn rope_scaling(&self, freq_base: f32, original_context_len: usize) -> Result<RopeScaling, ConfigError> {
-        let kind_key = self.key("rope.scaling.type");
-        let kind = self.metadata.opt_str(&kind_key)?;
-        match kind {
-            // A factor without a kind is linear, as in llama.cpp. The second key is used by old files. 0
-            // means none.
-            None => {
-                for name in ["rope.scaling.factor", "rope.scale_linear"] {
-                    if let Some(factor) = self.metadata.opt_f32(&self.key(name))? {
-                        let is_none = factor == 0.0;
-                        let linear =
-                            || Ok(RopeScaling::Linear { factor: self.check_positive(name, factor)? });
-                        return if is_none { Ok(RopeScaling::None) } else { linear() };
-                    }
-                }
-                Ok(RopeScaling::None)
-            }
-            // The divisors of "longrope" are tensors.
-            Some("none" | "longrope") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear { factor: self.positive("rope.scaling.factor")? }),
-            Some("llama3") => self.llama3_scaling(),
-            Some("yarn") => self.yarn_scaling(freq_base, original_context_len),
-            Some(kind) => Err(ConfigError::Unsupported { key: kind_key, value: kind.to_owned() }),
-        }
-    }
-
-    fn yarn_scaling(&self, freq_base: f32, original_context_len: usize) -> Result<RopeScaling, ConfigError> {
-        let beta_fast = self.opt_positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
-        let beta_slow = self.opt_positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
-        for (name, value, limit, what) in [
-            ("rope.scaling.yarn_beta_fast", beta_fast, beta_slow, "the turns of a stretched pair"),
-            ("rope.freq_base", freq_base, 1.0, "so that pairs differ"),
-        ] {
-            if value <= limit {
-                return Err(self.out_of_range(name, value.to_string(), format!("> {limit}, {what}")));
-            }
-        }
-        Ok(RopeScaling::Yarn {
-            factor: self.positive("rope.scaling.factor")?,
-            beta_fast,
-            beta_slow,
-            original_context: original_context_len as u32,
-        })
-    }
-
-    fn llama3_scaling(&self) -> Result<RopeScaling, ConfigError> {
-        let low_freq_factor = self.opt_positive("rope.scaling.low_freq_factor")?.unwrap_or(1.0);
-        let high_freq_factor = self.opt_positive("rope.scaling.high_freq_factor")?.unwrap_or(4.0);
-        if high_freq_factor <= low_freq_factor {
-            let want = format!("> {low_freq_factor}, the factor of low frequencies");
-            return Err(self.out_of_range(
-                "rope.scaling.high_freq_factor",
-                high_freq_factor.to_string(),
-                want,
-            ));
-        }
-        Ok(RopeScaling::Llama3 {
-            factor: self.positive("rope.scaling.factor")?,
-            low_freq_factor,
-            high_freq_factor,
-            original_context: self.count("rope.scaling.original_context_length")? as u32,
-        })
     }
 }

@@ -6,10 +6,12 @@
 //!
 //! What always holds: a token's logits do not depend on the batch (or the adapters of its other sequences),
 //! the chunks its sequence came in, or the number of threads. They do not depend on whether its prefix was
-//! forked or found in the cache. A step that fails or is cancelled leaves every sequence with the length it
-//! had.
+//! forked or found in the cache, or cut to a length without a recurrent state. A step that fails or is
+//! cancelled leaves every sequence with the length it had.
 
+mod error;
 mod pieces;
+mod recurrent;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -20,20 +22,21 @@ use baton_kernels_cpu::Pool;
 
 use crate::adapter::{Adapter, AdapterError};
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cpu_kv::{CpuKv, KvShape};
+use crate::backend::cpu_kv::CpuKv;
 use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::eviction::{EvictError, Kept};
 use crate::forward::{Adapted, Pass, PassInput, last_row};
 use crate::gguf::GgufError;
 use crate::kv::pool::Root;
+use crate::kv::states::StateMoves;
 use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
-use crate::scores::{AttentionScores, Capture, CaptureError};
+use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
-use crate::weights::WeightError;
 
 pub use crate::backend::cpu_kv::KvFormat;
+pub use error::{EngineError, StepError};
 pub use pieces::{Hidden, OpenStep};
 
 /// The settings of an engine.
@@ -62,119 +65,12 @@ impl Default for EngineOptions {
         Self {
             threads: None,
             kv_tokens: 8192,
-            kv_format: KvFormat::F32,
+            kv_format: KvFormat::default(),
             window: None,
             prefix_cache_percent: 100,
             layers: None,
         }
     }
-}
-
-/// Why an engine cannot be created.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// The cache has no room, or more blocks than can be numbered.
-    #[error("kv cache of {tokens} tokens, must be 1 to {max}")]
-    KvTokens {
-        /// Tokens requested.
-        tokens: usize,
-        /// The most.
-        max: usize,
-    },
-    /// The share exceeds 100 percent.
-    #[error("prefix cache of {percent} percent of the kv cache, must be 0 to 100")]
-    PrefixShare {
-        /// The share requested.
-        percent: u8,
-    },
-    /// The model does not have these layers, or they are not ascending.
-    #[error("layers {layers:?}, must ascend and be below {n_layers}")]
-    Layers {
-        /// The layers requested.
-        layers: Vec<usize>,
-        /// Number of layers of the model.
-        n_layers: usize,
-    },
-    /// The sliding window sees no token.
-    #[error("sliding window of 0 tokens, must be at least 1")]
-    EmptyWindow,
-    /// The operating system cannot start threads.
-    #[error("start compute threads")]
-    Threads(#[source] std::io::Error),
-}
-
-/// Why a step did not happen.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StepError {
-    /// The cache refuses the step: the sequence is unknown, or there is too little room.
-    #[error(transparent)]
-    Kv(#[from] KvError),
-    /// A sequence is twice in a batch.
-    #[error("{0:?} is in the batch twice")]
-    DuplicateSequence(SeqId),
-    /// A sequence in the batch has no tokens.
-    #[error("no tokens for {0:?}")]
-    NoTokens(SeqId),
-    /// The model does not have this token.
-    #[error("token {id}, the model has {vocab_len}")]
-    NoSuchToken {
-        /// The token.
-        id: TokenId,
-        /// The rows of the model's embedding table.
-        vocab_len: usize,
-    },
-    /// The sequence would exceed the model's context.
-    #[error("sequence would have {tokens} tokens, the model's context has {context_len}")]
-    ContextFull {
-        /// Tokens after the step.
-        tokens: usize,
-        /// The model's limit.
-        context_len: usize,
-    },
-    /// The requested scores cannot be captured.
-    #[error(transparent)]
-    Capture(#[from] CaptureError),
-    /// A weight source failed.
-    #[error("acquire weights")]
-    Weights(#[from] WeightError),
-    /// The model's file changed while the step read it.
-    #[error("read the model's file")]
-    ModelFile(#[from] GgufError),
-    /// This engine does not compute the layer.
-    #[error("layer {layer} is not one of this engine's")]
-    NotHeld {
-        /// The layer.
-        layer: usize,
-    },
-    /// Hidden states do not fit the rows of the step.
-    #[error("hidden states of {found:?} (rows, width), must be {want:?}")]
-    Hidden {
-        /// The shape given.
-        found: (usize, usize),
-        /// The shape needed.
-        want: (usize, usize),
-    },
-    /// The open step does not have these rows.
-    #[error("rows {rows:?} of a step of {total}")]
-    Rows {
-        /// The rows requested.
-        rows: std::ops::Range<usize>,
-        /// Number of rows of the step.
-        total: usize,
-    },
-    /// Scores were requested for a step that is computed in pieces.
-    #[error("attention scores are not captured in steps by pieces")]
-    CaptureInPieces,
-    /// [`StepControl::after_layer`] asked to stop.
-    #[error("cancelled after layer {done} of {total}")]
-    Cancelled {
-        /// Layers done.
-        done: usize,
-        /// All layers.
-        total: usize,
-    },
 }
 
 /// The new tokens of a sequence whose logits are wanted.
@@ -269,18 +165,14 @@ impl Engine {
         let pool = Pool::new(threads.unwrap_or(NonZeroUsize::MIN)).map_err(EngineError::Threads)?;
         let config = model.config();
         let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
-        let layers = pieces::own_layers(options.layers, config.n_layers)?;
-        let kv_shape = KvShape {
-            n_layers: layers.len(),
-            n_kv_heads: config.n_kv_heads,
-            d_head: config.d_head,
-            format: options.kv_format,
-        };
+        let layers = pieces::own_layers(options.layers, config)?;
+        let table = KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100);
+        let (table, kv) = recurrent::caches(config, &layers, options.kv_format, table);
         Ok(Self {
             backend: CpuBackend::new(pool),
             window: options.window,
-            table: KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100),
-            kv: CpuKv::new(kv_shape, layers.iter().copied()),
+            table,
+            kv,
             layers,
             adapters: Vec::new(),
             model,
@@ -358,6 +250,9 @@ impl Engine {
     /// [`EvictError`]; nothing has changed then.
     pub fn evict(&mut self, seq: SeqId, kept: &Kept) -> Result<SeqId, EvictError> {
         let config = self.model.config();
+        if config.recurrent.is_some() {
+            return Err(EvictError::Recurrent { family: config.family.name });
+        }
         let windowed =
             self.window.is_some() || (0..config.n_layers).any(|layer| config.window_at(layer).is_some());
         if windowed {
@@ -442,12 +337,15 @@ impl Engine {
     ) -> Result<Vec<SeqOutput>, StepError> {
         self.check(batch)?;
         self.holds(0..self.model.config().n_layers)?;
+        self.catch_up(batch, control)?;
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
         let copies = self.table.reserve(&wants)?;
+        let moves = self.table.open_states(&wants);
         let result = self.spans(batch).map_err(StepError::from).and_then(|spans| {
             let Self { backend, kv, .. } = self;
             backend.prepare(kv, &copies, &spans);
-            self.run(batch, &spans, control)
+            backend.prepare_states(kv, &moves);
+            self.run(batch, &spans, &moves, control)
         });
         for entry in batch {
             match &result {
@@ -494,7 +392,7 @@ impl Engine {
                 return Err(StepError::NoSuchToken { id, vocab_len });
             }
             if let Some(capture) = entry.capture {
-                capture.check(entry.ids.len(), config.n_layers, config.n_heads)?;
+                capture.check(entry.ids.len(), config)?;
             }
         }
         Ok(())
@@ -504,11 +402,13 @@ impl Engine {
         let mut first_row = 0;
         let mut spans = Vec::with_capacity(batch.len());
         for entry in batch {
-            let rows = first_row..first_row + entry.ids.len();
+            let cached = self.table.behind(entry.seq)?;
+            let rows = first_row..first_row + cached + entry.ids.len();
             first_row = rows.end;
             let blocks = self.table.blocks(entry.seq)?.to_vec();
             let evicted = self.table.evicted(entry.seq)?;
-            spans.push(SeqSpan { rows, start: self.table.len(entry.seq)? - evicted, evicted, blocks });
+            let start = self.table.len(entry.seq)? - evicted - cached;
+            spans.push(SeqSpan { rows, start, evicted, cached, blocks });
         }
         Ok(spans)
     }
@@ -517,10 +417,16 @@ impl Engine {
         &mut self,
         batch: &[StepSeq<'_>],
         spans: &[SeqSpan],
+        moves: &[StateMoves],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
         let Self { model, backend, window, kv, table, adapters, .. } = self;
-        let ids: Vec<TokenId> = batch.iter().flat_map(|entry| entry.ids).copied().collect();
+        let mut ids: Vec<TokenId> = Vec::new();
+        for (entry, span) in batch.iter().zip(spans) {
+            let known = table.ids(entry.seq)?;
+            ids.extend(&known[known.len() - span.cached..]);
+            ids.extend(entry.ids);
+        }
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -534,6 +440,7 @@ impl Engine {
             window: *window,
             source: model.weights(),
             spans,
+            moves,
             ids: &ids,
             captures: &captures,
             wanted: &wanted,
@@ -589,6 +496,6 @@ fn wanted(wanted: Wanted, span: &SeqSpan) -> std::ops::Range<usize> {
     match wanted {
         Wanted::None => span.rows.end..span.rows.end,
         Wanted::Last => last_row(span),
-        Wanted::All => span.rows.clone(),
+        Wanted::All => span.new_rows(),
     }
 }

@@ -64,6 +64,12 @@ pub enum EvictError {
     /// positions.
     #[error("a model with a sliding window cannot evict keys and values")]
     SlidingWindow,
+    /// The model has recurrent layers, whose states stand for all tokens.
+    #[error("a {family} model has recurrent layers and cannot evict keys and values")]
+    Recurrent {
+        /// The model's family.
+        family: &'static str,
+    },
     /// The engine holds the keys and values of only some layers.
     #[error("an engine of {held} of the model's {n_layers} layers cannot evict keys and values")]
     SomeLayers {

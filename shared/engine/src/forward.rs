@@ -6,20 +6,23 @@
 //! all else only for rows whose logits or scores are wanted.
 
 mod adapted;
+mod latent;
+mod mixture;
+mod recurrent;
 
 use std::ops::Range;
 
 use crate::adapter::Projection;
 use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
-use crate::config::{Experts, ModelConfig, SlidingWindow};
+use crate::config::{ModelConfig, SlidingWindow, Temperature};
 use crate::family::Activation;
+use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
-use crate::routing::{route, sigmoid};
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 use crate::weights::{
-    AttentionWeights, FfnBody, FfnWeights, GatedWeights, Part, SharedExpert, Weight, WeightError,
-    WeightSource,
+    AttentionInputs, AttentionWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights, Part, PartWeights,
+    WeightError, WeightSource,
 };
 
 pub(crate) use adapted::Adapted;
@@ -32,6 +35,8 @@ pub(crate) struct PassInput<'a, B: Backend> {
     pub(crate) window: Option<SlidingWindow>,
     pub(crate) source: &'a dyn WeightSource,
     pub(crate) spans: &'a [SeqSpan],
+    /// What happens to the recurrent state of each span; empty if the model has none.
+    pub(crate) moves: &'a [StateMoves],
     /// Token ids of all rows.
     pub(crate) ids: &'a [TokenId],
     /// The captures of each span.
@@ -46,6 +51,8 @@ pub(crate) struct Pass<'a, B: Backend> {
     rope: RopeTable,
     /// For local layers, if the model has them.
     local_rope: Option<RopeTable>,
+    /// The factor of each row's query; empty if the model has none.
+    temperature: Vec<f32>,
     /// Residual stream, `[t, e]`. In the last layer it shrinks to the wanted rows, and so do `normed`,
     /// `mixed` and `scratch`.
     x: B::Rows,
@@ -57,6 +64,8 @@ pub(crate) struct Pass<'a, B: Backend> {
     k: B::Rows,
     /// `[t, g d]`.
     v: B::Rows,
+    /// The gates of the attention output, `[t, h d]`, if the family has them.
+    gate: Option<B::Rows>,
     /// The attention output, `[t, h d]`.
     mixed: B::Rows,
     /// `[t, h]`.
@@ -93,11 +102,20 @@ impl<R> Gated<R> {
         backend.project(x, &mut [(weights.gate, &mut self.gate), (weights.up, &mut self.up)])
     }
 
-    /// Sets `gate = act(gate) * up`; only the down projection remains after it.
-    fn activate<B: Backend<Rows = R>>(&mut self, backend: &B, activation: Activation) {
+    /// Adds the biases and sets `gate = act(gate) * up`; only the down projection remains after it.
+    fn activate<B: Backend<Rows = R>>(
+        &mut self,
+        backend: &B,
+        weights: &GatedWeights<'_>,
+        activation: Activation,
+    ) {
+        let [gate_bias, up_bias, _] = weights.biases;
+        backend.add_bias(&mut self.gate, gate_bias);
+        backend.add_bias(&mut self.up, up_bias);
         match activation {
             Activation::Silu => backend.swiglu(&mut self.gate, &self.up),
             Activation::Gelu => backend.geglu(&mut self.gate, &self.up),
+            Activation::ClampedSilu => backend.swiglu_clamped(&mut self.gate, &self.up),
         }
     }
 }
@@ -116,18 +134,20 @@ impl<'a, B: Backend> Pass<'a, B> {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
-        let dense_ff = if config.experts.is_none() { config.d_ff } else { 1 };
+        let temperature = |rule: Temperature| positions().map(|at| rule.factor(at)).collect();
         Self {
             rope: config.rope.table(positions()),
             local_rope: config.local.as_ref().map(|local| local.rope.table(positions())),
+            temperature: config.temperature.map(temperature).unwrap_or_default(),
             x,
             normed: rows(config.d_model),
             q: rows(config.d_q()),
             k: rows(config.d_kv()),
             v: rows(config.d_kv()),
+            gate: config.family.gated_attention.then(|| rows(config.d_q())),
             mixed: rows(config.d_q()),
             lse: rows(config.n_heads),
-            scratch: Gated::new(backend, t, dense_ff),
+            scratch: Gated::new(backend, t, dense_width(config)),
             n_rows: t,
             end,
             adapted,
@@ -144,16 +164,29 @@ impl<'a, B: Backend> Pass<'a, B> {
         if !ends_here {
             source.hint(layer, Part::Ffn);
         }
-        let weights = source.acquire(layer, Part::Attention)?.attention()?;
-        self.keys_and_values(kv, layer, &weights)?;
-        self.attend(kv, layer, last);
-        if last {
-            self.keep_wanted();
+        match source.acquire(layer, Part::Attention)? {
+            PartWeights::Attention(weights) => {
+                self.keys_and_values(kv, layer, &weights)?;
+                self.attend(kv, layer, weights.sinks, last);
+                if last {
+                    self.keep_wanted();
+                }
+                if ends_here {
+                    return Ok(());
+                }
+                self.mix(layer, &weights)?;
+            }
+            PartWeights::Recurrent(weights) => {
+                let recurred = self.recur(kv, layer, &weights)?;
+                if ends_here {
+                    return Ok(());
+                }
+                self.mix_recurred(recurred, last)?;
+            }
+            PartWeights::Ffn(_) | PartWeights::Expert(_) => {
+                return Err(WeightError::WrongPart(Part::Attention));
+            }
         }
-        if ends_here {
-            return Ok(());
-        }
-        self.mix(layer, &weights)?;
         let weights = source.acquire(layer, Part::Ffn)?.ffn()?;
         self.feed_forward(layer, &weights)
     }
@@ -167,10 +200,32 @@ impl<'a, B: Backend> Pass<'a, B> {
     ) -> Result<(), WeightError> {
         let PassInput { backend, config, spans, .. } = self.input;
         backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
+        match (&weights.inputs, &config.latent) {
+            (AttentionInputs::Latent(weights), Some(latent)) => {
+                self.project_latent(layer, weights, latent)?
+            }
+            (AttentionInputs::Heads(weights), _) => self.project_heads(layer, weights)?,
+            (AttentionInputs::Latent(_), None) => return Err(WeightError::WrongPart(Part::Attention)),
+        }
+        if !self.temperature.is_empty() {
+            backend.scale_rows(&mut self.q, &self.temperature);
+        }
+        backend.append(kv, layer, &self.k, &self.v, spans);
+        Ok(())
+    }
+
+    /// Computes queries, keys and values by a projection for each.
+    fn project_heads(&mut self, layer: usize, weights: &HeadWeights<'_>) -> Result<(), WeightError> {
+        let PassInput { backend, config, .. } = self.input;
+        let mut both = self.gate.as_ref().map(|_| backend.rows(self.n_rows, 2 * config.d_q()));
+        let q = both.as_mut().unwrap_or(&mut self.q);
         backend.project(
             &self.normed,
-            &mut [(weights.q, &mut self.q), (weights.k, &mut self.k), (weights.v, &mut self.v)],
+            &mut [(weights.q, q), (weights.k, &mut self.k), (weights.v, &mut self.v)],
         )?;
+        if let (Some(both), Some(gate)) = (&both, &mut self.gate) {
+            backend.split(both, config.d_head, &mut self.q, gate);
+        }
         let changed = &mut [
             (Projection::Query, &mut self.q),
             (Projection::Key, &mut self.k),
@@ -184,33 +239,38 @@ impl<'a, B: Backend> Pass<'a, B> {
         let [q_norm, k_norm] = weights.head_norms;
         backend.norm_heads(&mut self.q, q_norm, config.norm_eps);
         backend.norm_heads(&mut self.k, k_norm, config.norm_eps);
-        let local = self.local_rope.as_ref().filter(|_| config.is_local(layer));
-        let table = local.unwrap_or(&self.rope);
-        backend.rope(&mut self.q, config.d_head, table, config.family.rope_style);
-        backend.rope(&mut self.k, config.d_head, table, config.family.rope_style);
-        backend.append(kv, layer, &self.k, &self.v, spans);
+        if config.is_rotated(layer) {
+            let table = rope_at(config, layer, &self.rope, self.local_rope.as_ref());
+            backend.rope(&mut self.q, config.d_head, table, config.family.rope_style);
+            backend.rope(&mut self.k, config.d_head, table, config.family.rope_style);
+        }
         Ok(())
     }
 
     /// Computes attention, and the scores that were requested.
-    fn attend(&mut self, kv: &B::Kv, layer: usize, last: bool) {
+    fn attend(&mut self, kv: &B::Kv, layer: usize, sinks: &[f32], last: bool) {
         let PassInput { backend, spans, .. } = self.input;
-        let shape = self.shape(layer);
+        let shape = self.shape(layer, sinks);
         let needed = if last { self.needed_spans(layer) } else { Vec::new() };
         let spans = if last { &needed } else { spans };
         if !spans.is_empty() {
             backend.attend(kv, layer, &shape, &self.q, spans, &mut self.mixed, &mut self.lse);
             self.capture(kv, layer, &shape);
+            if let Some(gate) = &self.gate {
+                backend.gate_by_sigmoid(&mut self.mixed, gate);
+            }
         }
     }
 
-    fn shape(&self, layer: usize) -> AttentionShape {
+    fn shape<'s>(&self, layer: usize, sinks: &'s [f32]) -> AttentionShape<'s> {
         let PassInput { config, window, .. } = self.input;
         AttentionShape {
             n_heads: config.n_heads,
             n_kv_heads: config.n_kv_heads,
             d_head: config.d_head,
             scale: config.attention_scale,
+            cap: config.attention_cap,
+            sinks,
             window: window.or_else(|| config.window_at(layer)),
         }
     }
@@ -231,10 +291,14 @@ impl<'a, B: Backend> Pass<'a, B> {
         parts
     }
 
+    fn wanted_rows(&self) -> Vec<usize> {
+        self.input.wanted.iter().cloned().flatten().collect()
+    }
+
     /// Drops all rows but the wanted ones.
     fn keep_wanted(&mut self) {
-        let PassInput { backend, config, ids, wanted, .. } = self.input;
-        let rows: Vec<usize> = wanted.iter().cloned().flatten().collect();
+        let PassInput { backend, config, ids, .. } = self.input;
+        let rows = self.wanted_rows();
         if rows.len() == ids.len() {
             return;
         }
@@ -243,20 +307,31 @@ impl<'a, B: Backend> Pass<'a, B> {
         self.x = backend.gather(&self.x, &rows);
         self.mixed = backend.gather(&self.mixed, &rows);
         self.normed = backend.rows(rows.len(), config.d_model);
-        if config.experts.is_none() {
-            self.scratch = Gated::new(backend, rows.len(), config.d_ff);
-        }
+        self.scratch = Gated::new(backend, rows.len(), dense_width(config));
     }
 
     /// Adds the projected attention output to the residual stream.
     fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) -> Result<(), WeightError> {
         let PassInput { backend, config, .. } = self.input;
-        backend.project(&self.mixed, &mut [(weights.o, &mut self.normed)])?;
+        let values = match (&weights.inputs, &config.latent) {
+            (AttentionInputs::Latent(weights), Some(latent)) => Some(self.latent_values(weights, latent)?),
+            _ => None,
+        };
+        let mixed = values.as_ref().unwrap_or(&self.mixed);
+        backend.project(mixed, &mut [(weights.o, &mut self.normed)])?;
         let changed = &mut [(Projection::Output, &mut self.normed)];
-        self.adapted.add(backend, layer, (&self.mixed, self.n_rows), changed)?;
-        backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
-        backend.add(&mut self.x, &self.normed);
+        self.adapted.add(backend, layer, (mixed, self.n_rows), changed)?;
+        backend.add_bias(&mut self.normed, weights.o_bias);
+        self.add_half(weights.post_norm);
         Ok(())
+    }
+
+    /// Adds the output of half a layer to the residual stream.
+    fn add_half(&mut self, post_norm: &[f32]) {
+        let PassInput { backend, config, .. } = self.input;
+        backend.norm_heads(&mut self.normed, post_norm, config.norm_eps);
+        backend.scale(&mut self.normed, config.residual_scale);
+        backend.add(&mut self.x, &self.normed);
     }
 
     fn feed_forward(&mut self, layer: usize, weights: &FfnWeights<'_>) -> Result<(), WeightError> {
@@ -269,19 +344,19 @@ impl<'a, B: Backend> Pass<'a, B> {
                 let Gated { gate, up } = &mut self.scratch;
                 let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
                 self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
-                self.scratch.activate(backend, config.family.activation);
+                self.scratch.activate(backend, network, config.family.activation);
                 backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)])?;
                 let changed = &mut [(Projection::Down, &mut self.normed)];
                 self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed)?;
+                backend.add_bias(&mut self.normed, network.biases[2]);
             }
-            FfnBody::Experts { router, shared } => {
-                if let Some(experts) = &config.experts {
-                    self.normed = self.mixture(layer, experts, *router, shared.as_ref())?;
+            FfnBody::Experts(mixture) => {
+                if let Some(experts) = config.experts_at(layer) {
+                    self.normed = self.mixture(layer, experts, mixture)?;
                 }
             }
         }
-        backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
-        backend.add(&mut self.x, &self.normed);
+        self.add_half(weights.post_norm);
         Ok(())
     }
 
@@ -291,53 +366,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    /// Computes the experts' output for the rows: each expert once, for all of its rows, in the order of
-    /// their ids.
-    fn mixture(
-        &self,
-        layer: usize,
-        experts: &Experts,
-        router: Weight<'_>,
-        shared: Option<&SharedExpert<'_>>,
-    ) -> Result<B::Rows, WeightError> {
-        let PassInput { backend, config, source, .. } = self.input;
-        let mut logits = backend.rows(self.n_rows, experts.count);
-        backend.project(&self.normed, &mut [(router, &mut logits)])?;
-        let routes = route(backend.read(logits), experts);
-        let mut sum = backend.rows(self.n_rows, config.d_model);
-        let add = |sum: &mut B::Rows, weights: &GatedWeights<'_>, f, rows: &[usize], factors: &[f32]| {
-            let x = backend.gather(&self.normed, rows);
-            let mut scratch = Gated::new(backend, rows.len(), f);
-            scratch.project(backend, weights, &x)?;
-            scratch.activate(backend, config.family.activation);
-            let mut out = backend.rows(rows.len(), config.d_model);
-            backend.project(&scratch.gate, &mut [(weights.down, &mut out)])?;
-            backend.add_scaled(sum, rows, factors, &out);
-            Ok::<(), WeightError>(())
-        };
-        if let Some(first) = routes.first() {
-            source.hint(layer, Part::Expert(first.expert));
-        }
-        for (at, route) in routes.iter().enumerate() {
-            match routes.get(at + 1) {
-                Some(next) => source.hint(layer, Part::Expert(next.expert)),
-                None => self.hint_next_layer(layer),
-            }
-            let weights = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
-            add(&mut sum, &weights, experts.d_ff, &route.rows, &route.factors)?;
-        }
-        if let (Some(shared), Some(f)) = (shared, experts.shared_d_ff) {
-            let mut gate = backend.rows(self.n_rows, 1);
-            backend.project(&self.normed, &mut [(shared.gate, &mut gate)])?;
-            let mut factors = backend.read(gate);
-            sigmoid(&mut factors);
-            let rows: Vec<usize> = (0..self.n_rows).collect();
-            add(&mut sum, &shared.network, f, &rows, &factors)?;
-        }
-        Ok(sum)
-    }
-
-    fn capture(&mut self, kv: &B::Kv, layer: usize, shape: &AttentionShape) {
+    fn capture(&mut self, kv: &B::Kv, layer: usize, shape: &AttentionShape<'_>) {
         let PassInput { backend, spans, captures, .. } = self.input;
         for ((span, capture), scores) in spans.iter().zip(captures).zip(&mut self.scores) {
             let (Some(capture), Some(scores)) = (capture, scores) else { continue };
@@ -384,9 +413,7 @@ pub(crate) fn embed<B: Backend>(
 ) -> Result<B::Rows, WeightError> {
     let mut x = backend.rows(ids.len(), config.d_model);
     backend.embed(&source.embedding()?, ids, &mut x);
-    if config.family.scaled_embedding {
-        backend.scale(&mut x, (config.d_model as f32).sqrt());
-    }
+    backend.scale(&mut x, config.embedding_scale);
     Ok(x)
 }
 
@@ -406,12 +433,32 @@ pub(crate) fn logits<B: Backend>(
     backend.rms_norm(&x, output.norm, config.norm_eps, &mut normed);
     let mut logits = backend.rows(n_rows, config.vocab_len);
     backend.project(&normed, &mut [(output.head, &mut logits)])?;
+    backend.scale(&mut logits, config.logit_scale);
+    if let Some(cap) = config.logit_cap {
+        backend.soft_cap(&mut logits, cap);
+    }
     Ok(backend.read(logits))
+}
+
+/// Returns the rotations of a layer.
+fn rope_at<'t>(
+    config: &ModelConfig,
+    layer: usize,
+    all: &'t RopeTable,
+    local: Option<&'t RopeTable>,
+) -> &'t RopeTable {
+    local.filter(|_| config.is_local(layer)).unwrap_or(all)
+}
+
+/// Returns the width of the scratch memory of dense layers, which not every model has.
+fn dense_width(config: &ModelConfig) -> usize {
+    if config.experts_at(0).is_none() { config.d_ff } else { 1 }
 }
 
 /// Returns the rows of the queries whose scores are captured.
 fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
-    span.rows.start + capture.window.start..span.rows.start + capture.window.end
+    let first = span.new_rows().start;
+    first + capture.window.start..first + capture.window.end
 }
 
 /// Returns both ranges in order, merged if they touch, without empty ones.

@@ -5,7 +5,7 @@
 //! with a known prefix need not compute it again. Sequences that have computed the same prefix at the same
 //! time share its blocks from then on. Sequences of different adapters share nothing; those of different
 //! owners share only what [`PrefixScope`] allows. This module moves no numbers: it says which block must be
-//! copied before a pass writes, and the backend copies it.
+//! copied before a pass writes, and the backend copies it. [`states`] does the same for recurrent states.
 //!
 //! What always holds: an operation that fails changes nothing. A block that two sequences share is never
 //! written. Every full block of a sequence is a node of the tree. [`KvTable::reserve`] changes no length;
@@ -16,8 +16,10 @@ use std::collections::HashMap;
 use crate::tokenizer::TokenId;
 
 pub(crate) mod pool;
+pub(crate) mod states;
 
 use pool::{BlockId, BlockPool, Owner, Place, Root};
+use states::{Held, StateTable};
 
 /// Tokens of one block. Attention sums keys block by block in order of position, so this number is part of
 /// the definition of a model's logits.
@@ -129,6 +131,8 @@ struct Sequence {
     /// Its length when tokens were evicted, else 0. Up to that length, a slot is not a position. Blocks of
     /// such a sequence are never shared and never in the tree.
     evicted_at: usize,
+    /// Its recurrent states, if the table keeps any.
+    held: Held,
 }
 
 impl Sequence {
@@ -152,6 +156,8 @@ pub(crate) struct KvTable {
     seqs: HashMap<SeqId, Sequence>,
     next: u64,
     stats: PrefixStats,
+    /// `None` if the model has no recurrent layers.
+    states: Option<StateTable>,
 }
 
 impl KvTable {
@@ -159,12 +165,13 @@ impl KvTable {
     /// holds.
     pub(crate) fn new(n_blocks: u32, cached_max: usize) -> Self {
         let pool = BlockPool::new(n_blocks, cached_max);
-        Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default() }
+        Self { pool, seqs: HashMap::new(), next: 0, stats: PrefixStats::default(), states: None }
     }
 
     /// Removes the tokens of every sequence and the content of every block.
     pub(crate) fn clear(&mut self) {
         self.pool = self.pool.emptied();
+        self.states = self.states.as_ref().map(StateTable::emptied);
         for seq in self.seqs.values_mut() {
             *seq = Sequence { root: seq.root, scope: seq.scope, ..Sequence::default() };
         }
@@ -183,17 +190,19 @@ impl KvTable {
     /// Creates a sequence that starts with the first `n_tokens` of `seq`; O(blocks), copies no keys or
     /// values.
     pub(crate) fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, KvError> {
-        let parent = self.sequence(seq)?;
+        let Self { pool, seqs, states, .. } = self;
+        let parent = seqs.get(&seq).ok_or(KvError::UnknownSequence(seq))?;
         check_within(n_tokens, parent)?;
         let child = Sequence {
             ids: parent.ids[..n_tokens].to_vec(),
             blocks: parent.blocks[..(n_tokens - parent.evicted).div_ceil(BLOCK_TOKENS)].to_vec(),
             queried: true,
             open: false,
+            held: states.as_mut().map_or_else(Held::default, |states| states.fork(pool, parent, n_tokens)),
             ..*parent
         };
         for block in &child.blocks {
-            self.pool.retain(*block);
+            pool.retain(*block);
         }
         Ok(self.insert(child))
     }
@@ -201,9 +210,12 @@ impl KvTable {
     /// Shortens the sequence to its first `n_tokens`.
     pub(crate) fn truncate(&mut self, seq: SeqId, n_tokens: usize) -> Result<(), KvError> {
         self.closed(seq)?;
-        let Self { pool, seqs, .. } = self;
+        let Self { pool, seqs, states, .. } = self;
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
         check_within(n_tokens, sequence)?;
+        if let Some(states) = states {
+            states.cut(pool, sequence, n_tokens);
+        }
         sequence.ids.truncate(n_tokens);
         release_past(pool, sequence);
         Ok(())
@@ -230,6 +242,7 @@ impl KvTable {
             open: false,
             evicted,
             evicted_at,
+            held: Held::default(),
         }))
     }
 
@@ -241,7 +254,10 @@ impl KvTable {
     /// Releases the sequence, if it is known. Blocks whose content the tree knows stay until their room is
     /// needed.
     pub(crate) fn release(&mut self, seq: SeqId) {
-        if let Some(sequence) = self.seqs.remove(&seq) {
+        if let Some(mut sequence) = self.seqs.remove(&seq) {
+            if let Some(states) = &mut self.states {
+                states.let_go(&mut sequence.held);
+            }
             // Last block first, so that a prefix outlives what follows it.
             for block in sequence.blocks.into_iter().rev() {
                 self.pool.release(block);
@@ -280,9 +296,14 @@ impl KvTable {
     }
 
     /// Returns how many tokens of `ids`, from the first on, are in blocks that live sequences of `root` hold
-    /// and `scope` may see. A sequence that reuses them needs no room for them.
+    /// and `scope` may see. A sequence that reuses them needs no room for them. With recurrent states, only
+    /// tokens up to a checkpoint count.
     pub(crate) fn held_prefix(&self, root: Root, scope: PrefixScope, ids: &[TokenId]) -> usize {
         let mut place = Place::First(root);
+        if let Some(states) = &self.states {
+            let known = states.known(&self.pool, (place, 0), scope, ids, true);
+            return known.map_or(0, |(blocks, _)| blocks * BLOCK_TOKENS);
+        }
         let mut tokens = 0;
         for (at, block_ids) in ids.chunks_exact(BLOCK_TOKENS).enumerate() {
             let held = self
@@ -298,15 +319,23 @@ impl KvTable {
 
     /// Appends the longest run of known blocks for the first of `ids`, then the known beginning of the next
     /// block, but never all of `ids`. Returns how many tokens the sequence gained, which is 0 if it ends
-    /// inside a block.
+    /// inside a block. With recurrent states, the run ends at a checkpoint.
     pub(crate) fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
-        let Self { pool, seqs, stats, .. } = self;
+        let Self { pool, seqs, stats, states, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return 0 };
         let before = sequence.ids.len();
         if !before.is_multiple_of(BLOCK_TOKENS) || sequence.evicted_at > 0 || sequence.open {
             return 0;
         }
         let mut rest = &ids[..ids.len().saturating_sub(1)];
+        if let Some(states) = states {
+            let place = sequence.place(sequence.blocks.len()).0;
+            let known = states.known(pool, (place, sequence.blocks.len()), sequence.scope, rest, false);
+            rest = &rest[..known.map_or(0, |(blocks, _)| blocks * BLOCK_TOKENS)];
+            if let Some((_, block)) = known {
+                states.reuse(pool, sequence, block);
+            }
+        }
         while let Some((block_ids, after)) = rest.split_at_checked(BLOCK_TOKENS) {
             let (place, owner) = sequence.place(sequence.blocks.len());
             let Some(block) = pool.find(place, owner, block_ids) else { break };
@@ -373,9 +402,9 @@ impl KvTable {
 
     /// Appends `ids`, whose keys and values have been written into the reserved blocks.
     pub(crate) fn commit(&mut self, seq: SeqId, ids: &[TokenId]) -> Result<(), KvError> {
-        let Self { pool, seqs, .. } = self;
+        let Self { pool, seqs, states, .. } = self;
         let sequence = seqs.get_mut(&seq).ok_or(KvError::UnknownSequence(seq))?;
-        let full = sequence.ids.len() / BLOCK_TOKENS;
+        let (len, full) = (sequence.ids.len(), sequence.ids.len() / BLOCK_TOKENS);
         sequence.open = false;
         sequence.ids.extend_from_slice(ids);
         assert!(sequence.cached() <= sequence.blocks.len() * BLOCK_TOKENS, "committed more than reserved");
@@ -387,6 +416,9 @@ impl KvTable {
             let (place, owner) = sequence.place(at);
             sequence.blocks[at] = pool.publish(place, owner, block_ids, sequence.blocks[at]);
         }
+        if let Some(states) = states {
+            states.close(pool, sequence, Some(len));
+        }
         Ok(())
     }
 
@@ -394,6 +426,9 @@ impl KvTable {
     pub(crate) fn cancel(&mut self, seq: SeqId) {
         if let Some(sequence) = self.seqs.get_mut(&seq) {
             sequence.open = false;
+            if let Some(states) = &mut self.states {
+                states.cancel(&mut sequence.held);
+            }
             release_past(&mut self.pool, sequence);
         }
     }

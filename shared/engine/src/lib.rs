@@ -16,6 +16,7 @@ pub mod gguf;
 mod kv;
 pub mod model;
 pub mod pace_emulation;
+pub mod platform;
 pub mod prompt;
 pub mod rope;
 mod routing;
@@ -26,6 +27,7 @@ pub mod stop;
 pub mod template;
 pub mod token_set;
 pub mod tokenizer;
+mod turns;
 pub mod weights;
 
 pub use adapter::{Adapter, AdapterError};

@@ -11,6 +11,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::gguf::{Gguf, GgufError};
 use crate::template::{ChatTemplate, TemplateError};
 use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
+use crate::turns::{template_without, turn_end};
 use crate::weights::{
     self, MappedWeights, Residency, ResidencyError, StreamedWeights, TensorError, WeightSource,
 };
@@ -78,6 +79,8 @@ struct Text {
     template: ChatTemplate,
     /// Whether the file has no template of its own.
     template_missing: bool,
+    /// The text that ends a turn, if no token does.
+    turn_end: Option<String>,
 }
 
 impl Text {
@@ -88,16 +91,10 @@ impl Text {
             return Err(ModelError::VocabularyLen { tokens, rows });
         }
         let (template, template_missing) = template(gguf, &tokenizer)?;
-        Ok(Self { tokenizer, template, template_missing })
+        let turn_end = turn_end(&tokenizer, &template);
+        Ok(Self { tokenizer, template, template_missing, turn_end })
     }
 }
-
-/// The template for files without one: ChatML, as in llama.cpp.
-const TEMPLATE_DEFAULT: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
-    {{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-/// The texts that end and begin a turn in [`TEMPLATE_DEFAULT`].
-const TURN_MARKS_DEFAULT: [&str; 2] = ["<|im_end|>", "<|im_start|>"];
 
 impl Model {
     /// Opens and checks a GGUF file; if it is the first of a split model, also the files after it.
@@ -190,7 +187,8 @@ impl Model {
         &self.text().tokenizer
     }
 
-    /// Returns its chat template; ChatML if the file has none.
+    /// Returns its chat template. A file without one gets ChatML if its vocabulary has the marks, else a
+    /// template that lets the model continue a text.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
@@ -198,8 +196,7 @@ impl Model {
         &self.text().template
     }
 
-    /// Whether its file has no chat template, so that [`Self::template`] is ChatML. Most such models were
-    /// trained to continue text, not to answer.
+    /// Whether its file has no chat template. Most such models were trained to continue text, not to answer.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
@@ -207,17 +204,12 @@ impl Model {
         self.text().template_missing
     }
 
-    /// Returns texts that end a turn in its template but have no token in its vocabulary: an answer ends
-    /// before one of them. Empty for models with a template of their own.
+    /// Returns texts that end a turn in its template, if no token does: an answer ends before one of them.
     ///
     /// # Panics
     /// As [`Self::tokenizer`].
     pub fn turn_ends(&self) -> Vec<String> {
-        let Text { tokenizer, template_missing, .. } = self.text();
-        let one_token =
-            |text: &str| matches!(tokenizer.encode_template(text)[..], [id] if tokenizer.is_control(id));
-        let marks = TURN_MARKS_DEFAULT.iter().filter(|mark| *template_missing && !one_token(mark));
-        marks.map(|mark| (*mark).to_owned()).collect()
+        self.text().turn_end.iter().cloned().collect()
     }
 
     fn text(&self) -> &Text {
@@ -275,7 +267,7 @@ fn name(gguf: &Gguf) -> Result<String, GgufError> {
 /// Returns the template, and whether the file has none of its own.
 fn template(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<(ChatTemplate, bool), ModelError> {
     let given = gguf.metadata().opt_str("tokenizer.chat_template")?;
-    let source = given.unwrap_or(TEMPLATE_DEFAULT);
+    let source = given.unwrap_or_else(|| template_without(tokenizer));
     let text = |id: Option<TokenId>| {
         id.map_or_else(String::new, |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned())
     };
@@ -314,16 +306,16 @@ mod tests {
     }
 
     #[test]
-    fn a_model_without_a_template_stops_where_its_borrowed_one_ends_a_turn() {
+    fn a_model_without_a_template_continues_a_text_to_a_blank_line() {
         let bytes = SyntheticModel::small("llama", Format::F32, 7).to_gguf().unwrap();
         let own = open(bytes.clone()).unwrap();
-        assert!(!own.template_is_missing() && own.turn_ends().is_empty());
+        assert!(!own.template_is_missing());
         // The same file with its template under an unknown key.
         let (name, other) = (b"tokenizer.chat_template", b"tokenizer.chat_templaTE");
         let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
         let bytes = [&bytes[..at], other, &bytes[at + name.len()..]].concat();
         let base = open(bytes).unwrap();
         assert!(base.template_is_missing());
-        assert_eq!(base.turn_ends(), ["<|im_end|>", "<|im_start|>"]);
+        assert_eq!(base.turn_ends(), ["\n\n"]);
     }
 }

@@ -90,7 +90,7 @@ impl Rope {
     }
 
     /// Returns the factor by which a rotation multiplies lengths.
-    fn length(&self) -> f64 {
+    pub(crate) fn length(&self) -> f64 {
         let stretch = match self.scaling {
             RopeScaling::Yarn { factor, .. } => 1.0 + 0.1 * f64::from(factor.max(1.0)).ln(),
             _ => 1.0,

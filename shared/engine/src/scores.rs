@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::config::ModelConfig;
+
 /// One query head of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeadId {
@@ -61,17 +63,31 @@ pub enum CaptureError {
         /// Number of heads per layer.
         n_heads: usize,
     },
+    /// The layer is recurrent and has no attention.
+    #[error("layer {layer} of a {family} model is recurrent and has no attention scores")]
+    Recurrent {
+        /// Layer requested.
+        layer: usize,
+        /// The model's family.
+        family: &'static str,
+    },
 }
 
 impl Capture {
     /// Checks the window against the tokens of a pass and the heads against the model.
-    pub(crate) fn check(&self, tokens: usize, n_layers: usize, n_heads: usize) -> Result<(), CaptureError> {
+    pub(crate) fn check(&self, tokens: usize, config: &ModelConfig) -> Result<(), CaptureError> {
         if self.window.is_empty() || self.window.end > tokens {
             return Err(CaptureError::Window { window: self.window.clone(), tokens });
         }
-        match self.heads.iter().find(|id| id.layer >= n_layers || id.head >= n_heads) {
-            Some(&HeadId { layer, head }) => Err(CaptureError::NoSuchHead { layer, head, n_layers, n_heads }),
-            None => Ok(()),
+        let (n_layers, n_heads) = (config.n_layers, config.n_heads);
+        for &HeadId { layer, head } in &self.heads {
+            if layer >= n_layers || head >= n_heads {
+                return Err(CaptureError::NoSuchHead { layer, head, n_layers, n_heads });
+            }
+            if !config.has_attention(layer) {
+                return Err(CaptureError::Recurrent { layer, family: config.family.name });
+            }
         }
+        Ok(())
     }
 }

@@ -16,10 +16,12 @@ use baton_kernels_cpu::{Format, KernelError, Matrix};
 use crate::gguf::GgufError;
 
 mod mapped;
+mod recurrent;
 mod streamed;
 
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
+pub use recurrent::{DeltaGates, DeltaNetWeights, RecurrentWeights, ShortConvWeights};
 pub use streamed::{
     Residency, ResidencyError, ResidencyStats, STREAM_BYTES, StreamedMatrix, StreamedWeights,
 };
@@ -28,7 +30,7 @@ pub use streamed::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Part {
-    /// Attention norm, query, key, value and output projections.
+    /// Attention norm, query, key, value and output projections; in a recurrent layer what it has instead.
     Attention,
     /// Feed-forward norm; gate, up and down projections, or the router of experts and the shared expert.
     Ffn,
@@ -194,23 +196,74 @@ impl<'a> From<Matrix<'a>> for Weight<'a> {
     }
 }
 
-/// The attention half of a layer.
+/// What queries, keys and values are made with.
 #[derive(Debug)]
-pub struct AttentionWeights<'a> {
-    /// RMS norm, `[e]`.
-    pub norm: &'a [f32],
-    /// Query projection, `[h d, e]`.
+pub enum AttentionInputs<'a> {
+    /// A projection for each.
+    Heads(HeadWeights<'a>),
+    /// Projections to and from short vectors.
+    Latent(LatentWeights<'a>),
+}
+
+/// Projections to queries, keys and values.
+#[derive(Debug)]
+pub struct HeadWeights<'a> {
+    /// Query projection, `[h d, e]`; with gates, `[h 2 d, e]`: each head's queries, then its gate.
     pub q: Weight<'a>,
     /// Key projection, `[g d, e]`.
     pub k: Weight<'a>,
     /// Value projection, `[g d, e]`.
     pub v: Weight<'a>,
-    /// Output projection, `[e, h d]`.
-    pub o: Weight<'a>,
     /// Biases of `q`, `k` and `v`; empty if the model has none.
     pub biases: [&'a [f32]; 3],
     /// RMS norms of every query and every key head, `[d]` each; empty if the model has none.
     pub head_norms: [&'a [f32]; 2],
+}
+
+/// Projections of latent attention. `r` is the width of the short vector of keys and values, `p` and `d` the
+/// plain and all dimensions of a key head, `u` those of a value head.
+#[derive(Debug)]
+pub struct LatentWeights<'a> {
+    /// Projection to the short vector of queries, `[q, e]`, and its RMS norm, `[q]`; `None` if there is none.
+    pub q_down: Option<(Weight<'a>, &'a [f32])>,
+    /// Projection to queries, `[h d, q]` or `[h d, e]`.
+    pub q: Weight<'a>,
+    /// Projection to the short vector of keys and values and to the rotated dimensions, `[r + d - p, e]`.
+    pub kv_down: Weight<'a>,
+    /// RMS norm of the short vector, `[r]`.
+    pub kv_norm: &'a [f32],
+    /// Projections from the short vector.
+    pub up: LatentUp<'a>,
+}
+
+/// Projections from the short vector of keys and values.
+#[derive(Debug)]
+pub enum LatentUp<'a> {
+    /// To the plain dimensions of the key and to the value of every head, `[h (p + u), r]`.
+    Joined(Weight<'a>),
+    /// For each head, from the plain dimensions of a query to the short vector's space, `[r, p]`, and from
+    /// the short vector to a value, `[u, r]`.
+    Split {
+        /// One for each head.
+        keys: Vec<Weight<'a>>,
+        /// One for each head.
+        values: Vec<Weight<'a>>,
+    },
+}
+
+/// The attention half of a layer.
+#[derive(Debug)]
+pub struct AttentionWeights<'a> {
+    /// RMS norm, `[e]`.
+    pub norm: &'a [f32],
+    /// What queries, keys and values are made with.
+    pub inputs: AttentionInputs<'a>,
+    /// Output projection, `[e, h d]`.
+    pub o: Weight<'a>,
+    /// Its bias, `[e]`; empty if the model has none.
+    pub o_bias: &'a [f32],
+    /// The score of each query head's sink, `[h]`; empty if the model has none.
+    pub sinks: &'a [f32],
     /// RMS norm of the result, `[e]`; empty if the model has none.
     pub post_norm: &'a [f32],
 }
@@ -224,13 +277,15 @@ pub struct GatedWeights<'a> {
     pub up: Weight<'a>,
     /// Down projection, `[e, f]`.
     pub down: Weight<'a>,
+    /// Biases of `gate`, `up` and `down`; empty if the model has none.
+    pub biases: [&'a [f32]; 3],
 }
 
 /// An expert that every token uses.
 #[derive(Debug)]
 pub struct SharedExpert<'a> {
-    /// Projection to the number whose sigmoid scales the expert, `[1, e]`.
-    pub gate: Weight<'a>,
+    /// Projection to the number whose sigmoid scales the expert, `[1, e]`; `None` if nothing scales it.
+    pub gate: Option<Weight<'a>>,
     /// The expert.
     pub network: GatedWeights<'a>,
 }
@@ -241,12 +296,21 @@ pub enum FfnBody<'a> {
     /// One network for all tokens.
     Dense(GatedWeights<'a>),
     /// Experts, which are acquired as separate parts.
-    Experts {
-        /// Projection to one number per expert, `[experts, e]`.
-        router: Weight<'a>,
-        /// The shared expert, if the model has one.
-        shared: Option<SharedExpert<'a>>,
-    },
+    Experts(MixtureWeights<'a>),
+}
+
+/// A mixture of experts, without the experts that only some tokens use.
+#[derive(Debug)]
+pub struct MixtureWeights<'a> {
+    /// Projection to one number per expert, `[experts, e]`.
+    pub router: Weight<'a>,
+    /// Its bias, `[experts]`; empty if the model has none.
+    pub router_bias: &'a [f32],
+    /// Added to the experts' factors when they are chosen, but not to the factors used, `[experts]`; empty if
+    /// the model has none.
+    pub choice_bias: &'a [f32],
+    /// The shared expert, if the model has one.
+    pub shared: Option<SharedExpert<'a>>,
 }
 
 /// The feed-forward half of a layer.
@@ -274,6 +338,8 @@ pub struct OutputWeights<'a> {
 pub enum PartWeights<'a> {
     /// For [`Part::Attention`].
     Attention(AttentionWeights<'a>),
+    /// For [`Part::Attention`] of a recurrent layer.
+    Recurrent(RecurrentWeights<'a>),
     /// For [`Part::Ffn`].
     Ffn(FfnWeights<'a>),
     /// For [`Part::Expert`].
@@ -284,7 +350,7 @@ impl<'a> PartWeights<'a> {
     /// Returns the attention half.
     ///
     /// # Errors
-    /// [`WeightError::WrongPart`] if this is another part.
+    /// [`WeightError::WrongPart`] if this is another part, or the layer is recurrent.
     pub fn attention(self) -> Result<AttentionWeights<'a>, WeightError> {
         match self {
             Self::Attention(weights) => Ok(weights),

@@ -141,7 +141,9 @@ fn check(path: &Path, model: &Arc<Model>) -> Result<(Arc<OpenedAdapter>, u64), I
 fn places(config: &ModelConfig) -> BTreeMap<String, Place> {
     let mut places = BTreeMap::new();
     // Files of this family hold the rows of query and key heads as neighbouring pairs.
-    let pairs = config.family.rope_style == RopeStyle::Adjacent;
+    // A class that rotates only a part of each head pairs neighbours itself.
+    let whole = config.rope.rot_dims == config.d_head;
+    let pairs = config.family.rope_style == RopeStyle::Adjacent && whole;
     for layer in 0..config.n_layers {
         for target in targets(config) {
             let module = match target.name {
@@ -151,7 +153,7 @@ fn places(config: &ModelConfig) -> BTreeMap<String, Place> {
                 "attn_qkv" => "self_attn.qkv_proj",
                 "attn_output" => "self_attn.o_proj",
                 "ffn_gate" => "mlp.gate_proj",
-                "ffn_up" if config.family.fused => "mlp.gate_up_proj",
+                "ffn_up" if config.family.fused_gate => "mlp.gate_up_proj",
                 "ffn_up" => "mlp.up_proj",
                 "ffn_down" => "mlp.down_proj",
                 // No class has another; a change of it is refused as unknown.

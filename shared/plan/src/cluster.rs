@@ -51,6 +51,8 @@ pub enum Os {
     Android,
     /// As Linux on the CPU; with Metal, either all pages stay or all are dropped.
     Macos,
+    /// As Linux: takes pages from the working set gradually.
+    Windows,
 }
 
 /// A CPU or GPU, with the memory it reads weights from.

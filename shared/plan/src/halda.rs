@@ -160,7 +160,7 @@ impl RingSearch<'_> {
         match (device.os, metal(device)) {
             (Os::Macos, false) if share.0 as f64 * each > over => Set::M1,
             (Os::Macos, true) if share.0 as f64 * each > over => Set::M2,
-            (Os::Linux | Os::Android, _) if (share.0 - share.1) as f64 * each > over => Set::M3,
+            (Os::Linux | Os::Android | Os::Windows, _) if (share.0 - share.1) as f64 * each > over => Set::M3,
             _ => Set::M4,
         }
     }

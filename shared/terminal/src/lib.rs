@@ -27,8 +27,12 @@ use console::Console;
 /// Exit status of a program whose reader has closed the pipe: what a shell reports for one ended by SIGPIPE.
 pub const CLOSED_STATUS: u8 = 141;
 
-static CONSOLE: LazyLock<Mutex<Console>> =
-    LazyLock::new(|| Mutex::new(Console::new(io::stdout().is_terminal(), io::stderr().is_terminal())));
+static CONSOLE: LazyLock<Mutex<Console>> = LazyLock::new(|| {
+    // A console of Windows obeys the sequence that erases the progress line only after this call.
+    #[cfg(windows)]
+    let _refused = anstyle_query::windows::enable_ansi_colors();
+    Mutex::new(Console::new(io::stdout().is_terminal(), io::stderr().is_terminal()))
+});
 
 fn console() -> MutexGuard<'static, Console> {
     CONSOLE.lock().unwrap_or_else(PoisonError::into_inner)

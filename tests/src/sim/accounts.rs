@@ -154,8 +154,10 @@ impl Usage {
         let said = shared.iter().any(|usage| (usage.minute_ms, usage.day_ms) == (minute_ms, day_ms));
         let requests = self.minutes.get(&minute_ms).copied().unwrap_or(0);
         let tokens = self.days.get(&day_ms).copied().unwrap_or_default().1;
-        if !said && (requests > 0 || tokens > 0) {
-            shared.push(self.usage((minute_ms, requests), (day_ms, tokens), replica, now_ms));
+        let now = self.usage((minute_ms, requests), (day_ms, tokens), replica, now_ms);
+        let runs_elsewhere = now.running_elsewhere > 0 || now.reserved_elsewhere > 0;
+        if !said && (requests > 0 || tokens > 0) || shared.is_empty() && runs_elsewhere {
+            shared.push(now);
         }
         shared
     }

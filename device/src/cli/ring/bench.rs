@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, PrefixScope, SeqId, Sequences, StepSeq, Wanted};
 use baton_plan::Workload;
 use clap::Args;
@@ -45,6 +46,9 @@ pub(super) struct BenchArgs {
     /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
+    /// Number format of the KV cache: f32, f16, q8 or q4
+    #[arg(long, default_value_t, value_name = "FORMAT")]
+    kv: KvFormat,
     /// Memory for the weights of this device's layers: auto, all or a size (2GB), as for `baton ask`
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: MemoryFor,
@@ -90,10 +94,11 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         );
     }
     let layers = if args.alone { Layers::All } else { Layers::Planned };
-    let share = Share { kv_tokens, layers, reads_ahead: !args.head.ring_no_read_ahead };
+    let share = Share { kv_tokens, kv_format: args.kv, layers, reads_ahead: !args.head.ring_no_read_ahead };
     let model = residency::open(&args.model, args.memory, 0, &share)
         .with_context(|| format!("open model `{}`", args.model.display()))?;
-    let engine = EngineOptions { threads: args.threads, kv_tokens, ..EngineOptions::default() };
+    let engine =
+        EngineOptions { threads: args.threads, kv_tokens, kv_format: args.kv, ..EngineOptions::default() };
     let workload = Workload { context: each, sequences: args.sequences };
     let loud = std::io::stderr().is_terminal();
     let answer = if args.alone {

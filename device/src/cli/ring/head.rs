@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use baton_engine::{EngineOptions, Model};
-use baton_plan::{Device, ModelShape, Plan, SearchOptions, Workload};
+use baton_plan::{Device, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
@@ -113,11 +113,8 @@ pub(in crate::cli) fn form(
     memory.bound(&mut own);
     own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
     let nodes = there(&peers, &identity, said);
-    let config = model.config();
-    // The real size of this cache's format; the file's description assumes f16.
-    let kv_bytes = (config.n_kv_heads * engine.kv_format.token_bytes(config.d_head)) as f64;
     let wanted = PlanRequest {
-        model: ModelShape { kv_bytes, ..shape_of(file)? },
+        model: shape_of(file, engine.kv_format)?,
         workload,
         options: SearchOptions { rounds: args.ring_rounds.map(usize::from), ..SearchOptions::default() },
         given: args.ring_plan.as_deref().map(read_plan).transpose()?,

@@ -5,6 +5,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use baton_engine::engine::KvFormat;
 use baton_plan::baselines::Baseline;
 use baton_plan::explain::{Explanation, explain};
 use baton_plan::halda::halda;
@@ -59,6 +60,9 @@ pub(super) struct PlanArgs {
     /// Tokens in each sequence's KV cache
     #[arg(long, allow_negative_numbers = true, default_value_t = 2048, value_name = "N", value_parser = token_count)]
     context: usize,
+    /// Number format of the KV cache, for --model: f32, f16, q8 or q4
+    #[arg(long, default_value_t, value_name = "FORMAT")]
+    kv: KvFormat,
     /// Number of sequences decoded together
     #[arg(long, allow_negative_numbers = true, default_value_t = 1, value_name = "N", value_parser = whole::<usize>(1, TOKENS_MAX as u64))]
     sequences: usize,
@@ -110,7 +114,7 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         cluster.head = Some(head.clone());
     }
     let model = match (&args.model, &args.shape) {
-        (Some(file), _) => shape_of(file)?,
+        (Some(file), _) => shape_of(file, args.kv)?,
         (None, Some(file)) => read(file)?,
         (None, None) => bail!("give --model FILE or --shape FILE"),
     };

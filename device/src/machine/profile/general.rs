@@ -131,7 +131,7 @@ mod tests {
             head: None,
         };
         let workload = baton_plan::Workload { context: 128, sequences: 1 };
-        let shape = shape_of(&model).unwrap();
+        let shape = shape_of(&model, Default::default()).unwrap();
         let plan = baton_plan::search(&cluster, &shape, workload, &Default::default()).unwrap();
         assert_eq!(plan.shares[0].layers, shape.layers);
     }

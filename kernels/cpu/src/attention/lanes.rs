@@ -10,10 +10,12 @@
 )]
 
 use super::Queries;
+use super::quants::Spread;
 use super::store::{HALF as LANES, Keys, KvBlock, Values};
 use super::values::{ByteRows, ValueRows, value_rows, weigh_all, widened};
 use crate::activations::{quantize_block, sum_bytes};
 use crate::blocks::SHORT_LEN;
+use crate::exp::exp;
 use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
@@ -51,6 +53,7 @@ pub(super) struct Scratch {
     masks: Vec<u32>,
     rows: Rows,
     bytes: RowBytes,
+    spread: Spread,
 }
 
 /// The state of every query row.
@@ -96,7 +99,7 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     let layout = queries.rows;
     let width = layout.d.next_multiple_of(LANES);
     let n_rows = layout.tokens * layout.heads;
-    let Scratch { keys, values, masks, rows, bytes } = scratch;
+    let Scratch { keys, values, masks, rows, bytes, spread } = scratch;
     rows.reset(n_rows, width);
     bytes.fill(queries, blocks);
     for (i, block) in blocks.iter().enumerate() {
@@ -104,10 +107,11 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
             continue;
         }
         let next = blocks.get(i + AHEAD).unwrap_or(block);
-        let keys = chunk(s, block, next, keys);
         for scale in next.scales_at() {
             s.prefetch_far(scale);
         }
+        let [block, next] = &spread.open(s, block, next);
+        let keys = chunk(s, block, next, keys);
         match block.v {
             Values::Q8 { q, scale } if n_rows <= if S::WIDE { 4 } else { 2 } => {
                 let groups = layout.d.div_ceil(SHORT_LEN);
@@ -123,6 +127,9 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
     }
     for (r, lse) in lse.iter_mut().enumerate() {
         let out = &mut out[layout.at(r / layout.heads, r % layout.heads)];
+        if let Some(sink) = queries.sinks.get(r % layout.heads) {
+            rows.add_sink(r, *sink);
+        }
         *lse = rows.finish(r, out);
     }
 }
@@ -155,6 +162,7 @@ fn chunk<'a, S: Simd>(
             Chunk::Floats(halves(widened))
         }
         Keys::Q8 { lines, scale } => Chunk::Bytes(halves(lines), halves(scale), next),
+        Keys::Q4 { .. } => unreachable!("half bytes are spread before"),
     }
 }
 
@@ -169,7 +177,7 @@ impl RowBytes {
     /// Quantizes every query row, if any block's keys are bytes.
     #[inline(always)]
     fn fill(&mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) {
-        if !blocks.iter().any(|block| matches!(block.k, Keys::Q8 { .. })) {
+        if !blocks.iter().any(|block| matches!(block.k, Keys::Q8 { .. } | Keys::Q4 { .. })) {
             return;
         }
         let layout = queries.rows;
@@ -247,6 +255,16 @@ fn vectors<'a, const T: usize>(queries: &Queries<'a>, first: usize) -> [&'a [f32
     std::array::from_fn(|t| &queries.q[layout.at((first + t) / layout.heads, (first + t) % layout.heads)])
 }
 
+/// Returns scores from products.
+#[inline(always)]
+fn scored<S: Simd>(s: S, queries: &Queries<'_>, dots: S::F) -> S::F {
+    let scores = s.mul(dots, s.splat(queries.scale));
+    match queries.cap {
+        Some(cap) => s.soft_cap(scores, cap),
+        None => scores,
+    }
+}
+
 /// Splits a mask into the bits of the two panels' lanes.
 #[inline(always)]
 fn lane_masks(mask: u32) -> [u16; 2] {
@@ -312,14 +330,13 @@ impl<V: Copy> Step<'_, V> {
         let dots = self.dots::<S, T>(s, first);
         let seen = lane_masks(mask);
         let (hidden, none) = (s.splat(f32::NEG_INFINITY), s.splat(0.0));
-        let scale = s.splat(self.queries.scale);
         let mut weights = [[[0.0; LANES]; 2]; T];
         let mut sums = [0.0; T];
         // The factors by which the sums so far shrink, computed for all rows at once.
         let mut older = [f32::NEG_INFINITY; LANES];
         for t in 0..T {
-            let low = s.keep(seen[0], s.mul(dots[0][t], scale), hidden);
-            let high = s.keep(seen[1], s.mul(dots[1][t], scale), hidden);
+            let low = s.keep(seen[0], scored(s, self.queries, dots[0][t]), hidden);
+            let high = s.keep(seen[1], scored(s, self.queries, dots[1][t]), hidden);
             let top = larger(state.top[first + t], s.tree_largest(s.larger(low, high)));
             let low = s.keep(seen[0], s.exp(s.sub(low, s.splat(top))), none);
             let high = s.keep(seen[1], s.exp(s.sub(high, s.splat(top))), none);
@@ -354,6 +371,19 @@ impl Rows {
         }
     }
 
+    /// Adds a score whose value is zero to row `r`.
+    #[inline(always)]
+    fn add_sink(&mut self, r: usize, sink: f32) {
+        let width = self.acc.len() / self.top.len();
+        let top = larger(self.top[r], sink);
+        let c = exp(self.top[r] - top);
+        self.sum[r] = self.sum[r].mul_add(c, exp(sink - top));
+        self.top[r] = top;
+        for acc in &mut self.acc[r * width..(r + 1) * width] {
+            *acc *= c;
+        }
+    }
+
     /// Writes the output of row `r` and returns its log-sum-exp.
     #[inline(always)]
     fn finish(&self, r: usize, out: &mut [f32]) -> f32 {
@@ -384,7 +414,7 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
     let mut sums = Sums { queries, keys: n_keys, lse, acc };
     let layout = queries.rows;
     let n_rows = layout.tokens * layout.heads;
-    let Scratch { keys, masks, bytes, .. } = scratch;
+    let Scratch { keys, masks, bytes, spread, .. } = scratch;
     bytes.fill(queries, blocks);
     let mut before = 0;
     for (i, block) in blocks.iter().enumerate() {
@@ -394,6 +424,7 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
             continue;
         }
         let next = blocks.get(i + AHEAD).unwrap_or(block);
+        let [block, next] = &spread.open(s, block, next);
         let step = Step { queries, keys: chunk(s, block, next, keys), bytes, values: () };
         let mut r = 0;
         while r + 4 <= n_rows {
@@ -428,7 +459,6 @@ impl Sums<'_> {
     ) {
         let heads = self.queries.rows.heads;
         let dots = step.dots::<S, T>(s, first);
-        let scale = s.splat(self.queries.scale);
         for t in 0..T {
             let seen = lane_masks(masks[(first + t) / heads]);
             let lse = s.splat(self.lse[first + t]);
@@ -438,7 +468,7 @@ impl Sums<'_> {
                 let mut lanes = [0.0; LANES];
                 lanes[..acc.len()].copy_from_slice(acc);
                 let old = s.load(&lanes);
-                let weight = s.exp(s.sub(s.mul(dots[p][t], scale), lse));
+                let weight = s.exp(s.sub(scored(s, self.queries, dots[p][t]), lse));
                 s.store(s.keep(seen[p], s.add(old, weight), old), &mut lanes);
                 acc.copy_from_slice(&lanes[..acc.len()]);
             }

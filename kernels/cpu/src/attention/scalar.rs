@@ -1,10 +1,10 @@
 //! The definition of attention in plain Rust: one query row at a time, one key at a time.
 
 use super::store::{HALF, Keys, KvBlock, Values};
-use super::{CHUNK, Queries};
+use super::{CHUNK, Queries, quants};
 use crate::activations::quantize_block;
 use crate::blocks::SHORT_LEN;
-use crate::exp::exp;
+use crate::exp::{exp, soft_cap};
 use crate::f16::f16_to_f32;
 use crate::matmul::FLOAT_BLOCK;
 use crate::rows::{larger, tree_sum};
@@ -18,25 +18,36 @@ fn dot(q: &[f32], block: &KvBlock<'_>, key: usize) -> f32 {
         }
         Keys::F16(lines) => float_dot(q, |c| f16_to_f32(lines[half * block.d + c][lane])),
         Keys::Q8 { lines, scale } => {
-            let groups = block.d.div_ceil(SHORT_LEN);
-            let mut sum = 0.0f32;
-            for (g, part) in q.chunks(SHORT_LEN).enumerate() {
-                let mut x = [0.0; SHORT_LEN];
-                x[..part.len()].copy_from_slice(part);
-                let mut bytes = [0; SHORT_LEN];
-                let dq = quantize_block(&x, &mut bytes);
-                let at = half * groups + g;
-                let dot: i32 = (0..SHORT_LEN)
-                    .map(|c| {
-                        i32::from(lines[8 * at + c / 4].0[4 * lane + c % 4] as i8) * i32::from(bytes[c] as i8)
-                    })
-                    .sum();
-                let z = dot as f32 * f16_to_f32(scale[at][lane]);
-                sum = z.mul_add(dq, sum);
-            }
-            sum
+            quant_dot(q, block.d, scale, key, |at, c| lines[8 * at + c / 4].0[4 * lane + c % 4] as i8)
         }
+        Keys::Q4 { lines, scale } => quant_dot(q, block.d, scale, key, |at, c| {
+            quants::half(lines[4 * at + c % 16 / 4].0[4 * lane + c % 4], c >= 16)
+        }),
     }
+}
+
+/// Returns the product of a query with quantized key `key`; `value(at, c)` is dimension `c` of the group `at`
+/// of the block.
+fn quant_dot(
+    q: &[f32],
+    d: usize,
+    scale: &[[u16; HALF]],
+    key: usize,
+    value: impl Fn(usize, usize) -> i8,
+) -> f32 {
+    let (groups, half, lane) = (d.div_ceil(SHORT_LEN), key / HALF, key % HALF);
+    let mut sum = 0.0f32;
+    for (g, part) in q.chunks(SHORT_LEN).enumerate() {
+        let mut x = [0.0; SHORT_LEN];
+        x[..part.len()].copy_from_slice(part);
+        let mut bytes = [0; SHORT_LEN];
+        let dq = quantize_block(&x, &mut bytes);
+        let at = half * groups + g;
+        let dot: i32 = (0..SHORT_LEN).map(|c| i32::from(value(at, c)) * i32::from(bytes[c] as i8)).sum();
+        let z = dot as f32 * f16_to_f32(scale[at][lane]);
+        sum = z.mul_add(dq, sum);
+    }
+    sum
 }
 
 fn float_dot(q: &[f32], key: impl Fn(usize) -> f32) -> f32 {
@@ -61,12 +72,20 @@ fn value(block: &KvBlock<'_>, key: usize, j: usize) -> f32 {
             let at = key * block.d.next_multiple_of(SHORT_LEN) + j;
             f32::from(q[at] as i8) * f16_to_f32(scale[at / SHORT_LEN])
         }
+        Values::Q4 { q, scale } => {
+            let group = key * block.d.div_ceil(SHORT_LEN) + j / SHORT_LEN;
+            let byte = q[group * quants::NIBBLE_BYTES + j % quants::NIBBLE_BYTES];
+            let value = quants::half(byte, j % SHORT_LEN >= quants::NIBBLE_BYTES);
+            f32::from(value) * f16_to_f32(scale[group])
+        }
     }
 }
 
 /// Returns the scores of the keys of a block; hidden keys have -inf.
-fn scores(q: &[f32], block: &KvBlock<'_>, mask: u32, scale: f32) -> [f32; CHUNK] {
-    std::array::from_fn(|i| if mask >> i & 1 == 1 { dot(q, block, i) * scale } else { f32::NEG_INFINITY })
+fn scores(q: &[f32], block: &KvBlock<'_>, mask: u32, queries: &Queries<'_>) -> [f32; CHUNK] {
+    let capped = |score: f32| queries.cap.map_or(score, |cap| soft_cap(score, cap));
+    let score = |i| capped(dot(q, block, i) * queries.scale);
+    std::array::from_fn(|i| if mask >> i & 1 == 1 { score(i) } else { f32::NEG_INFINITY })
 }
 
 /// Returns the largest score, compared in the order of [`tree_sum`].
@@ -104,6 +123,17 @@ impl Online {
         }
     }
 
+    /// Adds a score whose value is zero.
+    fn add_sink(&mut self, sink: f32, out: &mut [f32]) {
+        let top = larger(self.top, sink);
+        let c = exp(self.top - top);
+        self.sum = self.sum.mul_add(c, exp(sink - top));
+        self.top = top;
+        for out in out {
+            *out *= c;
+        }
+    }
+
     fn finish(self, out: &mut [f32]) -> f32 {
         if self.sum == 0.0 {
             return f32::NEG_INFINITY;
@@ -127,8 +157,11 @@ pub(super) fn attend(queries: &Queries<'_>, blocks: &[KvBlock<'_>], out: &mut [f
             for block in blocks {
                 let mask = queries.visible.mask(token, block.first, block.n);
                 if mask != 0 {
-                    online.add(block, &scores(q, block, mask, queries.scale), mask, out);
+                    online.add(block, &scores(q, block, mask, queries), mask, out);
                 }
+            }
+            if let Some(sink) = queries.sinks.get(head) {
+                online.add_sink(*sink, out);
             }
             lse[token * rows.heads + head] = online.finish(out);
         }
@@ -153,7 +186,7 @@ pub(super) fn score(
                 let (here, rest) = acc.split_at_mut(block.n);
                 acc = rest;
                 let mask = queries.visible.mask(token, block.first, block.n);
-                let scores = scores(q, block, mask, queries.scale);
+                let scores = scores(q, block, mask, queries);
                 for i in (0..CHUNK).filter(|i| mask >> i & 1 == 1) {
                     here[i] += exp(scores[i] - lse);
                 }

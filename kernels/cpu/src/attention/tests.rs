@@ -68,7 +68,7 @@ impl Cache {
     }
 }
 
-const FORMATS: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8];
+const FORMATS: [KvFormat; 4] = KvFormat::ALL;
 
 fn attended(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> (Vec<f32>, Vec<f32>) {
     let mut out = vec![f32::NAN; queries.q.len()];
@@ -119,9 +119,11 @@ fn every_level_equals_the_definition() {
         let rows = RowLayout { tokens, heads, d, stride: heads * d + 3 };
         let q = row(14, tokens * rows.stride);
         let position = keys.saturating_sub(tokens);
-        for (sinks, window) in [(0, usize::MAX), (2, 9), (40, 33)] {
+        let head_sinks = row(17, heads);
+        for (sinks, window, cap) in [(0, usize::MAX, None), (2, 9, Some(1.25)), (40, 33, Some(50.0))] {
             let visible = Visible { position, sinks, window };
-            let queries = Queries { q: &q, rows, visible, scale: 0.4 };
+            let sinks = if cap.is_none() { &[] } else { head_sinks.as_slice() };
+            let queries = Queries { q: &q, rows, visible, scale: 0.4, cap, sinks };
             for (block_len, format) in FORMATS.into_iter().flat_map(|format| [(32, format), (20, format)]) {
                 let cache = Cache::new(keys, d, block_len, format);
                 let blocks = cache.blocks(block_len);
@@ -150,12 +152,15 @@ fn the_definition_is_near_exact_softmax() {
     let q = row(15, tokens * rows.stride);
     let scale = 0.3f32;
     // Tolerances for the rounding of binary16 and of bytes: values are at most 2, and 48 products are summed.
-    let cases = [(KvFormat::F32, 1e-5), (KvFormat::F16, 0.01), (KvFormat::Q8, 0.2)];
-    let windows = [(0, usize::MAX), (4, 50)];
-    for ((sinks, window), (format, slack)) in windows.into_iter().flat_map(|w| cases.map(|case| (w, case))) {
+    let cases = [(KvFormat::F32, 1e-5), (KvFormat::F16, 0.01), (KvFormat::Q8, 0.2), (KvFormat::Q4, 2.0)];
+    let head_sinks = [1.5, -0.5];
+    let kinds: [(usize, usize, Option<f32>, &[f32]); 3] =
+        [(0, usize::MAX, None, &[]), (4, 50, Some(2.0), &[]), (0, 70, Some(9.0), &head_sinks)];
+    for (kind, (format, slack)) in kinds.into_iter().flat_map(|kind| cases.map(|case| (kind, case))) {
+        let (sinks, window, cap, head_sinks) = kind;
         let cache = Cache::new(keys, d, 32, format);
         let visible = Visible { position: keys - tokens, sinks, window };
-        let queries = Queries { q: &q, rows, visible, scale };
+        let queries = Queries { q: &q, rows, visible, scale, cap, sinks: head_sinks };
         let blocks = cache.blocks(32);
         let (out, lse) = attended(Dispatch::Scalar, &queries, &blocks);
         let mut acc = vec![0.0; heads * keys];
@@ -167,12 +172,14 @@ fn the_definition_is_near_exact_softmax() {
                 let query = visible.position + token;
                 let score = |i: usize| -> f64 {
                     let k = &k[i * d..][..d];
-                    q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
-                        * f64::from(scale)
+                    let score = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+                        * f64::from(scale);
+                    cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 };
+                let sink = head_sinks.get(head).map_or(0.0, |sink| f64::from(*sink).exp());
                 let seen: Vec<usize> =
                     (0..=query).filter(|&i| i < sinks || window > query || i > query - window).collect();
-                let total: f64 = seen.iter().map(|&i| score(i).exp()).sum();
+                let total: f64 = sink + seen.iter().map(|&i| score(i).exp()).sum::<f64>();
                 assert!((f64::from(lse[token * heads + head]) - total.ln()).abs() < slack);
                 for &i in &seen {
                     want_acc[head * keys + i] += score(i).exp() / total;
@@ -196,7 +203,7 @@ fn rows_together_equal_rows_alone() {
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q = row(16, tokens * rows.stride);
     let visible = Visible { position: keys - tokens, sinks: 3, window: 40 };
-    let queries = Queries { q: &q, rows, visible, scale: 0.2 };
+    let queries = Queries { q: &q, rows, visible, scale: 0.2, cap: Some(1.5), sinks: &[0.3, -0.4] };
     for (format, token) in
         FORMATS.into_iter().flat_map(|format| (0..tokens).map(move |token| (format, token)))
     {
@@ -211,6 +218,8 @@ fn rows_together_equal_rows_alone() {
                 rows: RowLayout { tokens: 1, heads: 1, d, stride: d },
                 visible: Visible { position: visible.position + token, ..visible },
                 scale: 0.2,
+                cap: Some(1.5),
+                sinks: &[[0.3, -0.4][head]],
             };
             let (alone, lse) = attended(Dispatch::best(), &one, &ended.blocks(32));
             assert_eq!(bits(&alone), bits(&together[at]), "token {token}, head {head}");
@@ -220,11 +229,24 @@ fn rows_together_equal_rows_alone() {
 }
 
 #[test]
+fn a_sink_alone_gives_zero() {
+    for level in levels() {
+        let q = row(18, 16);
+        let rows = RowLayout { tokens: 1, heads: 2, d: 8, stride: 16 };
+        let visible = Visible::causal(3);
+        let queries = Queries { q: &q, rows, visible, scale: 1.0, cap: None, sinks: &[0.75, -3.0] };
+        let (out, lse) = attended(level, &queries, &[]);
+        assert_eq!(out, [0.0; 16]);
+        assert_eq!(lse, [0.75, -3.0]);
+    }
+}
+
+#[test]
 fn no_key_gives_zero() {
     for level in levels() {
         let q = row(18, 16);
         let rows = RowLayout { tokens: 1, heads: 1, d: 16, stride: 16 };
-        let queries = Queries { q: &q, rows, visible: Visible::causal(3), scale: 1.0 };
+        let queries = Queries { q: &q, rows, visible: Visible::causal(3), scale: 1.0, cap: None, sinks: &[] };
         let (out, lse) = attended(level, &queries, &[]);
         assert_eq!(out, [0.0; 16]);
         assert_eq!(lse, [f32::NEG_INFINITY]);
@@ -235,7 +257,7 @@ fn no_key_gives_zero() {
 fn a_hidden_fault_stays_hidden() {
     let q = row(19, 2 * 16);
     let rows = RowLayout { tokens: 2, heads: 1, d: 16, stride: 16 };
-    let queries = Queries { q: &q, rows, visible: Visible::causal(38), scale: 0.1 };
+    let queries = Queries { q: &q, rows, visible: Visible::causal(38), scale: 0.1, cap: None, sinks: &[] };
     for (format, level) in FORMATS.into_iter().flat_map(|format| levels().map(move |level| (format, level))) {
         let mut cache = Cache::new(40, 16, 32, format);
         let (mut k, mut v) = ([0.5; 16], [0.5; 16]);

@@ -108,6 +108,7 @@ pub(super) fn value_rows<'a, S: Simd>(
             }
             return FloatRows { rows: copy, stride };
         }
+        Values::Q4 { .. } => unreachable!("half bytes are spread before"),
     }
     FloatRows { rows: copy, stride: width }
 }

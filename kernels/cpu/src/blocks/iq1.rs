@@ -4,34 +4,16 @@
 //! `d / 8 * (2 s + 1) * (8 v ± 1)`. All factors are integers except a binary16 times a power of two, and the
 //! product has at most 19 significant bits.
 
+use super::codebook::codebook;
 use super::iq1_grid::CODED;
 use super::{K_LEN, Long, half_at};
 use crate::format::Format;
 
-/// Codes of the codebook.
-const CODES: usize = 2_048;
+/// For each code, the eight members of its vector, raised to 0, 1 and 2.
+pub(crate) static TERNARY_GRID: [[u8; 8]; 2_048] = codebook(&CODED, TERNARY_VALUES);
 
-/// For each code, the eight members of its vector, raised to 0, 1 and 2: one byte each, the first in the
-/// lowest byte.
-pub(crate) static TERNARY_GRID: [u64; CODES] = ternary_grid();
-
-const fn ternary_grid() -> [u64; CODES] {
-    let mut grid = [0; CODES];
-    let (mut code, mut number) = (0, 0);
-    while code < CODES {
-        if CODED[number / 32] >> (number % 32) & 1 == 1 {
-            let (mut rest, mut i) = (number as u64, 0);
-            while i < 8 {
-                grid[code] |= (rest % 3) << (8 * i);
-                rest /= 3;
-                i += 1;
-            }
-            code += 1;
-        }
-        number += 1;
-    }
-    grid
-}
+/// The raised members.
+pub(crate) const TERNARY_VALUES: [u8; 3] = [0, 1, 2];
 
 /// Added to `8 v ± 1`.
 const RAISE: u8 = 16;
@@ -40,7 +22,7 @@ const RAISE: u8 = 16;
 #[inline(always)]
 fn octet(code: usize, negative: bool) -> [u8; 8] {
     let above = u64::from_ne_bytes([if negative { 7 } else { 9 }; 8]);
-    ((TERNARY_GRID[code % CODES] << 3) + above).to_le_bytes()
+    ((u64::from_le_bytes(TERNARY_GRID[code & 2_047]) << 3) + above).to_le_bytes()
 }
 
 /// `struct { half d; uint8 qs[32]; uint16 qh[8]; }`. `qs` holds the eight low bits of each code. Each `qh`
@@ -131,9 +113,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_codebook_is_full_and_ordered() {
-        assert_eq!(CODED.iter().map(|word| word.count_ones()).sum::<u32>(), CODES as u32);
-        assert!(TERNARY_GRID.is_sorted());
+    fn the_codebook_is_full() {
+        assert_eq!(CODED.iter().map(|word| word.count_ones()).sum::<u32>(), 2_048);
         // ggml's table begins with all -1 and ends with all 1.
         assert_eq!([octet(0, true), octet(0, false)], [[7; 8], [9; 8]]);
         assert_eq!([octet(2_047, true), octet(2_047, false)], [[23; 8], [25; 8]]);

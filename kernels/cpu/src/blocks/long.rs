@@ -1,13 +1,13 @@
 //! Formats in super-blocks of 256 weights: the k-quants and IQ4_XS.
 
-use super::short::{IQ4_RAISE, iq4_quants};
+use super::short::{IQ4_RAISE, IQ4_RAISED, looked_up};
 use super::{K_LEN, Long, half_at};
 use crate::format::Format;
 
 /// Writes the bit pairs of 256 weights: in each half of 128, pair `p` of byte `i` belongs to weight
-/// `32 p + i` (Q2_K, Q3_K).
+/// `32 p + i` (Q2_K, Q3_K, TQ2_0).
 #[inline(always)]
-fn bit_pairs(bytes: &[u8], out: &mut [u8; K_LEN]) {
+pub(super) fn bit_pairs(bytes: &[u8], out: &mut [u8; K_LEN]) {
     let (halves, _) = out.as_chunks_mut::<128>();
     for (dst, src) in halves.iter_mut().zip(bytes.as_chunks::<32>().0) {
         for (pair, dst) in dst.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -267,7 +267,7 @@ impl Long for Iq4Xs {
     #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; K_LEN]) {
         for (dst, src) in out.as_chunks_mut().0.iter_mut().zip(block[8..136].as_chunks::<16>().0) {
-            iq4_quants(src, dst);
+            looked_up(&IQ4_RAISED, src, dst);
         }
     }
 }

@@ -11,15 +11,26 @@ pub(crate) const IQ4_VALUES: [i8; 16] =
 pub(super) const IQ4_RAISE: u8 = 128;
 
 /// [`IQ4_VALUES`], raised.
-const IQ4_RAISED: [u8; 16] = {
+pub(crate) const IQ4_RAISED: [u8; 16] = raised(IQ4_VALUES, IQ4_RAISE);
+
+/// The doubled values of E2M1: a sign, two bits of exponent and one of mantissa (`kvalues_mxfp4` of ggml).
+pub(crate) const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Added to them.
+const MXFP4_RAISE: u8 = 16;
+
+/// [`MXFP4_VALUES`], raised.
+pub(crate) const MXFP4_RAISED: [u8; 16] = raised(MXFP4_VALUES, MXFP4_RAISE);
+
+const fn raised(values: [i8; 16], raise: u8) -> [u8; 16] {
     let mut raised = [0; 16];
     let mut i = 0;
     while i < 16 {
-        raised[i] = IQ4_VALUES[i] as u8 ^ IQ4_RAISE;
+        raised[i] = raise.wrapping_add_signed(values[i]);
         i += 1;
     }
     raised
-};
+}
 
 /// Writes the 16 low nibbles, then the 16 high ones of the same bytes.
 #[inline(always)]
@@ -31,12 +42,12 @@ fn nibbles(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     }
 }
 
-/// Writes the raised non-linear values that the [`nibbles`] select.
+/// Writes the bytes of a table that the [`nibbles`] select.
 #[inline(always)]
-pub(super) fn iq4_quants(bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
+pub(super) fn looked_up(table: &[u8; 16], bytes: &[u8], out: &mut [u8; SHORT_LEN]) {
     nibbles(bytes, out);
     for q in out {
-        *q = IQ4_RAISED[usize::from(*q & 15)];
+        *q = table[usize::from(*q & 15)];
     }
 }
 
@@ -144,6 +155,32 @@ impl Short for Iq4Nl {
 
     #[inline(always)]
     fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {
-        iq4_quants(&block[2..18], out);
+        looked_up(&IQ4_RAISED, &block[2..18], out);
+    }
+}
+
+/// `struct { uint8 e; uint8 qs[16]; }`; each nibble is an index into [`MXFP4_VALUES`]. `e` is an exponent of
+/// the microscaling formats (E8M0) for the values of E2M1, so the scale of the doubled values is `2^(e -
+/// 128)`.
+pub(crate) struct Mxfp4;
+
+impl Short for Mxfp4 {
+    const FORMAT: Format = Format::Mxfp4;
+    const RAISE: u8 = MXFP4_RAISE;
+    const MINIMUM: bool = false;
+    const WIDE_SCALE: bool = true;
+
+    /// The powers below `2^-126` are subnormal. As in ggml, 255 is no NaN but one more power.
+    #[inline(always)]
+    fn scale(block: &[u8]) -> u16 {
+        match block[0] {
+            e @ 0..2 => 0x20 << e,
+            e => u16::from(e - 1) << 7,
+        }
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], out: &mut [u8; SHORT_LEN]) {
+        looked_up(&MXFP4_RAISED, &block[1..17], out);
     }
 }

@@ -33,7 +33,9 @@ macro_rules! versions {
 
             match level {
                 #[cfg(target_arch = "x86_64")]
-                $crate::dispatch::Dispatch::Avx512Vnni if $crate::dispatch::has_avx512_vnni() => {
+                $crate::dispatch::Dispatch::Avx512Vnni | $crate::dispatch::Dispatch::Avx512Amx
+                    if $crate::dispatch::has_avx512_vnni() =>
+                {
                     // SAFETY: the guard of this arm checked that the CPU has these features.
                     unsafe { avx512($($arg),*) }
                 }

@@ -12,7 +12,7 @@
 
 use super::heads::Heads;
 use super::panel::{Blocks, ROWS};
-use super::quants::{chunks, interleaved, pair};
+use super::quants::{chunks, interleaved, pair, scales};
 use super::strip::Strip;
 use super::tile::{bias, is_biased, words};
 use crate::activations::QuantizedRows;
@@ -65,7 +65,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
             halves[t] = s.reduce_halves(dots[t]);
         }
         for j in 0..2.min(blocks - b) {
-            let (d, m) = (s.widen(&scale[j]), s.widen(&minimum[j]));
+            let (d, m) = (scales::<S, B>(s, &scale[j]), s.widen(&minimum[j]));
             for t in 0..T {
                 let at = (first + t) * blocks + two[j];
                 let mut dot = halves[t][j];

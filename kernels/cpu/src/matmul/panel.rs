@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::heads::Heads;
-use super::quants::{chunks, interleaved, pair, part};
+use super::quants::{bfloats, chunks, interleaved, pair, part, scales};
 use super::strip::Strip;
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
 use crate::format::{Format, STRIP_ROWS};
@@ -35,6 +35,10 @@ pub(super) struct Panel {
     /// Super-blocks: the integer minima of two groups as signed words: groups 0 and 2, 1 and 3, 4 and 6, and
     /// so on.
     pub minima: Vec<Line>,
+    /// A super-block for tiles: the lines of `weights` times their scales, low and high digits, in four
+    /// parts.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
+    pub digits: Vec<[[Line; ROWS]; 2]>,
     /// The scale or `d` of each block.
     pub d: Vec<Floats>,
     /// The minimum or minus `dmin` of each block.
@@ -110,12 +114,7 @@ impl Panel {
         let mut units = [s.splat_int(0); ROWS];
         for (c, lines) in self.weights.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             for i in 0..ROWS {
-                let row = half_columns(rows, i, &cols, c);
-                let mut bytes = [0; 64];
-                for (to, half) in bytes.as_chunks_mut().0.iter_mut().zip(row) {
-                    *to = (u32::from(half) << 16).to_ne_bytes();
-                }
-                units[i] = s.units(&bytes);
+                units[i] = bfloats(s, &half_columns(rows, i, &cols, c));
             }
             store(s, s.transpose(units), lines);
         }
@@ -144,7 +143,7 @@ impl Panel {
             }
             store(s, s.transpose(units), lines);
             for (j, at) in (2 * two..blocks.len().min(2 * two + 2)).enumerate() {
-                s.store(s.widen(&scale[j]), &mut self.d[at].0);
+                s.store(scales::<S, B>(s, &scale[j]), &mut self.d[at].0);
                 if B::MINIMUM {
                     s.store(s.widen(&minimum[j]), &mut self.m[at].0);
                 }

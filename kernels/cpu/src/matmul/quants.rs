@@ -3,7 +3,8 @@
 //! Each function has fast code for the formats that matter most to speed and reads the others through
 //! [`Short::quants`] and [`Long::quants`].
 
-use crate::blocks::{K_LEN, Long, SHORT_LEN, Short};
+use super::panel::ROWS;
+use crate::blocks::{IQ4_VALUES, K_LEN, Long, MXFP4_RAISED, SHORT_LEN, Short};
 use crate::format::Format;
 use crate::simd::Simd;
 
@@ -31,6 +32,39 @@ fn two_units(a: &[u8], b: &[u8], at: usize) -> u64 {
     u64::from(u32::from_le_bytes(*part(a, at))) | u64::from(u32::from_le_bytes(*part(b, at))) << 32
 }
 
+/// [`IQ4_VALUES`] as bytes.
+const IQ4_BYTES: [u8; 16] = {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bytes[i] = IQ4_VALUES[i] as u8;
+        i += 1;
+    }
+    bytes
+};
+
+/// Returns the values of IQ4_NL that the nibbles of 16 bytes select, then those of 16 others.
+#[inline(always)]
+fn iq4_pair<S: Simd>(s: S, a: &[u8; 16], b: &[u8; 16]) -> S::I {
+    s.raised(s.look_up(&IQ4_BYTES, s.nibble_pair(a, b)))
+}
+
+/// Returns the bits of the floats that sixteen bfloat16 numbers stand for.
+#[inline(always)]
+pub(super) fn bfloats<S: Simd>(s: S, halves: &[u16; ROWS]) -> S::I {
+    let mut bytes = [0; 64];
+    for (to, half) in bytes.as_chunks_mut().0.iter_mut().zip(halves) {
+        *to = (u32::from(*half) << 16).to_ne_bytes();
+    }
+    s.units(&bytes)
+}
+
+/// Converts what [`Short::scale`] returned for sixteen blocks to floats, exactly.
+#[inline(always)]
+pub(super) fn scales<S: Simd, B: Short>(s: S, halves: &[u16; ROWS]) -> S::F {
+    if B::WIDE_SCALE { s.floats_of(bfloats(s, halves)) } else { s.widen(halves) }
+}
+
 /// Returns the quants of two short blocks, in the order of the weights.
 #[inline(always)]
 pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
@@ -40,6 +74,8 @@ pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
         Format::Q4_1 => s.nibble_pair(part(a, 4), part(b, 4)),
         Format::Q5_0 => s.fifth_bits(s.nibble_pair(part(a, 6), part(b, 6)), two_units(a, b, 2)),
         Format::Q5_1 => s.fifth_bits(s.nibble_pair(part(a, 8), part(b, 8)), two_units(a, b, 4)),
+        Format::Iq4Nl => iq4_pair(s, part(a, 2), part(b, 2)),
+        Format::Mxfp4 => s.look_up(&MXFP4_RAISED, s.nibble_pair(part(a, 1), part(b, 1))),
         _ => {
             let mut bytes = [0; 64];
             let (low, high) = bytes.as_chunks_mut::<SHORT_LEN>().0.split_at_mut(1);
@@ -75,6 +111,12 @@ pub(super) fn chunks<S: Simd, B: Long>(s: S, block: &[u8]) -> [S::I; 4] {
                 s.or(s.high_nibbles(b), b_high),
             ]
         }
+        Format::Iq4Xs => [
+            iq4_pair(s, part(block, 8), part(block, 24)),
+            iq4_pair(s, part(block, 40), part(block, 56)),
+            iq4_pair(s, part(block, 72), part(block, 88)),
+            iq4_pair(s, part(block, 104), part(block, 120)),
+        ],
         _ => {
             let mut bytes = [0; K_LEN];
             B::quants(block, &mut bytes);

@@ -60,7 +60,7 @@ impl Visitor for Element<'_> {
         for ((block, q), dx) in self.bytes.chunks_exact(B::FORMAT.block_bytes()).zip(q).zip(scales) {
             let mut weights = [0; SHORT_LEN];
             B::quants(block, &mut weights);
-            let mut z = dot(&weights, q, B::RAISE) as f32 * f16_to_f32(B::scale(block));
+            let mut z = dot(&weights, q, B::RAISE) as f32 * B::float_scale(block);
             if B::MINIMUM {
                 z = (sum(q) as f32).mul_add(f16_to_f32(B::minimum(block)), z);
             }

@@ -22,8 +22,16 @@ impl Tasks {
     /// Packing a weight costs about as much as this many multiplications.
     const PACK_COST: usize = 3;
 
-    /// Splits a product whose `rows` are part of the `total` rows of a job.
-    pub(super) fn split(threads: usize, rows: usize, total: usize, tokens: usize, cols: usize) -> Self {
+    /// Splits a product whose `rows` are part of the `total` rows of a job. Tokens are cut only at multiples
+    /// of `group`.
+    pub(super) fn split(
+        threads: usize,
+        rows: usize,
+        total: usize,
+        tokens: usize,
+        cols: usize,
+        group: usize,
+    ) -> Self {
         let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
         // Many pieces per thread, so that a late thread leaves little to wait for.
         let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 24 * threads) };
@@ -33,7 +41,8 @@ impl Tasks {
         // weights again.
         let wanted = pieces.min(4 * threads);
         let token_pieces = (wanted / units.div_ceil(units_each)).clamp(1, tokens.div_ceil(64));
-        Self { rows, tokens, rows_each: units_each * UNIT, tokens_each: tokens.div_ceil(token_pieces) }
+        let tokens_each = tokens.div_ceil(token_pieces).next_multiple_of(group);
+        Self { rows, tokens, rows_each: units_each * UNIT, tokens_each }
     }
 
     pub(super) fn count(self) -> usize {

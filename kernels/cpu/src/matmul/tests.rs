@@ -1,7 +1,7 @@
 //! Matrix products: levels against the definition, the definition against `f64`, and invariance.
 
 use super::*;
-use crate::blocks::halves;
+use crate::blocks::make_finite;
 use crate::{Format, quantize_row};
 
 /// A deterministic stream of floats in -1..1.
@@ -34,10 +34,7 @@ fn wild_weights(noise: &mut Noise, format: Format, rows: usize, cols: usize) -> 
         return weights(noise, format, rows, cols);
     }
     for block in data.chunks_mut(format.block_bytes()) {
-        for &at in halves(format) {
-            // Clearing an exponent bit leaves a finite binary16, subnormals included.
-            block[at + 1] &= 0xbf;
-        }
+        make_finite(format, block);
     }
     data
 }
@@ -79,9 +76,22 @@ fn every_level_equals_the_definition_at_every_tail() {
     let mut noise = Noise(1);
     for format in Format::ALL {
         for cols in widths(format) {
-            for (rows, tokens) in
-                [(1, 1), (15, 2), (16, 3), (47, 4), (33, 5), (17, 7), (20, 8), (33, 13), (48, 1), (65, 6)]
-            {
+            for (rows, tokens) in [
+                (1, 1),
+                (15, 2),
+                (16, 3),
+                (47, 4),
+                (33, 5),
+                (17, 7),
+                (20, 8),
+                (33, 13),
+                (48, 1),
+                (65, 6),
+                (3, 32),
+                (17, 37),
+                (64, 49),
+                (39, 65),
+            ] {
                 let data = wild_weights(&mut noise, format, rows, cols);
                 let w = Matrix::new(format, rows, cols, &data).unwrap();
                 let x = noise.row(tokens * cols);
@@ -118,6 +128,32 @@ fn the_definition_is_near_exact_arithmetic() {
                 let bound = if format.block_len() == 1 { steps } else { steps + weight_sum / 254.0 };
                 let error = (f64::from(out[t * rows + row]) - exact).abs();
                 assert!(error <= bound, "{format:?}: error {error} above {bound}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_equals_the_definition_at_extremes() {
+    let mut noise = Noise(7);
+    for format in Format::ALL.into_iter().filter(|format| format.block_len() == 32) {
+        for (scale, size) in [([0x00, 0x7c], 1.0), ([0x01, 0x80], 1e-29), ([0x01, 0x80], 1e-36)] {
+            let mut data = wild_weights(&mut noise, format, 33, 96);
+            for block in data.chunks_mut(format.block_bytes()).step_by(2) {
+                block[..2].copy_from_slice(&scale);
+            }
+            let w = Matrix::new(format, 33, 96, &data).unwrap();
+            let x: Vec<f32> = noise.row(40 * 96).iter().map(|v| v * size).collect();
+            // Which NaN it is does not matter.
+            let want = product(Dispatch::Scalar, &w, &x);
+            for level in levels() {
+                let have = product(level, &w, &x);
+                for (have, want) in have.iter().zip(&want) {
+                    assert!(
+                        have.to_bits() == want.to_bits() || have.is_nan() && want.is_nan(),
+                        "{level:?} {format:?}"
+                    );
+                }
             }
         }
     }
@@ -168,18 +204,21 @@ fn tasks_cover_the_output_once() {
         for (rows, tokens, cols) in
             [(1, 1, 32), (31, 500, 4_096), (33, 65, 4_096), (5_000, 1, 512), (256, 512, 256)]
         {
-            let tasks = Tasks::split(threads, rows, rows, tokens, cols);
-            let mut seen = vec![0u8; rows * tokens];
-            for i in 0..tasks.count() {
-                let (r, t) = tasks.get(i);
-                assert!(!r.is_empty() && !t.is_empty() && r.start.is_multiple_of(UNIT));
-                for t in t {
-                    for r in r.clone() {
-                        seen[t * rows + r] += 1;
+            for group in [1, 12, 32] {
+                let tasks = Tasks::split(threads, rows, rows, tokens, cols, group);
+                let mut seen = vec![0u8; rows * tokens];
+                for i in 0..tasks.count() {
+                    let (r, t) = tasks.get(i);
+                    assert!(!r.is_empty() && !t.is_empty() && r.start.is_multiple_of(UNIT));
+                    assert!(t.start.is_multiple_of(group));
+                    for t in t {
+                        for r in r.clone() {
+                            seen[t * rows + r] += 1;
+                        }
                     }
                 }
+                assert!(seen.iter().all(|&n| n == 1), "{rows} x {tokens} on {threads} threads, by {group}");
             }
-            assert!(seen.iter().all(|&n| n == 1), "{rows} x {tokens} on {threads} threads");
         }
     }
 }

@@ -107,10 +107,12 @@ pub(super) const fn is_biased<S: Simd>(raise: u8) -> bool {
 pub(super) fn bias<S: Simd>(s: S, raise: u8, of_128: S::I) -> S::I {
     match raise {
         128 => of_128,
+        64 => s.shift_down::<1>(of_128),
         32 => s.shift_down::<2>(of_128),
         16 => s.shift_down::<3>(of_128),
         8 => s.shift_down::<4>(of_128),
         4 => s.shift_down::<5>(of_128),
+        1 => s.shift_down::<7>(of_128),
         _ => unreachable!("no format is raised by {raise}"),
     }
 }

@@ -3,45 +3,19 @@
 //! Each group tries a few steps. It rounds to vectors of -1, 0 and 1, then each vector to the nearest one
 //! that has a code. The step with the least error is then fitted to its vectors once more.
 
-use std::collections::VecDeque;
 use std::sync::LazyLock;
 
+use super::nearest::{nearest_codes, number};
 use super::{extreme, inverse};
-use crate::blocks::{K_LEN, TERNARY_GRID};
+use crate::blocks::{K_LEN, TERNARY_GRID, TERNARY_VALUES};
 use crate::f16::{f16_to_f32, f32_to_f16};
 use crate::format::Format;
-
-/// Number of vectors of eight members with three values each.
-const VECTORS: usize = 6_561;
 
 /// Added to each member, or subtracted from it.
 const DELTA: f32 = 0.125;
 
-/// The code nearest to each vector, by the sum of absolute differences.
-static NEAREST: LazyLock<Vec<u16>> = LazyLock::new(|| {
-    let mut nearest = vec![u16::MAX; VECTORS];
-    let mut queue = VecDeque::new();
-    for (code, members) in TERNARY_GRID.iter().enumerate() {
-        let number = members.to_le_bytes().iter().rev().fold(0, |n, &member| 3 * n + usize::from(member));
-        nearest[number] = code as u16;
-        queue.push_back(number);
-    }
-    // A breadth-first search from the coded vectors, changing one member by one per step.
-    while let Some(number) = queue.pop_front() {
-        for unit in [1, 3, 9, 27, 81, 243, 729, 2_187] {
-            let member = number / unit % 3;
-            let below = (member > 0).then(|| number - unit);
-            let above = (member < 2).then(|| number + unit);
-            for next in below.into_iter().chain(above) {
-                if nearest[next] == u16::MAX {
-                    nearest[next] = nearest[number];
-                    queue.push_back(next);
-                }
-            }
-        }
-    }
-    nearest
-});
+/// The code nearest to each vector.
+static NEAREST: LazyLock<Vec<u16>> = LazyLock::new(|| nearest_codes(&TERNARY_VALUES, &TERNARY_GRID));
 
 /// A code, and whether [`DELTA`] is subtracted from its members.
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,16 +27,13 @@ struct Octet {
 impl Octet {
     fn nearest(x: &[f32; 8], inverse: f32, negative: bool) -> Self {
         let delta = if negative { -DELTA } else { DELTA };
-        let number = x.iter().rev().fold(0, |number, v| {
-            let member = (v * inverse - delta).round().clamp(-1.0, 1.0) + 1.0;
-            3 * number + member as usize
-        });
-        Self { code: NEAREST[number], negative }
+        let places = x.map(|v| ((v * inverse - delta).round().clamp(-1.0, 1.0) + 1.0) as usize);
+        Self { code: NEAREST[number(TERNARY_VALUES.len(), places)], negative }
     }
 
     fn members(self) -> [f32; 8] {
         let above = if self.negative { -1.0 - DELTA } else { DELTA - 1.0 };
-        TERNARY_GRID[usize::from(self.code)].to_le_bytes().map(|member| f32::from(member) + above)
+        TERNARY_GRID[usize::from(self.code)].map(|member| f32::from(member) + above)
     }
 
     fn error(self, x: &[f32; 8], step: f32) -> f32 {
@@ -159,22 +130,4 @@ pub(super) fn iq1_m_block(x: &[f32; K_LEN]) -> [u8; Format::Iq1M.block_bytes()] 
         out[48 + 2 * i..50 + 2 * i].copy_from_slice(&packed.to_le_bytes());
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_vector_finds_a_near_code() {
-        for (number, &code) in NEAREST.iter().enumerate() {
-            let mut rest = number;
-            let mut distance = 0;
-            for member in TERNARY_GRID[usize::from(code)].to_le_bytes() {
-                distance += (rest % 3).abs_diff(usize::from(member));
-                rest /= 3;
-            }
-            assert!(distance <= 2, "vector {number} is {distance} away from code {code}");
-        }
-    }
 }

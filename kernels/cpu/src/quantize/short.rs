@@ -1,7 +1,7 @@
 //! Blocks of 32, with the bytes of ggml's reference (`quantize_row_*_ref` of `ggml-quants.c`).
 
 use super::{extreme, inverse, nearest_iq4};
-use crate::blocks::{IQ4_VALUES, SHORT_LEN};
+use crate::blocks::{IQ4_VALUES, MXFP4_VALUES, Mxfp4, SHORT_LEN, Short};
 use crate::f16::f32_to_f16;
 
 pub(super) fn q8_0_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
@@ -45,6 +45,22 @@ pub(super) fn iq4_nl_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
     }
     let scale = if with_self > 0.0 { with_x / with_self } else { 0.0 };
     dst.extend(f32_to_f16(scale).to_le_bytes());
+    push_quants(&places, 4, dst);
+}
+
+/// MXFP4: the largest magnitude gets the highest exponent of E2M1, and each value the nearest of the table,
+/// the first one if two are equally near.
+pub(super) fn mxfp4_block(x: &[f32; SHORT_LEN], dst: &mut Vec<u8>) {
+    // E2M1 reaches 1.5 * 2^2, so the exponent is that of the largest magnitude less 2, biased by 127 alike.
+    let exponent = extreme(x).abs().to_bits() >> 23;
+    dst.push(exponent.saturating_sub(2) as u8);
+    let scale = Mxfp4::float_scale(&dst[dst.len() - 1..]);
+    let values = MXFP4_VALUES.map(|v| scale * f32::from(v));
+    let places = x.map(|x| {
+        let nearer =
+            |best: usize, i: usize| if (values[i] - x).abs() < (values[best] - x).abs() { i } else { best };
+        (1..16).fold(0, nearer) as u8
+    });
     push_quants(&places, 4, dst);
 }
 

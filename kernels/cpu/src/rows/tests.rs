@@ -4,7 +4,7 @@ use super::*;
 use crate::dispatch::Dispatch;
 
 /// A deterministic row of values in -2..2.
-fn row(seed: u32, len: usize) -> Vec<f32> {
+pub(crate) fn row(seed: u32, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     (0..len)
         .map(|_| {
@@ -14,17 +14,17 @@ fn row(seed: u32, len: usize) -> Vec<f32> {
         .collect()
 }
 
-fn levels() -> impl Iterator<Item = Dispatch> {
+pub(crate) fn levels() -> impl Iterator<Item = Dispatch> {
     Dispatch::ALL.into_iter().filter(|level| level.is_available())
 }
 
 #[track_caller]
-fn close(have: f32, want: f64, tolerance: f64) {
+pub(crate) fn close(have: f32, want: f64, tolerance: f64) {
     let scale = want.abs().max(1.0);
     assert!((f64::from(have) - want).abs() <= tolerance * scale, "{have} is not {want}");
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
@@ -57,6 +57,33 @@ fn every_tail_and_level_gives_one_norm() {
             assert_eq!(bits(&out), bits(&scalar), "{level:?}, length {len}");
         }
     }
+}
+
+#[test]
+fn every_tail_and_level_gives_one_clamped_swiglu_and_soft_cap() {
+    for len in 0..70 {
+        // Values of -20..20: both limits are passed.
+        let wide = |seed| row(seed, len).iter().map(|v| v * 10.0).collect::<Vec<f32>>();
+        let (gate, up) = (wide(15), wide(16));
+        let (mut gated, mut capped) = (gate.clone(), gate.clone());
+        swiglu_clamped_at(Dispatch::Scalar, &mut gated, &up);
+        soft_cap_at(Dispatch::Scalar, &mut capped, 6.0);
+        for i in 0..len {
+            let (x, y) = (f64::from(gate[i]).min(7.0), f64::from(up[i]).clamp(-7.0, 7.0));
+            close(gated[i], x / (1.0 + (-1.702 * x).exp()) * (y + 1.0), 1e-5);
+            close(capped[i], 6.0 * (f64::from(gate[i]) / 6.0).tanh(), 2e-6);
+        }
+        for level in levels() {
+            let (mut a, mut b) = (gate.clone(), gate.clone());
+            swiglu_clamped_at(level, &mut a, &up);
+            soft_cap_at(level, &mut b, 6.0);
+            assert_eq!(bits(&a), bits(&gated), "{level:?}, length {len}");
+            assert_eq!(bits(&b), bits(&capped), "{level:?}, length {len}");
+        }
+    }
+    let mut faults = [f32::NAN, 1.0];
+    swiglu_clamped(&mut faults, &[1.0, f32::NAN]);
+    assert!(faults.iter().all(|v| v.is_nan()), "a fault must not be clamped away");
 }
 
 #[test]

@@ -84,6 +84,10 @@ impl Simd for Avx2 {
         [checked!(_mm256_mul_ps(a[0], b[0])), checked!(_mm256_mul_ps(a[1], b[1]))]
     }
     #[inline(always)]
+    fn div(self, a: Pair, b: Pair) -> Pair {
+        [checked!(_mm256_div_ps(a[0], b[0])), checked!(_mm256_div_ps(a[1], b[1]))]
+    }
+    #[inline(always)]
     fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
         [checked!(_mm256_fmadd_ps(a[0], b[0], c[0])), checked!(_mm256_fmadd_ps(a[1], b[1], c[1]))]
     }
@@ -259,6 +263,11 @@ impl Simd for Avx2 {
         [checked!(nibbles(a)), checked!(nibbles(b))]
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: IntPair) -> IntPair {
+        let table = checked!(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())));
+        [checked!(_mm256_shuffle_epi8(table, v[0])), checked!(_mm256_shuffle_epi8(table, v[1]))]
+    }
+    #[inline(always)]
     fn fifth_bits(self, v: IntPair, bits: u64) -> IntPair {
         [checked!(fifth_bits(v[0], bits as u32)), checked!(fifth_bits(v[1], (bits >> 32) as u32))]
     }
@@ -415,7 +424,7 @@ fn power_of_two(shifted: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f80_0000)))
 }
 
-/// Adds dot products of unsigned and signed bytes. Pairs of products fit 16 bits (63 * 127 * 2 = 16,002), so
+/// Adds dot products of unsigned and signed bytes. Pairs of products fit 16 bits (127 * 127 * 2 = 32,258), so
 /// `maddubs` never saturates.
 #[inline]
 #[target_feature(enable = "avx2")]

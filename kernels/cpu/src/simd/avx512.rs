@@ -7,17 +7,23 @@
 
 use std::arch::x86_64::*;
 
+use super::amx::Tiles;
 use super::{Kernel, Line, Simd};
 use crate::dispatch::has_avx512_vnni;
 
-/// Witness that the CPU has AVX-512 F, BW, VL, DQ and VNNI, and AVX2, FMA, F16C.
+/// Witness that the CPU has AVX-512 F, BW, VL, DQ and VNNI, and AVX2, FMA, F16C; perhaps with tiles.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512(Option<Tiles>);
 
 impl Avx512 {
     /// Returns a witness if the CPU has the level.
     pub(super) fn detect() -> Option<Self> {
-        has_avx512_vnni().then_some(Self(()))
+        has_avx512_vnni().then_some(Self(None))
+    }
+
+    /// As [`Self::detect`], with AMX.
+    pub(super) fn detect_with_tiles() -> Option<Self> {
+        Some(Self(Some(Tiles::detect()?)))
     }
 }
 
@@ -48,6 +54,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn tiles(self) -> Option<Tiles> {
+        self.0
+    }
+
+    #[inline(always)]
     fn splat(self, v: f32) -> __m512 {
         checked!(_mm512_set1_ps(v))
     }
@@ -74,6 +85,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         checked!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        checked!(_mm512_div_ps(a, b))
     }
     #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -144,7 +159,7 @@ impl Simd for Avx512 {
     fn dot_signed(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         self.dot_small(acc, w, x)
     }
-    /// Pairs of products fit 16 bits (63 * 127 * 2 = 16,002).
+    /// Pairs of products fit 16 bits (127 * 127 * 2 = 32,258).
     #[inline(always)]
     fn dot_scaled(self, acc: __m512i, w: __m512i, x: __m512i, scale: __m512i) -> __m512i {
         let pairs = checked!(_mm512_maddubs_epi16(w, x));
@@ -230,6 +245,11 @@ impl Simd for Avx512 {
         let a = checked!(_mm_loadu_si128(a.as_ptr().cast()));
         let b = checked!(_mm_loadu_si128(b.as_ptr().cast()));
         checked!(nibble_pair(a, b))
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: __m512i) -> __m512i {
+        let table = checked!(_mm_loadu_si128(table.as_ptr().cast()));
+        checked!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v))
     }
     #[inline(always)]
     fn fifth_bits(self, v: __m512i, bits: u64) -> __m512i {

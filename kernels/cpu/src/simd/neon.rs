@@ -93,6 +93,10 @@ impl<M: Bytes> Simd for Neon<M> {
         four!(I => vmulq_f32(a[I], b[I]))
     }
     #[inline(always)]
+    fn div(self, a: Four, b: Four) -> Four {
+        four!(I => vdivq_f32(a[I], b[I]))
+    }
+    #[inline(always)]
     fn fma(self, a: Four, b: Four, c: Four) -> Four {
         four!(I => vfmaq_f32(c[I], a[I], b[I]))
     }
@@ -258,6 +262,11 @@ impl<M: Bytes> Simd for Neon<M> {
         checked!([low_nibbles(a), high_nibbles(a), low_nibbles(b), high_nibbles(b)])
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: IntFour) -> IntFour {
+        let table = checked!(load_bytes(table));
+        four!(I => look_up(table, v[I]))
+    }
+    #[inline(always)]
     fn fifth_bits(self, v: IntFour, bits: u64) -> IntFour {
         four!(I => fifth_bits(v[I], bits, 2 * I as u8))
     }
@@ -400,6 +409,12 @@ fn two_bits<const AT: u32>(v: int32x4_t) -> int32x4_t {
         _ => vshrq_n_u8::<2>(v),
     };
     vreinterpretq_s32_u8(vandq_u8(moved, vdupq_n_u8(0x30)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn look_up(table: int32x4_t, v: int32x4_t) -> int32x4_t {
+    vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(v)))
 }
 
 /// Adds 16 to the bytes whose bit is set. Each byte gets its byte of the mask, the first eight bytes that at

@@ -31,6 +31,13 @@ impl Kernel for Check {
         pairs::<S, 4>(s);
         exponentials(s);
         transposes(s);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = s.tiles() {
+            digits(tiles);
+            sums_of_short(tiles);
+            sums_of_long::<true>(tiles);
+            sums_of_long::<false>(tiles);
+        }
     }
 }
 
@@ -41,6 +48,7 @@ fn floats<S: Simd>(s: S) {
     lanes(s, s.add(va, vb), |i| a[i] + b[i]);
     lanes(s, s.sub(va, vb), |i| a[i] - b[i]);
     lanes(s, s.mul(va, vb), |i| a[i] * b[i]);
+    lanes(s, s.div(va, vb), |i| a[i] / b[i]);
     lanes(s, s.fma(va, vb, vc), |i| a[i].mul_add(b[i], c[i]));
     lanes(s, s.larger(va, vb), |i| rows::larger(a[i], b[i]));
     lanes(s, s.keep(0xa5c3, va, vb), |i| if 0xa5c3 >> i & 1 == 1 { a[i] } else { b[i] });
@@ -57,7 +65,7 @@ fn floats<S: Simd>(s: S) {
 fn integers<S: Simd>(s: S) {
     // Extremes are included: a file may hold -128, though no quantizer writes it.
     let signed: [u8; 64] = std::array::from_fn(|i| [0x80, 0x7f, 0, 0xff, (i * 37) as u8][i % 5]);
-    let small: [u8; 64] = std::array::from_fn(|i| [63, 0, (i % 64) as u8][i % 3]);
+    let small: [u8; 64] = std::array::from_fn(|i| [127, 0, (2 * i) as u8][i % 3]);
     for x in [[127i8; 4], [-127; 4], [127, -127, 3, -90], [0, 1, -1, 77]] {
         let packed = i32::from_le_bytes(x.map(|v| v as u8));
         let dot = |row: usize, weight: &dyn Fn(usize) -> i32| -> f32 {
@@ -150,6 +158,7 @@ fn exponentials<S: Simd>(s: S) {
     let mut ends = [0.0; 16];
     ends[..4].copy_from_slice(&[f32::NEG_INFINITY, f32::INFINITY, -0.0, f32::MAX]);
     lanes(s, s.exp(s.load(&ends)), |i| crate::exp(ends[i]));
+    lanes(s, s.soft_cap(s.load(&ends), 50.0), |i| crate::exp::soft_cap(ends[i], 50.0));
 }
 
 fn transposes<S: Simd>(s: S) {
@@ -207,6 +216,9 @@ fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
         let four = (nibbles[i], nibbles[16 + i], nibbles[32 + i], nibbles[48 + i]);
         assert_eq!(four, (a[i] & 15, a[i] >> 4, b[i] & 15, b[i] >> 4));
     }
+    let table = std::array::from_fn(|i| (i * 37 + 200) as u8);
+    let looked_up = taken_bytes(s, s.look_up(&table, s.nibble_pair(a, b)));
+    assert_eq!(looked_up, nibbles.map(|nibble| table[usize::from(nibble)]));
     let mask = 0x8421_f00f_1234_5678_u64;
     let raised = taken_bytes(s, s.fifth_bits(s.units(&[3; 64]), mask));
     assert_eq!(raised, std::array::from_fn(|i| 3 + 16 * (mask >> i & 1) as u8));
@@ -217,6 +229,106 @@ fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
     for first in (0..0x7c00u16).step_by(16).chain((0x8000..0xfc00).step_by(16)) {
         let halves: [u16; 16] = std::array::from_fn(|i| first + i as u16);
         lanes(s, s.widen(&halves), |i| crate::f16::f16_to_f32(halves[i]));
+    }
+}
+
+/// Bytes of every value, with many extremes.
+#[cfg(target_arch = "x86_64")]
+fn line_of(seed: usize) -> Line {
+    Line(std::array::from_fn(|i| [0x80, 0x7f, 0xff, (seed * 29 + i * 37) as u8][(i + seed * i / 3) % 4]))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn digits(tiles: amx::Tiles) {
+    let small: [u8; 64] = std::array::from_fn(|i| [31, 0, (i % 32) as u8][i % 3]);
+    for (scales, raise, is_signed) in [
+        ([-128, 127, -1, 90], 128, true),
+        ([-128, 127, 0, -77], 32, true),
+        ([63, 0, 7, 8], 0, false),
+        ([32, 31, 1, 45], 0, false),
+    ] {
+        let line = if is_signed { line_of(3) } else { Line(small) };
+        for floats in [false, true] {
+            let (mut lanes, mut low, mut high) = (Line([0; 64]), Line([0; 64]), Line([0; 64]));
+            for (i, lane) in lanes.0.as_chunks_mut().0.iter_mut().enumerate() {
+                let scale: i32 = scales[i % 4];
+                *lane = if floats { (scale as f32).to_ne_bytes() } else { scale.to_ne_bytes() };
+            }
+            let lanes = tiles.scales(&lanes, floats);
+            if is_signed {
+                tiles.digits::<true>(&line, raise, lanes, &mut low, &mut high);
+            } else {
+                tiles.digits::<false>(&line, raise, lanes, &mut low, &mut high);
+            }
+            for i in 0..64 {
+                let (weight, have) = if is_signed {
+                    let digit = |line: &Line| i32::from(line.0[i] as i8);
+                    (i32::from(line.0[i].wrapping_sub(raise) as i8), digit(&low) + 256 * digit(&high))
+                } else {
+                    (i32::from(line.0[i]), i32::from(low.0[i]) + 8 * i32::from(high.0[i]))
+                };
+                assert_eq!(have, weight * scales[i / 4 % 4], "byte {i} of {weight}, floats: {floats}");
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn lane(line: &Line, i: usize) -> i32 {
+    i32::from_ne_bytes(line.0.as_chunks().0[i])
+}
+
+#[cfg(target_arch = "x86_64")]
+fn sums_of_short(tiles: amx::Tiles) {
+    let x: amx::ShortRows = std::array::from_fn(line_of);
+    let w: [[Line; 8]; 2] = std::array::from_fn(|p| std::array::from_fn(|k| line_of(9 + 8 * p + k)));
+    let mut sums: amx::ShortSums = [[Line([0xaa; 64]); _]; 2];
+    let unit = tiles.load::<amx::OfShort>();
+    for odd in [false, true] {
+        unit.multiply(odd, &x, [&w[usize::from(odd)], &w[1]]);
+    }
+    unit.store(false, &mut sums);
+    for (p, sums) in sums.iter().enumerate() {
+        for (t, sums) in sums.iter().enumerate() {
+            for i in 0..16 {
+                let x = |c: usize| i32::from(x[t / 2].0[t % 2 * 32 + c] as i8);
+                let w = |c: usize| i32::from(w[p][c / 4].0[4 * i + c % 4] as i8);
+                let want: i32 = (0..32).map(|c| x(c) * w(c)).sum();
+                assert_eq!(lane(sums, i) - amx::SUM_BITS, want, "panel {p}, token {t}, row {i}");
+                assert_eq!(f32::from_bits(lane(sums, i) as u32) - amx::SUM_START, want as f32);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn sums_of_long<const SIGNED: bool>(tiles: amx::Tiles) {
+    let x: amx::LongRows = std::array::from_fn(|k| std::array::from_fn(|t| line_of(k * 32 + t)));
+    let w: amx::Digits = std::array::from_fn(|k| {
+        std::array::from_fn(|digit| std::array::from_fn(|line| line_of(200 + k * 32 + digit * 16 + line)))
+    });
+    for both in [true, false] {
+        let mut sums: amx::LongSums = [[[Line([0xaa; 64]); 16]; 2]; 2];
+        let unit = tiles.load::<amx::OfLong>();
+        unit.clear();
+        for (x, w) in x.iter().zip(&w) {
+            unit.multiply::<SIGNED>(x, w, both);
+        }
+        unit.store(&mut sums);
+        for (half, digit, t, i) in
+            (0..2 * 2 * 16 * 16).map(|n: usize| (n / 512, n / 256 % 2, n / 16 % 16, n % 16))
+        {
+            let x = |c: usize| i32::from(x[c / 64][half * 16 + t].0[c % 64] as i8);
+            let w = |c: usize| w[c / 64][digit][c % 64 / 4].0[4 * i + c % 4];
+            let signed = |w: u8| if SIGNED { i32::from(w as i8) } else { i32::from(w) };
+            let want: i32 = (0..256).map(|c| x(c) * signed(w(c))).sum();
+            let want = if half == 0 || both { want } else { 0 };
+            assert_eq!(
+                lane(&sums[half][digit][t], i),
+                want,
+                "half {half}, digit {digit}, token {t}, row {i}"
+            );
+        }
     }
 }
 

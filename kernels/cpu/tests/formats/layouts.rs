@@ -1,5 +1,5 @@
 //! A second derivation of ggml's layouts from the description of the structs: one weight at a time, by index
-//! arithmetic alone. It shares no code with the crate. The ternary codebook is recorded from another
+//! arithmetic alone. It shares no code with the crate. The codebooks are recorded from another
 //! implementation.
 
 use baton_kernels_cpu::Format;
@@ -13,6 +13,11 @@ pub(crate) fn weight(format: Format, block: &[u8], i: usize) -> f32 {
         Format::Bf16 => bf16::from_le_bytes([block[0], block[1]]).to_f32(),
         Format::Q2K | Format::Q3K | Format::Q4K | Format::Q5K | Format::Q6K => k_weight(format, block, i),
         Format::Iq1S | Format::Iq1M => ternary_weight(format, block, i),
+        Format::Iq2Xxs | Format::Iq2Xs | Format::Iq2S | Format::Iq3Xxs | Format::Iq3S => {
+            lattice_weight(format, block, i)
+        }
+        Format::Tq1_0 | Format::Tq2_0 => one_scale_weight(format, block, i),
+        Format::Mxfp4 => small_float(block, i),
         _ => short_weight(format, block, i),
     }
 }
@@ -35,6 +40,11 @@ fn word(block: &[u8], at: usize) -> usize {
 
 fn bit(block: &[u8], at: usize, n: usize) -> u8 {
     block[at + n / 8] / (1 << (n % 8)) % 2
+}
+
+/// Returns `count` bits from bit `first` of a block on, lowest first.
+fn bits(block: &[u8], first: usize, count: usize) -> usize {
+    (0..count).map(|n| usize::from(bit(block, 0, first + n)) << n).sum()
 }
 
 fn nibble(byte: u8, high: bool) -> u8 {
@@ -123,11 +133,105 @@ fn k_weight(format: Format, block: &[u8], i: usize) -> f32 {
     }
 }
 
+/// Returns the members of a code's vector, packed in two bytes.
+fn packed(format: Format, code: usize) -> usize {
+    let digits = &crate::recorded::grid(format)[4 * code..4 * code + 4];
+    let bytes = u32::from_str_radix(digits, 16).expect("the record is hexadecimal").swap_bytes() >> 16;
+    bytes as usize
+}
+
 /// Returns member `i` of a code's vector as ggml has it: -1, 0 or 1.
 fn member(code: usize, i: usize) -> f32 {
-    let digits = &crate::recorded::grid()[4 * code..4 * code + 4];
-    let packed = u32::from_str_radix(digits, 16).expect("the record is hexadecimal").swap_bytes() >> 16;
-    ((packed >> (2 * i)) & 3) as f32 - 1.0
+    ((packed(Format::Iq1S, code) >> (2 * i)) & 3) as f32 - 1.0
+}
+
+/// Returns magnitude `i` of a code's vector as ggml has it.
+fn magnitude(format: Format, code: usize, i: usize) -> f32 {
+    let packed = packed(format, code);
+    match format {
+        Format::Iq3Xxs => [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0][packed >> (4 * i) & 7],
+        Format::Iq3S => (2 * (packed >> (4 * i) & 7) + 1) as f32,
+        _ => [8.0, 25.0, 43.0][packed >> (2 * i) & 3],
+    }
+}
+
+/// Returns whether weight `i` of eight is negative: by its bit of seven, or so that an even number is.
+fn even_sign(seven: usize, i: usize) -> bool {
+    if i < 7 { seven >> i & 1 == 1 } else { seven.count_ones() % 2 == 1 }
+}
+
+fn lattice_weight(format: Format, block: &[u8], i: usize) -> f32 {
+    let (group, octet, four) = (i / 32, i / 8, i / 4);
+    let (code, negative, s) = match format {
+        // struct { half d; struct { uint8 codes[4]; uint32 signs } [8] }
+        Format::Iq2Xxs => {
+            let word = 8 * (6 + 8 * group);
+            let seven = bits(block, word + 7 * (octet % 4), 7);
+            (
+                usize::from(block[2 + 8 * group + octet % 4]),
+                even_sign(seven, i % 8),
+                bits(block, word + 28, 4),
+            )
+        }
+        // struct { half d; uint16 qs[32]; uint8 scales[8] }
+        Format::Iq2Xs => {
+            let seven = bits(block, 16 + 16 * octet + 9, 7);
+            (bits(block, 16 + 16 * octet, 9), even_sign(seven, i % 8), bits(block, 8 * 66 + 4 * (i / 16), 4))
+        }
+        // struct { half d; uint8 qs[32], signs[32], qh[8], scales[8] }
+        Format::Iq2S => {
+            let code = usize::from(block[2 + octet]) + 256 * bits(block, 8 * 66 + 2 * octet, 2);
+            (code, bit(block, 34, i) == 1, bits(block, 8 * 74 + 4 * (i / 16), 4))
+        }
+        // struct { half d; uint8 qs[64]; uint32 signs[8] }
+        Format::Iq3Xxs => {
+            let word = 8 * (66 + 4 * group);
+            let seven = bits(block, word + 7 * (octet % 4), 7);
+            (usize::from(block[2 + four]), even_sign(seven, i % 8), bits(block, word + 28, 4))
+        }
+        // struct { half d; uint8 qs[64], qh[8], signs[32], scales[4] }
+        Format::Iq3S => {
+            let code = usize::from(block[2 + four]) + 256 * usize::from(bit(block, 66, four));
+            (code, bit(block, 74, i) == 1, bits(block, 8 * 106 + 4 * group, 4))
+        }
+        _ => unreachable!("a format without a second derivation"),
+    };
+    let (factor, place) = match format {
+        Format::Iq3Xxs => ((s as f32 + 0.5) * 0.5, i % 4),
+        Format::Iq3S => ((1 + 2 * s) as f32, i % 4),
+        _ => ((s as f32 + 0.5) * 0.25, i % 8),
+    };
+    let sign = if negative { -1.0 } else { 1.0 };
+    half(block, 0) * factor * magnitude(format, code, place) * sign
+}
+
+fn one_scale_weight(format: Format, block: &[u8], i: usize) -> f32 {
+    if format == Format::Tq2_0 {
+        // struct { uint8 qs[64]; half d }
+        return half(block, 64) * (f32::from(block[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) - 1.0);
+    }
+    // struct { uint8 qs[48], qh[4]; half d }
+    let (byte, place) = match i {
+        0..160 => (i % 32, i / 32),
+        160..240 => (32 + i % 16, (i - 160) / 16),
+        _ => (48 + i % 4, (i - 240) / 4),
+    };
+    // A byte is a fraction of 256; its digits to the base 3 follow the point.
+    let digit = usize::from(block[byte]) * 3usize.pow(place as u32 + 1) / 256 % 3;
+    half(block, 52) * (digit as f32 - 1.0)
+}
+
+/// `struct { uint8 e; uint8 qs[16] }`: E8M0 and E2M1 by their fields.
+fn small_float(block: &[u8], i: usize) -> f32 {
+    let code = nibble(block[1 + i % 16], i >= 16);
+    let mantissa = f64::from(code & 1) / 2.0;
+    let magnitude = match code >> 1 & 3 {
+        0 => mantissa,
+        exponent => (1.0 + mantissa) * 2f64.powi(i32::from(exponent) - 1),
+    };
+    // Zero has one sign only.
+    let sign = if code & 8 != 0 && magnitude > 0.0 { -1.0 } else { 1.0 };
+    (sign * magnitude * 2f64.powi(i32::from(block[0]) - 127)) as f32
 }
 
 fn ternary_weight(format: Format, block: &[u8], i: usize) -> f32 {

@@ -35,9 +35,12 @@ fn error_max(format: Format) -> f32 {
         Format::Q6K => 0.5 / 31.0 + 1.0 / 127.0,
         Format::Iq4Nl => 0.2,
         Format::Iq4Xs => 14.0 / 127.0 + 1.0 / 32.0,
+        Format::Tq1_0 | Format::Tq2_0 => 0.501,
+        Format::Mxfp4 => 0.251,
         // Small values beside large ones may take the wrong sign; instead, the energy of the error is
         // bounded.
-        Format::Iq1S | Format::Iq1M => 2.5,
+        Format::Iq1S | Format::Iq1M | Format::Iq2Xxs | Format::Iq2Xs | Format::Iq2S => 2.5,
+        Format::Iq3Xxs | Format::Iq3S => 2.5,
         _ => unreachable!("a format without a bound"),
     }
 }
@@ -153,6 +156,13 @@ fn quantizers_keep_most_of_the_signal() {
             Format::Q2K => 0.33,
             Format::Iq1M => 0.46,
             Format::Iq1S => 0.51,
+            Format::Iq2Xxs => 0.4,
+            Format::Iq2Xs => 0.34,
+            Format::Iq2S => 0.29,
+            Format::Iq3Xxs => 0.225,
+            Format::Iq3S => 0.156,
+            Format::Tq1_0 | Format::Tq2_0 => 0.79,
+            Format::Mxfp4 => 0.115,
             _ => unreachable!("a format without a bound"),
         };
         assert!(relative <= bound, "{format:?}: relative error {relative} above {bound}");
@@ -169,6 +179,26 @@ fn constant_and_zero_rows_come_back() {
             dequantize_row(format, &row, &mut back).unwrap();
             assert!(back.iter().all(|v| (v - value).abs() <= 0.02), "{format:?} of {value}: {}", back[0]);
         }
+    }
+}
+
+#[test]
+fn exponents_of_mxfp4_are_those_of_ggml() {
+    // Scales of the doubled values: two subnormal ones, then powers of two up to the last code.
+    for (e, want) in [(0, 2f32.powi(-128)), (1, 2f32.powi(-127)), (128, 1.0), (255, 2f32.powi(127))] {
+        let mut block = [0; 17];
+        (block[0], block[1]) = (e, 0xf1);
+        let mut back = [f32::NAN; 32];
+        dequantize_row(Format::Mxfp4, &block, &mut back).unwrap();
+        // The values 1 and -12; the last one exceeds the floats.
+        assert_eq!((back[0], back[16], back[1]), (want, -12.0 * want, 0.0), "exponent {e}");
+    }
+    for (largest, e) in [(1.0, 125), (6.0, 127), (0.0, 0), (1e-45, 0), (f32::MAX, 252)] {
+        let mut x = [0.0f32; 32];
+        x[3] = -largest;
+        let mut row = Vec::new();
+        quantize_row(Format::Mxfp4, &x, &mut row).unwrap();
+        assert_eq!(row[0], e, "the exponent of {largest}");
     }
 }
 

@@ -39,6 +39,12 @@ pub enum AdapterError {
         /// The model's family.
         family: &'static str,
     },
+    /// The model has recurrent layers.
+    #[error("adapters of a {family} model, which has recurrent layers, are not supported")]
+    Recurrent {
+        /// The model's family.
+        family: &'static str,
+    },
     /// A tensor is not half of a change of one of the model's projections.
     #[error("tensor `{name}` is no `blk.N.NAME.weight.lora_a` or `.lora_b` with NAME one of {known}")]
     UnknownTensor {

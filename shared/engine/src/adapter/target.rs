@@ -53,20 +53,21 @@ impl Target {
 pub fn targets(config: &ModelConfig) -> Vec<Target> {
     use Projection::{Down, Gate, Key, Output, Query, Up, Value};
     let (e, f, q, kv) = (config.d_model, config.d_ff, config.d_q(), config.d_kv());
-    let mut targets = if config.family.fused {
-        vec![
-            Target::fused("attn_qkv", e, &[(Query, q), (Key, kv), (Value, kv)]),
-            Target::fused("ffn_up", e, &[(Gate, f), (Up, f)]),
-        ]
+    let mut targets = if config.family.fused_qkv {
+        vec![Target::fused("attn_qkv", e, &[(Query, q), (Key, kv), (Value, kv)])]
     } else {
         vec![
             Target::one("attn_q", q, e, Query),
             Target::one("attn_k", kv, e, Key),
             Target::one("attn_v", kv, e, Value),
-            Target::one("ffn_gate", f, e, Gate),
-            Target::one("ffn_up", f, e, Up),
         ]
     };
+    if config.family.fused_gate {
+        targets.push(Target::fused("ffn_up", e, &[(Gate, f), (Up, f)]));
+    } else {
+        targets.push(Target::one("ffn_gate", f, e, Gate));
+        targets.push(Target::one("ffn_up", f, e, Up));
+    }
     targets.push(Target::one("attn_output", e, q, Output));
     targets.push(Target::one("ffn_down", e, f, Down));
     targets

@@ -4,14 +4,16 @@ use std::ops::Range;
 
 use baton_kernels_cpu::{
     Activations, Matrix, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible, add_assign, add_scaled,
-    attend_rows, geglu, matmul_rows, rms_norm, rms_norm_heads, rope, scale, score_rows, swiglu,
+    attend_rows, gate_by_sigmoid, geglu, matmul_rows, rms_norm, rms_norm_heads, rope, scale, score_rows,
+    soft_cap, swiglu, swiglu_clamped,
 };
 
 use super::cpu_kv::CpuKv;
-use super::{AttentionShape, Backend, ScoreTarget, SeqSpan};
+use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
 use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
+use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
@@ -31,8 +33,8 @@ impl CpuBackend {
 /// Activations, `[t, width]`.
 #[derive(Debug)]
 pub(crate) struct CpuRows {
-    data: Vec<f32>,
-    width: usize,
+    pub(super) data: Vec<f32>,
+    pub(super) width: usize,
 }
 
 /// Work on fewer numbers than this is not worth waking another thread.
@@ -46,7 +48,7 @@ const TILE_TOKENS: usize = 32;
 
 impl CpuRows {
     /// Calls `f(row, numbers)` for every row.
-    fn for_each(&mut self, pool: &Pool, f: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(super) fn for_each(&mut self, pool: &Pool, f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = self.width;
         let chunk = |(at, rows): (usize, &mut [f32])| {
             for (row, numbers) in (at * ROWS_EACH..).zip(rows.chunks_exact_mut(width)) {
@@ -62,7 +64,7 @@ impl CpuRows {
         }
     }
 
-    fn row(&self, row: usize) -> &[f32] {
+    pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.width..(row + 1) * self.width]
     }
 }
@@ -82,7 +84,7 @@ struct Mixed {
     lse: Vec<f32>,
 }
 
-fn tiles<'a>(spans: &'a [SeqSpan], shape: &AttentionShape) -> Vec<Tile<'a>> {
+fn tiles<'a>(spans: &'a [SeqSpan], shape: &AttentionShape<'_>) -> Vec<Tile<'a>> {
     let mut tiles = Vec::new();
     for span in spans {
         for start in span.rows.clone().step_by(TILE_TOKENS) {
@@ -100,7 +102,7 @@ impl Tile<'_> {
         self.span.start + self.rows.start - self.span.rows.start
     }
 
-    fn attend(&self, kv: &CpuKv, layer: usize, shape: &AttentionShape, q: &CpuRows) -> Mixed {
+    fn attend(&self, kv: &CpuKv, layer: usize, shape: &AttentionShape<'_>, q: &CpuRows) -> Mixed {
         let (tokens, heads, d) = (self.rows.len(), shape.group(), shape.d_head);
         let position = self.position();
         let keys = position + tokens;
@@ -119,6 +121,8 @@ impl Tile<'_> {
             rows: RowLayout { tokens, heads, d, stride: width },
             visible: visible(shape, position),
             scale: shape.scale,
+            cap: shape.cap,
+            sinks: shape.sinks_of(self.kv_head * heads..(self.kv_head + 1) * heads),
         };
         let mut mixed = Mixed { out: vec![0.0; tokens * width], lse: vec![0.0; tokens * heads] };
         attend_rows(&queries, &blocks, &mut mixed.out, &mut mixed.lse);
@@ -126,7 +130,7 @@ impl Tile<'_> {
     }
 }
 
-fn visible(shape: &AttentionShape, position: usize) -> Visible {
+fn visible(shape: &AttentionShape<'_>, position: usize) -> Visible {
     match shape.window {
         Some(window) => Visible { position, sinks: window.sinks, window: window.tokens },
         None => Visible::causal(position),
@@ -152,6 +156,10 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn prepare_states(&self, kv: &mut CpuKv, moves: &[StateMoves]) {
+        kv.states.prepare(moves);
+    }
+
     fn keep(&self, kv: &mut CpuKv, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         kv.keep(kept, from, to);
     }
@@ -169,6 +177,17 @@ impl Backend for CpuBackend {
         CpuRows { data, width: x.width }
     }
 
+    fn take(&self, x: &CpuRows, group: usize, part: Range<usize>) -> CpuRows {
+        let width = x.width / group * part.len();
+        let data = x.data.chunks_exact(group).flat_map(|group| &group[part.clone()]).copied().collect();
+        CpuRows { data, width }
+    }
+
+    fn put(&self, x: &mut CpuRows, group: usize, part: Range<usize>, y: &CpuRows) {
+        let groups = x.data.chunks_exact_mut(group).zip(y.data.chunks_exact(part.len()));
+        groups.for_each(|(group, own)| group[part.clone()].copy_from_slice(own));
+    }
+
     fn rms_norm(&self, x: &CpuRows, weight: &[f32], eps: f32, out: &mut CpuRows) {
         out.for_each(&self.pool, |row, numbers| rms_norm(x.row(row), weight, eps, numbers));
     }
@@ -180,7 +199,17 @@ impl Backend for CpuBackend {
     }
 
     fn scale(&self, x: &mut CpuRows, factor: f32) {
-        x.for_each(&self.pool, |_, numbers| scale(numbers, factor));
+        if factor != 1.0 {
+            x.for_each(&self.pool, |_, numbers| scale(numbers, factor));
+        }
+    }
+
+    fn scale_rows(&self, x: &mut CpuRows, factors: &[f32]) {
+        x.for_each(&self.pool, |row, numbers| scale(numbers, factors[row]));
+    }
+
+    fn soft_cap(&self, x: &mut CpuRows, cap: f32) {
+        x.for_each(&self.pool, |_, numbers| soft_cap(numbers, cap));
     }
 
     fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) -> Result<(), WeightError> {
@@ -218,6 +247,10 @@ impl Backend for CpuBackend {
         gate.for_each(&self.pool, |row, numbers| geglu(numbers, up.row(row)));
     }
 
+    fn swiglu_clamped(&self, gate: &mut CpuRows, up: &CpuRows) {
+        gate.for_each(&self.pool, |row, numbers| swiglu_clamped(numbers, up.row(row)));
+    }
+
     fn add_scaled(&self, x: &mut CpuRows, rows: &[usize], factors: &[f32], y: &CpuRows) {
         let width = x.width;
         for (i, (row, factor)) in rows.iter().zip(factors).enumerate() {
@@ -232,6 +265,34 @@ impl Backend for CpuBackend {
         });
     }
 
+    fn split(&self, x: &CpuRows, width: usize, first: &mut CpuRows, second: &mut CpuRows) {
+        for (out, at) in [(first, 0), (second, width)] {
+            out.for_each(&self.pool, |row, numbers| {
+                for (to, from) in numbers.chunks_exact_mut(width).zip(x.row(row).chunks_exact(2 * width)) {
+                    to.copy_from_slice(&from[at..at + width]);
+                }
+            });
+        }
+    }
+
+    fn gate_by_sigmoid(&self, x: &mut CpuRows, gate: &CpuRows) {
+        x.for_each(&self.pool, |row, numbers| gate_by_sigmoid(numbers, gate.row(row)));
+    }
+
+    fn short_conv(&self, kv: &mut CpuKv, of: &Recurrence<'_>, bcx: &CpuRows, out: &mut CpuRows) {
+        kv.states.short_conv(&self.pool, of, bcx, out);
+    }
+
+    fn delta_net(
+        &self,
+        kv: &mut CpuKv,
+        of: &Recurrence<'_>,
+        input: &DeltaInput<'_, CpuRows>,
+        out: &mut CpuRows,
+    ) {
+        kv.states.delta_net(&self.pool, of, input, out);
+    }
+
     fn append(&self, kv: &mut CpuKv, layer: usize, k: &CpuRows, v: &CpuRows, spans: &[SeqSpan]) {
         for span in spans {
             kv.append(&self.pool, layer, &k.data, &v.data, span);
@@ -242,7 +303,7 @@ impl Backend for CpuBackend {
         &self,
         kv: &CpuKv,
         layer: usize,
-        shape: &AttentionShape,
+        shape: &AttentionShape<'_>,
         q: &CpuRows,
         spans: &[SeqSpan],
         out: &mut CpuRows,
@@ -266,7 +327,7 @@ impl Backend for CpuBackend {
         &self,
         kv: &CpuKv,
         layer: usize,
-        shape: &AttentionShape,
+        shape: &AttentionShape<'_>,
         q: &CpuRows,
         lse: &CpuRows,
         span: &SeqSpan,
@@ -284,6 +345,8 @@ impl Backend for CpuBackend {
                 rows: RowLayout { tokens: rows.len(), heads: 1, d, stride: q.width },
                 visible: visible(shape, position),
                 scale: shape.scale,
+                cap: shape.cap,
+                sinks: shape.sinks_of(target.head..target.head + 1),
             };
             score_rows(&queries, &blocks, &lse, target.sum);
         });

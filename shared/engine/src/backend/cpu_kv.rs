@@ -6,6 +6,7 @@
 use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
 use super::SeqSpan;
+use super::cpu_states::CpuStates;
 use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
@@ -37,6 +38,8 @@ pub(crate) struct CpuKv {
     memory: KvMemory,
     /// By block id; `None` if a block was never used.
     blocks: Vec<Option<KvStore>>,
+    /// The recurrent states of the model's other layers.
+    pub(crate) states: CpuStates,
 }
 
 impl std::fmt::Debug for CpuKv {
@@ -54,12 +57,14 @@ impl CpuKv {
             places.resize(places.len().max(layer + 1), usize::MAX);
             places[layer] = place;
         }
-        Self { shape, places, memory: KvMemory::default(), blocks: Vec::new() }
+        let states = CpuStates::default();
+        Self { shape, places, memory: KvMemory::default(), blocks: Vec::new(), states }
     }
 
     /// Returns a cache of the same kind for these layers, without any block in memory.
     pub(crate) fn emptied(&self, layers: &[usize]) -> Self {
-        Self::new(KvShape { n_layers: layers.len(), ..self.shape }, layers.iter().copied())
+        let states = self.states.emptied();
+        Self { states, ..Self::new(KvShape { n_layers: layers.len(), ..self.shape }, layers.iter().copied()) }
     }
 
     /// Allocates memory for the block if it has none.
@@ -95,13 +100,14 @@ impl CpuKv {
         }
     }
 
-    /// Writes the keys and values of a span's rows; `k` and `v` are `[t, g d]`.
+    /// Writes the keys and values of a span's new rows; `k` and `v` are `[t, g d]`.
     pub(crate) fn append(&mut self, pool: &Pool, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
         let (shape, d, place) = (self.shape, self.shape.d_head, self.places[layer]);
         let width = shape.n_kv_heads * d;
         let end = span.start + span.rows.len();
+        let first = span.start + span.cached;
         let write = |index: usize, block: &mut KvStore| {
-            let positions = span.start.max(index * BLOCK_TOKENS)..end.min((index + 1) * BLOCK_TOKENS);
+            let positions = first.max(index * BLOCK_TOKENS)..end.min((index + 1) * BLOCK_TOKENS);
             for kv_head in 0..shape.n_kv_heads {
                 for position in positions.clone() {
                     let row = span.rows.start + position - span.start;
@@ -111,7 +117,7 @@ impl CpuKv {
                 }
             }
         };
-        let indices = span.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
+        let indices = first / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
         let mut stores: Vec<(usize, Option<KvStore>)> = Vec::with_capacity(indices.len());
         for index in indices {
             stores.push((index, self.blocks[span.blocks[index].0 as usize].take()));

@@ -11,6 +11,7 @@ use super::{
     Engine, EngineError, SeqOutput, StepControl, StepError, StepSeq, adapted, files_are_intact, wanted,
 };
 use crate::backend::{Backend, SeqSpan};
+use crate::config::ModelConfig;
 use crate::forward::{Pass, PassInput, embed, logits};
 use crate::kv::{KvError, SeqId};
 use crate::tokenizer::TokenId;
@@ -105,11 +106,18 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 }
 
 /// Returns the layers requested; `None` means all.
-pub(super) fn own_layers(layers: Option<Vec<usize>>, n_layers: usize) -> Result<Vec<usize>, EngineError> {
+pub(super) fn own_layers(
+    layers: Option<Vec<usize>>,
+    config: &ModelConfig,
+) -> Result<Vec<usize>, EngineError> {
+    let n_layers = config.n_layers;
     let layers = layers.unwrap_or_else(|| (0..n_layers).collect());
     let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
     if !ascending || layers.last().is_some_and(|last| *last >= n_layers) {
         return Err(EngineError::Layers { layers, n_layers });
+    }
+    if config.recurrent.is_some() && layers.len() < n_layers {
+        return Err(EngineError::Recurrent { family: config.family.name });
     }
     Ok(layers)
 }
@@ -119,9 +127,9 @@ impl Engine {
     /// Known prefixes are forgotten, and an open step ends.
     ///
     /// # Errors
-    /// [`EngineError::Layers`]; nothing has changed then.
+    /// [`EngineError::Layers`], [`EngineError::Recurrent`]; nothing has changed then.
     pub fn reset(&mut self, layers: Option<Vec<usize>>) -> Result<(), EngineError> {
-        self.layers = own_layers(layers, self.model.config().n_layers)?;
+        self.layers = own_layers(layers, self.model.config())?;
         self.kv = self.kv.emptied(&self.layers);
         self.table.clear();
         Ok(())
@@ -131,10 +139,15 @@ impl Engine {
     /// [`Self::cancel_step`], its sequences cannot be used otherwise.
     ///
     /// # Errors
-    /// Those of [`Self::step`], and [`StepError::CaptureInPieces`]. Nothing has changed then.
+    /// Those of [`Self::step`], [`StepError::CaptureInPieces`] and [`StepError::RecurrentInPieces`]. Nothing
+    /// has changed then.
     pub fn open_step(&mut self, batch: &[StepSeq<'_>]) -> Result<OpenStep, StepError> {
         if batch.iter().any(|entry| entry.capture.is_some()) {
             return Err(StepError::CaptureInPieces);
+        }
+        let config = self.model.config();
+        if config.recurrent.is_some() {
+            return Err(StepError::RecurrentInPieces { family: config.family.name });
         }
         self.check(batch)?;
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
@@ -193,6 +206,7 @@ impl Engine {
             window: *window,
             source: model.weights(),
             spans: &chunk.spans,
+            moves: &[],
             ids: chunk.ids,
             captures: &vec![None; chunk.spans.len()],
             wanted: &chunk.wanted,

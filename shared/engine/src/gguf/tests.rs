@@ -246,11 +246,11 @@ fn malformed_tensors_are_refused() {
 
 #[test]
 fn types_without_kernels_are_named_when_asked_for() {
-    for (number, name, cols, bytes) in [(9, "Q8_1", 32, 36), (16, "IQ2_XXS", 256, 66), (39, "MXFP4", 32, 17)]
-    {
+    for (number, name, cols, bytes) in [(9, "Q8_1", 32, 36), (15, "Q8_K", 256, 292), (26, "I32", 1, 4)] {
         let raw = Raw::header(3, 1, 0).tensor("t", &[cols], number, 0).data(bytes);
         let gguf = Gguf::from_bytes(raw.0).unwrap();
-        let supported = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, IQ1_M, IQ4_NL, IQ4_XS";
+        let supported = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, \
+            IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4";
         let want = format!("tensor `t` has type {name}; supported are {supported}");
         assert_eq!(gguf.tensor("t").unwrap_err().to_string(), want);
         assert_eq!(gguf.tensors().next().unwrap().type_name(), name);

@@ -61,6 +61,8 @@ struct Node {
     children: Children,
     /// When the last sequence released it: the key of a leaf in `leaves`. Used only while the node is cached.
     released_at: u64,
+    /// Tells it from other nodes that the same block was and will be.
+    serial: u64,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -83,6 +85,8 @@ pub(crate) struct BlockPool {
     cached_max: usize,
     releases: u64,
     evicted: u64,
+    /// Nodes so far.
+    nodes: u64,
 }
 
 impl BlockPool {
@@ -98,6 +102,7 @@ impl BlockPool {
             cached_max,
             releases: 0,
             evicted: 0,
+            nodes: 0,
         }
     }
 
@@ -134,6 +139,12 @@ impl BlockPool {
     /// Whether the tree knows the block's content.
     pub(crate) fn is_node(&self, id: BlockId) -> bool {
         self.blocks[id.0 as usize].node.is_some()
+    }
+
+    /// Returns the number of the node that the block is, if the tree knows its content. No other node of this
+    /// pool has it, before or after.
+    pub(crate) fn serial(&self, id: BlockId) -> Option<u64> {
+        self.blocks[id.0 as usize].node.as_ref().map(|node| node.serial)
     }
 
     /// Returns a block with one reference and no content. Evicts a leaf if none is free; returns `None` if
@@ -193,7 +204,8 @@ impl BlockPool {
         }
         let ids: Arc<[TokenId]> = ids.into();
         self.children_mut(place).entry(owner).or_default().insert(ids.clone(), id);
-        let node = Node { place, owner, ids, children: Children::new(), released_at: 0 };
+        let node = Node { place, owner, ids, children: Children::new(), released_at: 0, serial: self.nodes };
+        self.nodes += 1;
         let before = self.blocks[id.0 as usize].node.replace(node);
         assert!(before.is_none(), "block {} was published twice", id.0);
         id

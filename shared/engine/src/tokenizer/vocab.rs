@@ -61,8 +61,9 @@ const END_TEXTS: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
-/// Control tokens of chat formats that do not have the usual shape.
-const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<s>", "<bos>", "[INST]", "[/INST]"];
+/// Control tokens of chat formats that do not have the usual shape. `<s>` is none: Gemma has a user-defined
+/// token for it, which is markup.
+const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<bos>", "[INST]", "[/INST]"];
 
 /// Whether a text has the shape of a control token: `<|…|>`, also with full-width bars.
 ///

@@ -8,15 +8,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_kernels_cpu::{Format, KernelError, Matrix, dequantize_row};
+use baton_kernels_cpu::{Format, Matrix};
 
+use super::recurrent::MixerAt;
 use super::{
-    AttentionWeights, FfnBody, FfnWeights, GatedWeights, OutputWeights, Part, PartWeights, SharedExpert,
-    TensorError, Weight, WeightError, WeightSource,
+    AttentionInputs, AttentionWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights, LatentUp,
+    LatentWeights, MixtureWeights, OutputWeights, Part, PartWeights, SharedExpert, TensorError, Weight,
+    WeightError, WeightSource,
 };
-use crate::config::{Experts, ModelConfig};
+use crate::config::ModelConfig;
 use crate::family::Presence;
-use crate::gguf::{Gguf, TensorPlace, TensorView};
+use crate::gguf::{Gguf, TensorPlace};
+
+mod tensors;
+
+pub(super) use tensors::{Tensors, values};
+
+use tensors::vector;
 
 /// A checked matrix in the file.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +68,7 @@ struct GatedAt {
     gate: MatrixAt,
     up: MatrixAt,
     down: MatrixAt,
+    biases: [Vec<f32>; 3],
 }
 
 impl GatedAt {
@@ -67,14 +76,15 @@ impl GatedAt {
         [self.gate, self.up, self.down]
     }
 
-    fn all<'a>(&self, weight: WeightOf<'a, '_>) -> Result<GatedWeights<'a>, WeightError> {
+    fn all<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<GatedWeights<'a>, WeightError> {
         let all = |at: &MatrixAt| weight(at, 0..at.rows);
-        Ok(GatedWeights { gate: all(&self.gate)?, up: all(&self.up)?, down: all(&self.down)? })
+        let biases = self.biases.each_ref().map(Vec::as_slice);
+        Ok(GatedWeights { gate: all(&self.gate)?, up: all(&self.up)?, down: all(&self.down)?, biases })
     }
 
     /// Returns one of `count` networks whose matrices are stacked.
     fn one<'a>(
-        &self,
+        &'a self,
         expert: usize,
         count: usize,
         weight: WeightOf<'a, '_>,
@@ -83,7 +93,11 @@ impl GatedAt {
             let rows = at.rows / count;
             weight(at, expert * rows..(expert + 1) * rows)
         };
-        Ok(GatedWeights { gate: one(&self.gate)?, up: one(&self.up)?, down: one(&self.down)? })
+        let biases = self.biases.each_ref().map(|all| {
+            let width = all.len() / count;
+            &all[expert * width..(expert + 1) * width]
+        });
+        Ok(GatedWeights { gate: one(&self.gate)?, up: one(&self.up)?, down: one(&self.down)?, biases })
     }
 }
 
@@ -92,33 +106,37 @@ enum FfnAt {
     Dense(GatedAt),
     Experts {
         router: MatrixAt,
+        router_bias: Vec<f32>,
+        choice_bias: Vec<f32>,
         /// The stacked matrices of all experts.
         stacked: GatedAt,
         count: usize,
-        shared: Option<(MatrixAt, GatedAt)>,
+        /// The shared expert, and its gate if it has one.
+        shared: Option<(Option<MatrixAt>, GatedAt)>,
     },
 }
 
 impl FfnAt {
-    fn body<'a>(&self, weight: WeightOf<'a, '_>) -> Result<FfnBody<'a>, WeightError> {
+    fn body<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<FfnBody<'a>, WeightError> {
         match self {
             Self::Dense(network) => Ok(FfnBody::Dense(network.all(weight)?)),
-            Self::Experts { router, shared, .. } => {
-                let router = weight(router, 0..router.rows)?;
+            Self::Experts { router, router_bias, choice_bias, shared, .. } => {
+                let all = |at: &MatrixAt| weight(at, 0..at.rows);
+                let router = all(router)?;
                 let shared = match shared {
                     Some((gate, network)) => Some(SharedExpert {
-                        gate: weight(gate, 0..gate.rows)?,
+                        gate: gate.as_ref().map(all).transpose()?,
                         network: network.all(weight)?,
                     }),
                     None => None,
                 };
-                Ok(FfnBody::Experts { router, shared })
+                Ok(FfnBody::Experts(MixtureWeights { router, router_bias, choice_bias, shared }))
             }
         }
     }
 
     fn expert<'a>(
-        &self,
+        &'a self,
         layer: usize,
         expert: usize,
         weight: WeightOf<'a, '_>,
@@ -133,12 +151,127 @@ impl FfnAt {
     }
 }
 
+/// What queries, keys and values are made with.
+enum InputsAt {
+    Heads { qkv: [MatrixAt; 3], biases: [Vec<f32>; 3], head_norms: [Vec<f32>; 2] },
+    Latent(LatentAt),
+}
+
+struct LatentAt {
+    q_down: Option<(MatrixAt, Vec<f32>)>,
+    q: MatrixAt,
+    kv_down: MatrixAt,
+    kv_norm: Vec<f32>,
+    up: UpAt,
+}
+
+enum UpAt {
+    Joined(MatrixAt),
+    /// Stacked matrices of all heads, and the number of heads.
+    Split {
+        keys: MatrixAt,
+        values: MatrixAt,
+        heads: usize,
+    },
+}
+
+impl InputsAt {
+    fn all<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<AttentionInputs<'a>, WeightError> {
+        let all = |at: &MatrixAt| weight(at, 0..at.rows);
+        match self {
+            Self::Heads { qkv: [q, k, v], biases, head_norms } => Ok(AttentionInputs::Heads(HeadWeights {
+                q: all(q)?,
+                k: all(k)?,
+                v: all(v)?,
+                biases: biases.each_ref().map(Vec::as_slice),
+                head_norms: head_norms.each_ref().map(Vec::as_slice),
+            })),
+            Self::Latent(at) => {
+                let q_down = match &at.q_down {
+                    Some((down, norm)) => Some((all(down)?, norm.as_slice())),
+                    None => None,
+                };
+                Ok(AttentionInputs::Latent(LatentWeights {
+                    q_down,
+                    q: all(&at.q)?,
+                    kv_down: all(&at.kv_down)?,
+                    kv_norm: &at.kv_norm,
+                    up: at.up.all(weight)?,
+                }))
+            }
+        }
+    }
+
+    /// Returns the matrices that are read from their first row to their last, in the order of a pass. The
+    /// projections of single heads are not among them, and stay in memory.
+    fn matrices(&self) -> Vec<MatrixAt> {
+        match self {
+            Self::Heads { qkv, .. } => qkv.to_vec(),
+            Self::Latent(at) => {
+                let mut matrices = match &at.q_down {
+                    Some((down, _)) => vec![*down, at.kv_down, at.q],
+                    None => vec![at.q, at.kv_down],
+                };
+                if let UpAt::Joined(up) = at.up {
+                    matrices.push(up);
+                }
+                matrices
+            }
+        }
+    }
+}
+
+impl UpAt {
+    fn all<'a>(&self, weight: WeightOf<'a, '_>) -> Result<LatentUp<'a>, WeightError> {
+        match self {
+            Self::Joined(at) => Ok(LatentUp::Joined(weight(at, 0..at.rows)?)),
+            Self::Split { keys, values, heads } => {
+                let each = |at: &MatrixAt| {
+                    let rows = at.rows / heads;
+                    (0..*heads).map(|head| weight(at, head * rows..(head + 1) * rows)).collect()
+                };
+                let keys: Result<Vec<_>, WeightError> = each(keys);
+                Ok(LatentUp::Split { keys: keys?, values: each(values)? })
+            }
+        }
+    }
+}
+
+pub(super) struct AttentionAt {
+    inputs: InputsAt,
+    o: MatrixAt,
+    o_bias: Vec<f32>,
+    sinks: Vec<f32>,
+    post_norm: Vec<f32>,
+}
+
+impl AttentionAt {
+    pub(super) fn part<'a>(
+        &'a self,
+        norm: &'a [f32],
+        weight: WeightOf<'a, '_>,
+    ) -> Result<AttentionWeights<'a>, WeightError> {
+        Ok(AttentionWeights {
+            norm,
+            inputs: self.inputs.all(weight)?,
+            o: weight(&self.o, 0..self.o.rows)?,
+            o_bias: &self.o_bias,
+            sinks: &self.sinks,
+            post_norm: &self.post_norm,
+        })
+    }
+
+    /// Returns the matrices that are read from their first row to their last, in the order of a pass.
+    pub(super) fn matrices(&self) -> Vec<MatrixAt> {
+        let mut matrices = self.inputs.matrices();
+        matrices.push(self.o);
+        matrices
+    }
+}
+
 struct LayerAt {
     attn_norm: Vec<f32>,
-    qkvo: [MatrixAt; 4],
-    biases: [Vec<f32>; 3],
-    head_norms: [Vec<f32>; 2],
-    attn_post_norm: Vec<f32>,
+    mixer: MixerAt,
     ffn_norm: Vec<f32>,
     ffn: FfnAt,
     ffn_post_norm: Vec<f32>,
@@ -198,7 +331,6 @@ pub fn rope_divisors(gguf: &Gguf, config: &ModelConfig) -> Result<Option<Vec<f32
 }
 
 const EMBEDDING: &str = "token_embd.weight";
-const OUTPUT_NORM: &str = "output_norm.weight";
 const OUTPUT: &str = "output.weight";
 const ROPE_FREQS: &str = "rope_freqs.weight";
 const ROPE_LONG: &str = "rope_factors_long.weight";
@@ -215,7 +347,7 @@ impl MappedWeights {
         let (e, v) = (config.d_model, config.vocab_len);
         let mut tensors = Tensors::new(&gguf, config);
         let embedding = tensors.matrix(EMBEDDING, v, e)?;
-        let output_norm = tensors.vector(OUTPUT_NORM, e)?;
+        let output_norm = tensors.vector(config.family.output_norm, e)?;
         let head = match config.family.output {
             Presence::Required => Some(tensors.matrix(OUTPUT, v, e)?),
             Presence::Optional if gguf.has_tensor(OUTPUT) => Some(tensors.matrix(OUTPUT, v, e)?),
@@ -235,7 +367,7 @@ impl MappedWeights {
     pub fn repack(&mut self, budget: u64) -> u64 {
         let mut wanted: Vec<MatrixAt> = Vec::new();
         for layer in &self.layers {
-            wanted.extend(layer.qkvo);
+            wanted.extend(layer.mixer.matrices());
             if let FfnAt::Dense(gated) = &layer.ffn {
                 wanted.extend([gated.gate, gated.up, gated.down]);
             }
@@ -284,20 +416,7 @@ impl MappedWeights {
         let n_layers = self.layers.len();
         let at = self.layers.get(layer).ok_or(WeightError::NoSuchLayer { layer, n_layers })?;
         match part {
-            Part::Attention => {
-                let [q, k, v, o] = &at.qkvo;
-                let all = |at: &MatrixAt| weight(at, 0..at.rows);
-                Ok(PartWeights::Attention(AttentionWeights {
-                    norm: &at.attn_norm,
-                    q: all(q)?,
-                    k: all(k)?,
-                    v: all(v)?,
-                    o: all(o)?,
-                    biases: at.biases.each_ref().map(Vec::as_slice),
-                    head_norms: at.head_norms.each_ref().map(Vec::as_slice),
-                    post_norm: &at.attn_post_norm,
-                }))
-            }
+            Part::Attention => at.mixer.part(&at.attn_norm, weight),
             Part::Ffn => Ok(PartWeights::Ffn(FfnWeights {
                 norm: &at.ffn_norm,
                 body: at.ffn.body(weight)?,
@@ -330,13 +449,13 @@ impl MappedWeights {
     /// Returns the matrices of a layer that every token needs, in the order of a pass.
     pub(super) fn matrices(&self, layer: usize) -> Vec<MatrixAt> {
         let Some(at) = self.layers.get(layer) else { return Vec::new() };
-        let mut matrices = at.qkvo.to_vec();
+        let mut matrices = at.mixer.matrices();
         match &at.ffn {
             FfnAt::Dense(network) => matrices.extend(network.matrices()),
             FfnAt::Experts { router, shared, .. } => {
                 matrices.push(*router);
                 if let Some((gate, network)) = shared {
-                    matrices.push(*gate);
+                    matrices.extend(gate);
                     matrices.extend(network.matrices());
                 }
             }
@@ -379,181 +498,4 @@ impl WeightSource for MappedWeights {
 
     /// Does nothing: the operating system reads mapped pages ahead by itself.
     fn hint(&self, _layer: usize, _part: Part) {}
-}
-
-/// Finds a model's tensors in a file and keeps track of those not used.
-struct Tensors<'a> {
-    gguf: &'a Gguf,
-    config: &'a ModelConfig,
-    taken: Vec<String>,
-}
-
-impl<'a> Tensors<'a> {
-    fn new(gguf: &'a Gguf, config: &'a ModelConfig) -> Self {
-        // Read by `rope_divisors`: one list, or two.
-        let rope = if gguf.has_tensor(ROPE_FREQS) { &[ROPE_FREQS][..] } else { &[ROPE_LONG, ROPE_SHORT] };
-        Self { gguf, config, taken: rope.iter().map(|name| (*name).to_owned()).collect() }
-    }
-
-    fn layer(&mut self, layer: usize) -> Result<LayerAt, TensorError> {
-        let config = self.config;
-        let (e, d, q, kv) = (config.d_model, config.d_head, config.d_q(), config.d_kv());
-        let family = config.family;
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
-        let [q_at, k_at, v_at] = if family.fused {
-            let all = self.matrix(&name("attn_qkv.weight"), q + 2 * kv, e)?;
-            [all.rows(0..q), all.rows(q..q + kv), all.rows(q + kv..q + 2 * kv)]
-        } else {
-            [
-                self.matrix(&name("attn_q.weight"), q, e)?,
-                self.matrix(&name("attn_k.weight"), kv, e)?,
-                self.matrix(&name("attn_v.weight"), kv, e)?,
-            ]
-        };
-        self.taken.push(name(ROTARY_LEFTOVER));
-        let only = |holds| if holds { Presence::Required } else { Presence::Never };
-        let (head_norms, post_norms) = (only(family.head_norms), only(family.post_norms));
-        Ok(LayerAt {
-            attn_norm: self.vector(&name("attn_norm.weight"), e)?,
-            qkvo: [q_at, k_at, v_at, self.matrix(&name("attn_output.weight"), e, q)?],
-            biases: [
-                self.vector_if(family.qkv_bias, &name("attn_q.bias"), q)?,
-                self.vector_if(family.qkv_bias, &name("attn_k.bias"), kv)?,
-                self.vector_if(family.qkv_bias, &name("attn_v.bias"), kv)?,
-            ],
-            head_norms: [
-                self.vector_if(head_norms, &name("attn_q_norm.weight"), d)?,
-                self.vector_if(head_norms, &name("attn_k_norm.weight"), d)?,
-            ],
-            attn_post_norm: self.vector_if(post_norms, &name("post_attention_norm.weight"), e)?,
-            ffn_norm: self.vector(&name("ffn_norm.weight"), e)?,
-            ffn: match config.experts {
-                Some(experts) => self.experts(&name, experts)?,
-                None => FfnAt::Dense(self.dense(&name)?),
-            },
-            ffn_post_norm: self.vector_if(post_norms, &name("post_ffw_norm.weight"), e)?,
-        })
-    }
-
-    fn dense(&mut self, name: &impl Fn(&str) -> String) -> Result<GatedAt, TensorError> {
-        let (e, f) = (self.config.d_model, self.config.d_ff);
-        if self.config.family.fused {
-            let both = self.matrix(&name("ffn_up.weight"), 2 * f, e)?;
-            let down = self.matrix(&name("ffn_down.weight"), e, f)?;
-            return Ok(GatedAt { gate: both.rows(0..f), up: both.rows(f..2 * f), down });
-        }
-        self.gated(name, "", f)
-    }
-
-    /// Finds a network of three matrices whose names end in `suffix`.
-    fn gated(
-        &mut self,
-        name: &impl Fn(&str) -> String,
-        suffix: &str,
-        f: usize,
-    ) -> Result<GatedAt, TensorError> {
-        let e = self.config.d_model;
-        Ok(GatedAt {
-            gate: self.matrix(&name(&format!("ffn_gate{suffix}.weight")), f, e)?,
-            up: self.matrix(&name(&format!("ffn_up{suffix}.weight")), f, e)?,
-            down: self.matrix(&name(&format!("ffn_down{suffix}.weight")), e, f)?,
-        })
-    }
-
-    fn experts(&mut self, name: &impl Fn(&str) -> String, experts: Experts) -> Result<FfnAt, TensorError> {
-        let (e, f, n) = (self.config.d_model, experts.d_ff, experts.count);
-        let router = self.matrix(&name("ffn_gate_inp.weight"), n, e)?;
-        let stacked = GatedAt {
-            gate: self.stack(&name("ffn_gate_exps.weight"), n, f, e)?,
-            up: self.stack(&name("ffn_up_exps.weight"), n, f, e)?,
-            down: self.stack(&name("ffn_down_exps.weight"), n, e, f)?,
-        };
-        let shared = match experts.shared_d_ff {
-            Some(f) => {
-                let gate = self.row(&name("ffn_gate_inp_shexp.weight"), e)?;
-                Some((gate, self.gated(name, "_shexp", f)?))
-            }
-            None => None,
-        };
-        Ok(FfnAt::Experts { router, stacked, count: n, shared })
-    }
-
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<MatrixAt, TensorError> {
-        self.shaped(name, &[cols as u64, rows as u64], rows, cols)
-    }
-
-    /// Finds `count` matrices `[rows, cols]` as one of `count * rows` rows.
-    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<MatrixAt, TensorError> {
-        self.shaped(name, &[cols as u64, rows as u64, count as u64], count.saturating_mul(rows), cols)
-    }
-
-    /// Finds a matrix of one row, which may be stored as a vector.
-    fn row(&mut self, name: &str, cols: usize) -> Result<MatrixAt, TensorError> {
-        let dims = [cols as u64, 1];
-        let n_dims = self.gguf.tensor(name)?.dims.len().clamp(1, 2);
-        self.shaped(name, &dims[..n_dims], 1, cols)
-    }
-
-    fn shaped(
-        &mut self,
-        name: &str,
-        dims: &[u64],
-        rows: usize,
-        cols: usize,
-    ) -> Result<MatrixAt, TensorError> {
-        let view = self.gguf.tensor(name)?;
-        check_dims(&view, dims)?;
-        Matrix::new(view.format, rows, cols, view.data).map_err(|err| bad_matrix(name, err))?;
-        self.taken.push(name.to_owned());
-        Ok(MatrixAt { format: view.format, rows, cols, place: view.place, first_row: 0 })
-    }
-
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
-        self.taken.push(name.to_owned());
-        vector(self.gguf, name, len)
-    }
-
-    /// Returns an empty vector if it is absent and not required.
-    fn vector_if(&mut self, presence: Presence, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
-        match presence {
-            Presence::Never => Ok(Vec::new()),
-            Presence::Optional if !self.gguf.has_tensor(name) => Ok(Vec::new()),
-            Presence::Optional | Presence::Required => self.vector(name, len),
-        }
-    }
-
-    fn refuse_unknown(mut self) -> Result<(), TensorError> {
-        self.taken.sort_unstable();
-        let left = |name: &str| self.taken.binary_search_by(|taken| taken.as_str().cmp(name)).is_err();
-        match self.gguf.tensors().find(|tensor| left(tensor.name())) {
-            Some(tensor) => Err(TensorError::Unexpected {
-                name: tensor.name().to_owned(),
-                family: self.config.family.name,
-            }),
-            None => Ok(()),
-        }
-    }
-}
-
-fn vector(gguf: &Gguf, name: &str, len: usize) -> Result<Vec<f32>, TensorError> {
-    let view = gguf.tensor(name)?;
-    check_dims(&view, &[len as u64])?;
-    Matrix::new(view.format, 1, len, view.data).map_err(|err| bad_matrix(name, err))?;
-    let mut values = vec![0.0; len];
-    dequantize_row(view.format, view.data, &mut values).map_err(|err| bad_matrix(name, err))?;
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(at) => Err(TensorError::Value { name: name.to_owned(), value: values[at], at }),
-        None => Ok(values),
-    }
-}
-
-fn check_dims(view: &TensorView<'_>, want: &[u64]) -> Result<(), TensorError> {
-    if view.dims == want {
-        return Ok(());
-    }
-    Err(TensorError::Shape { name: view.name.to_owned(), found: view.dims.to_vec(), want: want.to_vec() })
-}
-
-fn bad_matrix(name: &str, err: KernelError) -> TensorError {
-    TensorError::Matrix { name: name.to_owned(), err }
 }

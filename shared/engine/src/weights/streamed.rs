@@ -30,6 +30,7 @@ use baton_kernels_cpu::{Format, Matrix};
 
 use super::mapped::{MappedWeights, MatrixAt};
 use super::{OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
+use crate::platform;
 use choice::{Cut, Walked, choose};
 use direct::DirectFile;
 use queue::Extent;
@@ -341,7 +342,7 @@ impl StreamedWeights {
             reads_in_vain: counts.reads_in_vain,
             waited: counts.waited,
             reading: counts.reading,
-            major_faults: stats::major_faults(),
+            major_faults: platform::major_faults(),
             direct: self.reader.is_direct(),
         }
     }

@@ -13,10 +13,10 @@ use baton_kernels_cpu::{Format, dequantize_row};
 use baton_synthetic::SyntheticAdapter;
 use proptest::prelude::*;
 
-use crate::{all_logits, assert_same_bits, engine, open, prompt, ragged, tiny};
+use crate::{all_logits, assert_same_bits, engine, exact, open, prompt, ragged, tiny};
 
 /// Families of dense layers, including fused projections and norms after the halves.
-const DENSE: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "phi3"];
+const DENSE: [&str; 9] = ["llama", "granite", "glm4", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3"];
 
 pub(super) fn adapter(model: &Arc<Model>, synthetic: &SyntheticAdapter) -> Arc<Adapter> {
     let bytes = synthetic.to_gguf(model.config()).unwrap();
@@ -82,13 +82,13 @@ fn every_dense_family_equals_merged_weights() {
         let adapter = Adapter::from_gguf(Gguf::from_bytes(lora.clone()).unwrap(), &model).unwrap();
         assert_eq!(adapter.matrices(), 3 * targets(model.config()).len(), "{name}");
         assert_eq!((adapter.rank_max(), adapter.name()), (5, "synthetic adapter seed 3"));
-        let mut own = engine(&model, 2, EngineOptions::default());
+        let mut own = engine(&model, 2, exact());
         let seq = adapted_seq(&mut own, &adapter);
         let have = all_logits(&mut own, seq, &ids);
         let plain = own.create();
         let without = all_logits(&mut own, plain, &ids);
         let merged = merged(&base, &lora, &synthetic);
-        let mut other = engine(&merged, 2, EngineOptions::default());
+        let mut other = engine(&merged, 2, exact());
         let seq = other.create();
         let want = all_logits(&mut other, seq, &ids);
         let error = relative_error(&have, &want);

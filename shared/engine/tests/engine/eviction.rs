@@ -6,7 +6,7 @@ use baton_kernels_cpu::Format;
 
 use crate::reference::definition::masked_reference;
 use crate::reference::relative_error;
-use crate::{all_logits, assert_same_bits, engine, open, prompt, tiny};
+use crate::{all_logits, assert_same_bits, engine, exact, open, prompt, tiny};
 
 /// Tokens before the eviction.
 const PROMPT: usize = 100;
@@ -34,7 +34,7 @@ fn check_against_a_mask(kept_tokens: usize, chunk: usize) {
     let seen =
         |head: usize, query: usize, key: usize| query < PROMPT || key >= PROMPT || kept[head].contains(&key);
     let want = masked_reference(&model, &ids, None, &seen).logits[PROMPT..].to_vec();
-    let mut engine = engine(&open(&model), 2, EngineOptions::default());
+    let mut engine = engine(&open(&model), 2, exact());
     let seq = engine.create();
     all_logits(&mut engine, seq, &ids[..PROMPT]);
     let thin = engine.evict(seq, &Kept::new(&kept).unwrap()).unwrap();
@@ -55,7 +55,7 @@ fn what_is_left_is_what_a_mask_over_the_whole_would_leave() {
 
 #[test]
 fn keeping_everything_changes_no_bit_in_any_format() {
-    for kv_format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
+    for kv_format in KvFormat::ALL {
         let model = tiny("llama", Format::Q8_0);
         let ids = prompt(9, 150);
         let mut engine = engine(&open(&model), 1, EngineOptions { kv_format, ..EngineOptions::default() });

@@ -36,7 +36,22 @@ fn check_chunks_and_threads(synthetic: &SyntheticModel, options: &EngineOptions)
 
 #[test]
 fn chunks_and_threads_change_no_bit() {
-    for name in ["mixtral", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"] {
+    let old = ["mixtral", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma3", "phi3"];
+    let new = [
+        "llama-biased",
+        "mistral3",
+        "smollm3",
+        "granitemoe",
+        "glm4",
+        "gemma2",
+        "gpt-oss",
+        "deepseek2",
+        "deepseek2-joined",
+        "lfm2",
+        "qwen3next",
+        "qwen35",
+    ];
+    for name in old.into_iter().chain(new) {
         for format in [Format::F32, Format::Q8_0] {
             check_chunks_and_threads(&family(name, format), &EngineOptions::default());
         }
@@ -53,13 +68,15 @@ fn chunks_and_threads_change_no_bit() {
 }
 
 #[test]
-fn windows_and_half_precision_caches_change_no_bit_either() {
+fn windows_and_formats_of_the_cache_change_no_bit_either() {
     for (window, kv_format) in [
         (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::F32),
         (Some(SlidingWindow { tokens: 7, sinks: 0 }), KvFormat::F16),
         (None, KvFormat::F16),
         (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::Q8),
         (None, KvFormat::Q8),
+        (Some(SlidingWindow { tokens: 40, sinks: 4 }), KvFormat::Q4),
+        (None, KvFormat::Q4),
     ] {
         let options = EngineOptions { window, kv_format, ..EngineOptions::default() };
         check_chunks_and_threads(&tiny("qwen2", Format::Q8_0), &options);
@@ -104,7 +121,7 @@ proptest! {
     fn batches_change_no_bit(
         script in script(),
         threads in 1..4usize,
-        name in prop::sample::select(vec!["llama", "qwen2", "mixtral", "qwen2moe", "gemma3", "phi3"]),
+        name in prop::sample::select(vec!["llama", "qwen2", "mixtral", "qwen2moe", "gemma3", "phi3", "lfm2", "qwen35moe"]),
     ) {
         let model = open(&family(name, Format::Q8_0));
         let options = EngineOptions::default();

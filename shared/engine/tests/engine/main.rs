@@ -6,6 +6,7 @@ mod adapters;
 mod eviction;
 mod invariance;
 mod pieces;
+mod recurrent;
 mod reference;
 mod refusals;
 mod residency;
@@ -15,10 +16,11 @@ mod split;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Capture, Engine, EngineOptions, Model, SeqId, SeqOutput, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
-use baton_synthetic::{SyntheticExperts, SyntheticModel};
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticModel};
 
 /// Returns a model of small, odd widths: three layers, six heads, three key heads.
 fn tiny(family: &'static str, format: Format) -> SyntheticModel {
@@ -34,12 +36,64 @@ fn tiny(family: &'static str, format: Format) -> SyntheticModel {
     }
 }
 
-/// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts.
+/// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts, and
+/// `llama-biased` is llama's with every bias.
 fn family(name: &'static str, format: Format) -> SyntheticModel {
-    let architecture = if name == "mixtral" { "llama" } else { name };
-    let experts = SyntheticExperts { count: 5, used: 2, d_ff: 32, shared_d_ff: 64 };
-    let mixture = ["mixtral", "qwen2moe", "qwen3moe"].contains(&name);
-    SyntheticModel { experts: mixture.then_some(experts), ..tiny(architecture, format) }
+    let architecture = match name {
+        "mixtral" | "llama-biased" => "llama",
+        "deepseek2-joined" => "deepseek2",
+        name => name,
+    };
+    let number = |key, value| (key, ExtraValue::F32(value));
+    let window = ("attention.sliding_window", ExtraValue::U32(40));
+    let extra = match name {
+        "gemma2" => {
+            vec![window, number("attn_logit_softcapping", 1.5), number("final_logit_softcapping", 2.0)]
+        }
+        "gpt-oss" => vec![window],
+        "granite" | "granitemoe" => vec![
+            number("embedding_scale", 5.0),
+            number("residual_scale", 0.3),
+            number("logit_scale", 2.5),
+            number("attention.scale", 0.2),
+        ],
+        "mistral3" => vec![
+            ("rope.scaling.type", ExtraValue::Text("yarn")),
+            number("rope.scaling.factor", 4.0),
+            number("rope.scaling.yarn_log_multiplier", 0.7),
+            ("rope.scaling.original_context_length", ExtraValue::U32(32)),
+            number("attention.temperature_scale", 0.4),
+        ],
+        "deepseek2" => vec![
+            ("expert_gating_func", ExtraValue::U32(2)),
+            ("expert_weights_norm", ExtraValue::Bool(true)),
+            ("expert_group_count", ExtraValue::U32(3)),
+            ("expert_group_used_count", ExtraValue::U32(2)),
+            number("expert_weights_scale", 2.5),
+            ("rope.scaling.type", ExtraValue::Text("yarn")),
+            number("rope.scaling.factor", 8.0),
+            number("rope.scaling.yarn_log_multiplier", 0.07),
+            ("rope.scaling.original_context_length", ExtraValue::U32(50)),
+        ],
+        "glm4" => vec![("rope.dimension_count", ExtraValue::U32(8))],
+        _ => Vec::new(),
+    };
+    let count = if name == "deepseek2" { 9 } else { 5 };
+    let experts = SyntheticExperts { count, used: 2, d_ff: 32, shared_d_ff: 64 };
+    let mixture = ["qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "deepseek2", "qwen3next", "qwen35moe"];
+    // Odd widths that quantized formats hold only as whole blocks.
+    let (q_rank, absorbed) = if name == "deepseek2" { (32, true) } else { (0, false) };
+    let latent = SyntheticLatent { q_rank, kv_rank: 64, d_plain: 32, d_turned: 12, d_value: 32, absorbed };
+    SyntheticModel {
+        n_layers: if name == "smollm3" { 5 } else { 3 },
+        experts: (name == "mixtral" || mixture.contains(&architecture)).then_some(experts),
+        latent: (architecture == "deepseek2").then_some(latent),
+        dense_layers: u32::from(architecture == "deepseek2"),
+        biased: ["llama-biased", "granite", "glm4", "deepseek2"].contains(&name),
+        tied: name != "gpt-oss",
+        extra,
+        ..tiny(architecture, format)
+    }
 }
 
 fn open(synthetic: &SyntheticModel) -> Arc<Model> {
@@ -49,6 +103,11 @@ fn open(synthetic: &SyntheticModel) -> Arc<Model> {
 
 fn engine(model: &Arc<Model>, threads: usize, options: EngineOptions) -> Engine {
     Engine::new(Arc::clone(model), EngineOptions { threads: NonZeroUsize::new(threads), ..options }).unwrap()
+}
+
+/// Returns options with keys and values in floats, for comparisons with definitions in floats.
+fn exact() -> EngineOptions {
+    EngineOptions { kv_format: KvFormat::F32, ..EngineOptions::default() }
 }
 
 /// Returns text-like ids, different for each seed.

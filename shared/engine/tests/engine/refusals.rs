@@ -104,8 +104,41 @@ fn families_refuse_what_they_do_not_have() {
         |model| *model = SyntheticModel { experts, ..tiny("qwen3", Format::F32) },
         "`qwen3.expert_count` = 4 is not supported",
     );
-    of("gemma", |model| model.family = "gemma2", "architecture `gemma2` is not supported");
+    of("gemma", |model| model.family = "gemma3n", "architecture `gemma3n` is not supported");
     of("gemma", |model| model.tied = false, "tensor `output.weight` is not part of a gemma model");
+    let scale = |name, key| {
+        let want = format!("`{name}.{key}` = 0.5 is not supported");
+        check_model(
+            |model| {
+                *model = family(name, Format::F32);
+                model.extra.push((key, ExtraValue::F32(0.5)));
+            },
+            &want,
+        );
+    };
+    scale("qwen3", "attention.temperature_scale");
+    scale("llama", "residual_scale");
+    scale("qwen3", "logit_scale");
+    scale("gemma3", "attn_logit_softcapping");
+    scale("qwen3moe", "expert_weights_scale");
+    of(
+        "mistral3",
+        |model| model.extra.retain(|(key, _)| *key != "rope.scaling.original_context_length"),
+        "mistral3.rope.scaling.original_context_length",
+    );
+    let number = |name, key, value, want| {
+        check_model(
+            |model| {
+                *model = family(name, Format::F32);
+                model.extra.push((key, ExtraValue::F32(value)));
+            },
+            want,
+        );
+    };
+    number("gemma2", "attn_logit_softcapping", 0.0, "attn_logit_softcapping` is 0, must be finite and > 0");
+    number("granite", "logit_scale", 0.0, "`granite.logit_scale` is 0, must be finite and > 0");
+    number("granite", "embedding_scale", f32::NAN, "`granite.embedding_scale` is NaN, must be");
+    number("mistral3", "attention.temperature_scale", -1.0, "temperature_scale` is -1, must be finite");
     // Files of one family that state another.
     for (name, becomes, want) in
         [("qwen3", b"qwen2", "attn_q.bias"), ("qwen2", b"qwen3", "attn_q_norm.weight")]
@@ -148,6 +181,47 @@ fn experts_out_of_range_are_refused() {
     with("qwen3moe", 4, 2, "expert_gating_func", 2, "`qwen3moe.expert_gating_func` = 2 is not supported");
     with("qwen3moe", 4, 2, "leading_dense_block_count", 1, "= 1 is not supported");
     with("qwen3moe", 4, 2, "expert_group_count", 2, "= 2 is not supported");
+}
+
+#[test]
+fn recurrent_layers_out_of_range_are_refused() {
+    let with = |name, key, value, want| {
+        check_model(
+            |model| {
+                *model = family(name, Format::F32);
+                model.extra.push((key, ExtraValue::U32(value)));
+            },
+            want,
+        );
+    };
+    with("lfm2", "shortconv.l_cache", 65, "`lfm2.shortconv.l_cache` is 65, must be 2 to 64");
+    with("lfm2", "shortconv.l_cache", 4, "has dimensions [3, 64], must be [4, 64]");
+    with("lfm2", "attention.head_count_kv", 3, "`lfm2.attention.head_count_kv` is");
+    with("qwen3next", "ssm.conv_kernel", 1, "`qwen3next.ssm.conv_kernel` is 1, must be 2 to 64");
+    with("qwen3next", "ssm.state_size", 2000, "`qwen3next.ssm.state_size` is 2000, must be 1 to 1024");
+    with("qwen35", "ssm.group_count", 3, "must be a divisor of the 4 value heads");
+    with("qwen35", "ssm.group_count", 4, "has dimensions [64, 256], must be [64, 384]");
+    with("qwen35", "ssm.inner_size", 5, "`qwen35.ssm.inner_size` is 5, must be 4 value heads of 32");
+    with("qwen35", "full_attention_interval", 9, "is 9, must be at most the 3 layers");
+    with("qwen35", "full_attention_interval", 0, "is 0, must be 1 to");
+    with("qwen35", "full_attention_interval", 3, "attn_q");
+    with(
+        "qwen35moe",
+        "nextn_predict_layers",
+        3,
+        "`qwen35moe.nextn_predict_layers` is 3, must be below the 3",
+    );
+    let mut writer = family("qwen35", Format::F32).writer().unwrap();
+    writer.set("qwen35.rope.dimension_sections", vec![4u32, 2, 2, 0]);
+    check_bytes(
+        writer.to_bytes().unwrap(),
+        "`qwen35.rope.dimension_sections` = [4, 2, 2, 0] is not supported",
+    );
+    for counts in [vec![0u32, 3], vec![0, 0, 0], vec![0, 3, 2]] {
+        let mut writer = family("lfm2", Format::F32).writer().unwrap();
+        writer.set("lfm2.attention.head_count_kv", counts);
+        check_bytes(writer.to_bytes().unwrap(), "must be 0 or one other number for each of 3 layers");
+    }
 }
 
 #[test]
@@ -302,11 +376,23 @@ proptest! {
     #[test]
     fn any_change_of_the_header_gives_a_model_that_runs_or_an_error(
         changes in prop::collection::vec((0..8192usize, any::<u8>()), 1..4),
-        which in 0..5usize,
+        which in 0..11usize,
     ) {
-        static FILES: LazyLock<[Vec<u8>; 5]> = LazyLock::new(|| {
-            ["llama", "qwen2", "qwen2moe", "gemma3", "phi3"]
-                .map(|name| family(name, Format::F32).to_gguf().unwrap())
+        static FILES: LazyLock<[Vec<u8>; 11]> = LazyLock::new(|| {
+            [
+                "llama",
+                "qwen2",
+                "qwen2moe",
+                "gemma2",
+                "gemma3",
+                "phi3",
+                "granitemoe",
+                "mistral3",
+                "gpt-oss",
+                "lfm2",
+                "qwen35",
+            ]
+            .map(|name| family(name, Format::F32).to_gguf().unwrap())
         });
         let mut bytes = FILES[which].clone();
         for (at, byte) in changes {

@@ -49,8 +49,9 @@ fn budgets_change_no_bit() {
     let small = |name, quant: Quant| SyntheticModel::small(name, quant, 5);
     let q4km = SyntheticModel { n_layers: 8, tied: false, ..small("llama", Quant::Q4KM) };
     let mut models = vec![q4km, small("qwen2", Format::F16.into()), tiny("llama", Format::Q8_0)];
-    models
-        .extend(["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"].map(|name| family(name, Format::Q8_0)));
+    let old = ["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"];
+    let names = old.into_iter().chain(["granitemoe", "glm4", "gpt-oss", "deepseek2", "deepseek2-joined"]);
+    models.extend(names.map(|name| family(name, Format::Q8_0)));
     for synthetic in &models {
         let path = write(folder.path(), synthetic);
         let want = walk(&Model::open(&path).unwrap());

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engine::{Adapter, Engine, EngineOptions, StepSeq, Wanted};
+use baton_engine::{Adapter, Engine, StepSeq, Wanted};
 use baton_import::{AdapterDir, AdapterOptions, AdapterSummary, ImportError, Quantization, import_adapter};
 use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::folder::{Folder, LAYERS};
-use crate::logits::{distance, engine_logits, ids};
+use crate::logits::{distance, engine_logits, exact, ids};
 use crate::reference::{self, Traits};
 
 const RANK: usize = 3;
@@ -198,7 +198,7 @@ fn written(folder: &Folder, dir: &Path, weight: f32) -> Result<AdapterSummary, I
 fn adapted_logits(folder: &Folder) -> Vec<f32> {
     let model = folder.model();
     let adapter = Adapter::open(&folder.path("adapter.gguf"), &model).unwrap();
-    let mut engine = Engine::new(Arc::clone(&model), EngineOptions::default()).unwrap();
+    let mut engine = Engine::new(Arc::clone(&model), exact()).unwrap();
     let adapter = engine.add_adapter(adapter).unwrap();
     let seq = engine.create_with(Some(adapter)).unwrap();
     let step = StepSeq { seq, ids: &ids(), logits: Wanted::All, capture: None };

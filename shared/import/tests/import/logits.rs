@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
 use baton_import::Quantization;
 use candle_core::DType;
@@ -16,9 +17,13 @@ pub(crate) fn ids() -> Vec<u32> {
     (0..40u32).map(|i| (i * 37 + i * i % 11) % 256).collect()
 }
 
+/// Returns options with a KV cache of floats: the references round nothing.
+pub(crate) fn exact() -> EngineOptions {
+    EngineOptions { threads: NonZeroUsize::new(2), kv_format: KvFormat::F32, ..EngineOptions::default() }
+}
+
 pub(crate) fn engine_logits(model: &Arc<Model>) -> Vec<f32> {
-    let options = EngineOptions { threads: NonZeroUsize::new(2), ..EngineOptions::default() };
-    let mut engine = Engine::new(Arc::clone(model), options).unwrap();
+    let mut engine = Engine::new(Arc::clone(model), exact()).unwrap();
     let seq = engine.create();
     let ids = ids();
     let batch = [StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None }];

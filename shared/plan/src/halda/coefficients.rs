@@ -10,16 +10,16 @@ pub(super) enum Set {
     M1,
     /// macOS with Metal, too little memory.
     M2,
-    /// Linux or Android, too little memory.
+    /// Linux, Android or Windows, too little memory.
     M3,
     /// Enough memory, a slow disk, or forced.
     M4,
 }
 
-/// Returns the rate at which mapped pages are read again: sequential on Linux and Android, random on macOS.
+/// Returns the rate at which mapped pages are read again: random on macOS, else sequential.
 pub(super) fn disk(device: &Device) -> f64 {
     match device.os {
-        Os::Linux | Os::Android => device.disk.sequential_bytes_per_s,
+        Os::Linux | Os::Android | Os::Windows => device.disk.sequential_bytes_per_s,
         Os::Macos => device.disk.random_bytes_per_s,
     }
 }

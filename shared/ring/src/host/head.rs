@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, BLOCK_TOKENS, Engine, EngineOptions, KvError, Model, PrefixScope, PrefixStats, SeqId,
-    SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq,
+    Adapter, AdapterId, BLOCK_TOKENS, Engine, EngineError, EngineOptions, KvError, Model, PrefixScope,
+    PrefixStats, SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq,
 };
 
 use self::core::Task;
@@ -102,8 +102,8 @@ impl RingHead {
     /// what. Workers that cannot be reached are left out, with a warning.
     ///
     /// # Errors
-    /// [`RingError`] if two devices have the same name, if the model's file cannot be served, or if no ring
-    /// can be formed, not even with the head alone.
+    /// [`RingError`] if two devices have the same name, if the model's file cannot be served, or if the model
+    /// has recurrent layers. Also if no ring can be formed, not even with the head alone.
     pub fn connect(
         network: Arc<dyn Network>,
         members: &[Node],
@@ -111,6 +111,9 @@ impl RingHead {
         planner: Planner,
         options: RingOptions,
     ) -> Result<Self, RingError> {
+        if model.config().recurrent.is_some() {
+            return Err(EngineError::Recurrent { family: model.config().family.name }.into());
+        }
         let engine = Engine::new(model, EngineOptions { layers: None, ..options.engine.clone() })?;
         let file = FileGiver::default();
         let monitor = monitor_of(network, &engine, &options, file.clone());

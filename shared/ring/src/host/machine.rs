@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engine::Model;
+use baton_engine::engine::KvFormat;
 
 /// Layers of a model that one engine is to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub struct OpenShare {
     pub layers: Vec<usize>,
     /// Tokens of KV cache.
     pub kv_tokens: usize,
+    /// The number format of keys and values.
+    pub kv_format: KvFormat,
     /// Whether weights are read ahead of their use.
     pub reads_ahead: bool,
 }

@@ -1,9 +1,9 @@
 //! Devices whose weights are corrupted, before they are opened or while they are used.
 
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use baton_engine::gguf::Gguf;
+use baton_engine::platform;
 
 use super::*;
 use crate::weights::{Manifest, PIECE_BYTES};
@@ -26,8 +26,8 @@ fn rot(path: &Path, matrix: &str) {
     for at in place.range().step_by(256) {
         let mut byte = [0];
         // The second lowest byte of a 32-bit number.
-        file.read_exact_at(&mut byte, at as u64 + 1).unwrap();
-        file.write_all_at(&[byte[0] ^ 1], at as u64 + 1).unwrap();
+        platform::read_exact_at(&file, &mut byte, at as u64 + 1).unwrap();
+        platform::write_all_at(&file, &[byte[0] ^ 1], at as u64 + 1).unwrap();
     }
     file.set_modified(changed).unwrap();
 }

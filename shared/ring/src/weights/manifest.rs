@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use baton_engine::gguf::Gguf;
+use baton_engine::platform;
 use sha2::{Digest as _, Sha256};
 
 use super::WeightsError;
@@ -185,12 +186,11 @@ impl Manifest {
     /// # Errors
     /// [`WeightsError::NoSuchPiece`], [`WeightsError::File`].
     pub fn piece(&self, file: &File, path: &Path, index: u32) -> Result<Vec<u8>, WeightsError> {
-        use std::os::unix::fs::FileExt as _;
         if index >= self.count() {
             return Err(WeightsError::NoSuchPiece { index, count: self.count() });
         }
         let mut bytes = vec![0; self.len_of(index) as usize];
-        let read = file.read_exact_at(&mut bytes, self.offset_of(index));
+        let read = platform::read_exact_at(file, &mut bytes, self.offset_of(index));
         read.map_err(|err| WeightsError::File { what: "read", path: path.to_owned(), err })?;
         Ok(bytes)
     }

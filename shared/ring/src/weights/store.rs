@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+
+use baton_engine::platform;
 
 use super::checked::CheckedPieces;
 use super::manifest::{Manifest, file_name};
@@ -77,6 +78,7 @@ impl PieceStore {
         } else {
             // A file of another length is not the one that the log describes.
             file.set_len(0).map_err(named("empty", &path))?;
+            platform::make_sparse(&file);
             file.set_len(manifest.file_len()).map_err(named("make", &path))?;
         }
         let (has, good) = named_in(&known, manifest.count());
@@ -109,7 +111,7 @@ impl PieceStore {
     /// [`WeightsError::File`].
     pub fn put(&mut self, index: u32, bytes: &[u8], missing: u64) -> Result<(), WeightsError> {
         self.manifest.check(index, bytes)?;
-        let written = self.file.write_all_at(bytes, self.manifest.offset_of(index));
+        let written = platform::write_all_at(&self.file, bytes, self.manifest.offset_of(index));
         written.map_err(|err| self.refused(err, missing))?;
         self.written.push(index);
         Ok(())

@@ -1,6 +1,7 @@
 //! Pieces on the disk: what is there is known, what is damaged is found, and no more is given than is there.
 
 use super::*;
+use baton_engine::platform;
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticModel;
 use std::fs::File;
@@ -145,13 +146,12 @@ fn pieces_are_named_by_bits() {
 
 /// Flips the lowest bit of the byte in the middle of a piece, as a faulty disk might.
 pub(crate) fn rot(path: &Path, manifest: &Manifest, piece: u32) {
-    use std::os::unix::fs::FileExt as _;
     let file = File::options().read(true).write(true).open(path).unwrap();
     let changed = file.metadata().unwrap().modified().unwrap();
     let at = manifest.offset_of(piece) + manifest.len_of(piece) / 2;
     let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    platform::read_exact_at(&file, &mut byte, at).unwrap();
+    platform::write_all_at(&file, &[byte[0] ^ 1], at).unwrap();
     file.set_modified(changed).unwrap();
 }
 

@@ -7,17 +7,13 @@
 
 use std::fs::File;
 use std::io;
-use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, fadvise};
+use crate::platform;
 
 /// The alignment of direct reads: the largest block of any disk in use.
 const ALIGNED: usize = 4096;
-/// The least bytes that the system reads ahead per request (`read_ahead_kb`, as Linux sets it).
-const AHEAD: usize = 128 << 10;
 
 /// Memory for one read.
 #[derive(Debug)]
@@ -59,7 +55,7 @@ impl DirectFile {
     /// # Errors
     /// The system's error if it cannot open the file.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let direct = open_direct(path)?.filter(reads_directly);
+        let direct = platform::open_direct(path)?.filter(reads_directly);
         let is_direct = direct.is_some();
         let cached = File::open(path)?;
         let file = match direct {
@@ -105,23 +101,17 @@ impl DirectFile {
     /// Brings these bytes into the page cache and waits for them. Errors are ignored; the read itself will
     /// report them.
     pub(super) fn cache(&self, range: Range<usize>) {
-        self.read_ahead(range.clone());
-        let mut byte = [0];
-        for at in range.clone().step_by(AHEAD) {
-            let _ = self.cached.read_at(&mut byte, (range.end.min(at + AHEAD) - 1) as u64);
-        }
+        platform::read_into_cache(&self.cached, range);
     }
 
     /// Asks the system to read these bytes into the page cache, without waiting.
     pub(super) fn read_ahead(&self, range: Range<usize>) {
-        for at in range.clone().step_by(AHEAD) {
-            advise(&self.file, at..range.end.min(at + AHEAD), Advice::WillNeed);
-        }
+        platform::read_ahead(&self.cached, range);
     }
 
     /// Allows the system to drop these bytes from the page cache, if nobody has them mapped.
     pub(super) fn forget(&self, range: Range<usize>) {
-        advise(&self.file, range, Advice::DontNeed);
+        platform::forget(&self.cached, range);
     }
 }
 
@@ -132,7 +122,7 @@ fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) ->
     let memory = &mut buffer.memory[buffer.start..buffer.start + room];
     let mut done = 0;
     while done < wanted {
-        match file.read_at(&mut memory[done..], (first + done) as u64) {
+        match platform::read_at(file, &mut memory[done..], (first + done) as u64) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             // A short read continues at an aligned position, unless it has all wanted bytes.
             Ok(more) if done + more >= wanted => done += more,
@@ -148,41 +138,11 @@ fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) ->
     Ok(done)
 }
 
-/// Refused advice changes nothing.
-fn advise(file: &File, range: Range<usize>, advice: Advice) {
-    if let Some(len) = NonZeroU64::new(range.len() as u64) {
-        let _ = fadvise(file, range.start as u64, Some(len), advice);
-    }
-}
-
-/// Opens the file for reads past the page cache; returns `None` if the file system has none. Some file
-/// systems accept the flag and refuse each read, hence [`reads_directly`].
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn open_direct(path: &Path) -> io::Result<Option<File>> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
-    match File::options().read(true).custom_flags(flag).open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(err) if err.kind() == io::ErrorKind::InvalidInput => Ok(None),
-        Err(err) => Err(err),
-    }
-}
-
-#[cfg(target_vendor = "apple")]
-fn open_direct(path: &Path) -> io::Result<Option<File>> {
-    let file = File::open(path)?;
-    Ok(rustix::fs::fcntl_nocache(&file, true).is_ok().then_some(file))
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn open_direct(_path: &Path) -> io::Result<Option<File>> {
-    Ok(None)
-}
-
+/// Whether a direct read works: some file systems accept the flag and refuse each read.
 fn reads_directly(file: &File) -> bool {
     let mut buffer = Buffer::new(ALIGNED);
     let start = buffer.start;
-    file.read_at(&mut buffer.memory[start..start + ALIGNED], 0).is_ok()
+    platform::read_at(file, &mut buffer.memory[start..start + ALIGNED], 0).is_ok()
 }
 
 #[cfg(test)]

@@ -38,33 +38,3 @@ pub struct ResidencyStats {
     /// Whether reads go past the page cache. If not, pages are dropped after each read.
     pub direct: bool,
 }
-
-/// Returns the page faults of this process that waited for a disk.
-pub(super) fn major_faults() -> Option<u64> {
-    if cfg!(any(target_os = "linux", target_os = "android")) {
-        major_faults_in(&std::fs::read_to_string("/proc/self/stat").ok()?)
-    } else {
-        None
-    }
-}
-
-/// Returns the twelfth field of `/proc/PID/stat` (proc_pid_stat(5)). The second field is a name that may hold
-/// anything.
-fn major_faults_in(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(9)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn faults_are_the_twelfth_field() {
-        let stat = "42 (a (b) c) S 1 2 3 4 5 6 700 8 1234 10 11 12";
-        assert_eq!(major_faults_in(stat), Some(1234));
-        assert_eq!(major_faults_in("42 (a) S 1 2"), None);
-        if cfg!(target_os = "linux") {
-            assert!(major_faults().is_some());
-        }
-    }
-}

@@ -88,8 +88,12 @@ impl WorkerEngine {
         let model = match self.model.take().filter(|_| same) {
             Some(model) => model,
             None => {
-                let share =
-                    OpenShare { layers: layers.clone(), kv_tokens, reads_ahead: configure.reads_ahead };
+                let share = OpenShare {
+                    layers: layers.clone(),
+                    kv_tokens,
+                    kv_format: configure.kv_format,
+                    reads_ahead: configure.reads_ahead,
+                };
                 let opened = self.machine.open(file, &share);
                 opened.map_err(|err| WorkerDone::Weights(chain(err.as_ref())))?
             }

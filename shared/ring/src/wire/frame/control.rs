@@ -280,6 +280,7 @@ pub(super) fn write_configure(out: &mut Writer<'_>, configure: &Configure) {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
         KvFormat::Q8 => 2,
+        KvFormat::Q4 => 3,
     });
     out.u8(configure.prefix_percent);
     out.u8(u8::from(configure.window.is_some()));
@@ -322,7 +323,8 @@ pub(super) fn read_configure(from: &mut Reader<'_>) -> Result<Configure, FrameEr
             0 => KvFormat::F32,
             1 => KvFormat::F16,
             2 => KvFormat::Q8,
-            value => return Err(FrameError::Value { what: "kv format", value: u64::from(value), max: 2 }),
+            3 => KvFormat::Q4,
+            value => return Err(FrameError::Value { what: "kv format", value: u64::from(value), max: 3 }),
         },
         prefix_percent: from.u8("prefix percent")?,
         window: if from.flag("sliding window")? {

