@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result};
 use baton_e2e::demo::odds::{MEASURED, odds};
-use baton_e2e::demo::{DOCUMENT_TOKENS, DemoOptions};
+use baton_e2e::demo::{About, DOCUMENT_TOKENS, DemoOptions};
 use baton_e2e::process::models_folder;
 use clap::Args as ClapArgs;
 
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         json: true,
         quiet: true,
         real: false,
-        own: None,
+        about: About::Generated,
         cloud_model: models.join("demo-cloud.gguf"),
         device_model: models.join("demo-device.gguf"),
         document_tokens_min: DOCUMENT_TOKENS as usize,

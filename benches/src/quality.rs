@@ -31,6 +31,7 @@ use serde_json::json;
 use crate::report::Report;
 
 mod checks;
+mod real;
 
 /// Lengths of documents in tokens.
 pub(crate) const LENGTHS: [usize; 3] = [512, 1024, 2048];
@@ -82,9 +83,14 @@ pub(crate) struct Args {
     /// Write the quality over r to a file, for `baton-cloud scenes fit-xi`
     #[arg(long)]
     curves: Option<PathBuf>,
+    #[command(flatten)]
+    real: real::RealArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
+    if args.real.is_set() {
+        return real::run(&args.real);
+    }
     let begun = Instant::now();
     let setup = setup(&args.models)?;
     let jobs = jobs(args, &setup);

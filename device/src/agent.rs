@@ -80,6 +80,9 @@ pub struct Question {
     pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
+    /// Whether the segments are one text that is continued as it is, without a template. Only the model on
+    /// this device does that.
+    pub verbatim: bool,
 }
 
 /// What the reader of an answer receives, in order.
@@ -112,6 +115,11 @@ pub enum AgentError {
     /// This mode needs a model.
     #[error("mode `device` needs a model on this device (--model FILE)")]
     NoDevice,
+    /// A text can be continued only by a model on this device.
+    #[error(
+        "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
+    )]
+    NoDeviceForText,
     /// A field is out of its range.
     #[error(transparent)]
     Request(#[from] OutgoingError),
@@ -232,7 +240,10 @@ impl Agent {
         question: Question,
         events: mpsc::Sender<AnswerEvent>,
     ) -> Result<AnswerReport, AgentError> {
-        let mode = self.mode(question.mode)?;
+        let mode = match question.verbatim {
+            true => self.mode_for_text(question.mode)?,
+            false => self.mode(question.mode)?,
+        };
         let _turn = self.turn(mode, &events).await;
         let has_cloud = mode != RelayMode::DeviceOnly;
         let mut prepared = self.prepare(question, mode, has_cloud).await?;
@@ -291,6 +302,14 @@ impl Agent {
         }
     }
 
+    /// A text is continued by this device alone: clouds answer conversations.
+    fn mode_for_text(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {
+        match (wanted, self.device.is_some()) {
+            (RelayMode::CloudOnly, _) | (_, false) => Err(AgentError::NoDeviceForText),
+            (RelayMode::DeviceOnly | RelayMode::Relay, true) => Ok(RelayMode::DeviceOnly),
+        }
+    }
+
     async fn prepare(
         &self,
         question: Question,
@@ -303,7 +322,8 @@ impl Agent {
         let has_device = self.device.is_some();
         let draft = self.draft(&question, mode, cost);
         let memory = self.memory.clone();
-        let turn_ends = self.device.as_ref().map(|device| device.model.turn_ends()).unwrap_or_default();
+        let chats = self.device.as_ref().filter(|_| !question.verbatim);
+        let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
         let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
@@ -354,6 +374,7 @@ impl Agent {
                 sampling: sampling_params(&question.sampling),
                 tokens_max: question.tokens_max.max(1),
                 shorten: question.shorten,
+                verbatim: question.verbatim,
             };
             let rules = TextRules { tokenizer, restorer: Restorer::new(table), stop };
             let core = RelayCore::new(config, spec, rules);

@@ -1,4 +1,4 @@
-//! The OpenAI chat API for programs on this machine.
+//! The OpenAI chat and text completion API for programs on this machine.
 //!
 //! Loopback only, unless a key is set. A request is refused if its `Host` is not served, or if its body is
 //! not declared as JSON. It is also refused if it comes from a page of another origin (another port of this
@@ -87,6 +87,7 @@ pub fn check_address(address: SocketAddr, key: Option<&str>) -> Result<(), Needs
 pub fn router(state: Arc<ApiState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/completions", post(chat::continue_text))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/ring", get(ring::page))

@@ -43,6 +43,7 @@ pub use self::driven::Driven;
 pub(crate) use self::reader::Message;
 pub use self::reader::Reports;
 use self::reader::{Line, OfPrompt, Reader};
+use self::shorten::prompt_of;
 pub(crate) use self::shorten::{assembled, shortened};
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
@@ -279,7 +280,7 @@ impl LocalAnswer {
         let unread = self.unread.take().ok_or_else(|| "an answer was opened already".to_owned())?;
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         let segments = Arc::clone(&spec.segments);
-        let whole = assembled(&self.local.model, &segments)?;
+        let whole = prompt_of(&self.local.model, &segments, spec.verbatim)?;
         let refinable = segments.iter().position(|segment| segment.refine);
         let prefix = refinable.map_or(whole.ids.len(), |i| whole.segments[i].tokens.start);
         self.prompt = prompt;
@@ -360,7 +361,7 @@ impl LocalAnswer {
         let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
         let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing().into()) };
         let tokens_max = spec.tokens_max;
-        let fitted = self.fit(segments, assembled(&self.local.model, segments)?)?;
+        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec.verbatim)?)?;
         self.prompt = prompt;
         self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
         let order = Order::Prompt {

@@ -7,6 +7,7 @@ pub mod ask;
 pub mod emulation;
 pub mod odds;
 mod random;
+pub mod real;
 mod ring;
 mod table;
 
@@ -41,6 +42,35 @@ const ANSWER_TOKENS_MAX: usize = 200;
 /// are wrong about one in ten documents of twice the length (models/README.md).
 pub const DOCUMENT_TOKENS: u32 = 1000;
 
+/// What is asked about.
+#[derive(Debug, Clone)]
+pub enum About {
+    /// A generated document, chosen by the seed.
+    Generated,
+    /// The article that comes with the demo.
+    Article,
+    /// The user's own document file and question.
+    Own(PathBuf, String),
+}
+
+/// The right answer.
+#[derive(Debug, Clone)]
+enum Expected {
+    /// This text.
+    Text(String),
+    /// Any text with these words.
+    Words(&'static str),
+}
+
+impl Expected {
+    fn is(&self, answer: &str) -> bool {
+        match self {
+            Expected::Text(text) => answer.trim() == text.trim(),
+            Expected::Words(words) => answer.to_lowercase().contains(words),
+        }
+    }
+}
+
 /// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
@@ -52,8 +82,8 @@ pub struct DemoOptions {
     pub quiet: bool,
     /// Do not emulate speeds.
     pub real: bool,
-    /// The user's own document file and question.
-    pub own: Option<(PathBuf, String)>,
+    /// The document and the question.
+    pub about: About,
     /// GGUF file of the cloud's model.
     pub cloud_model: PathBuf,
     /// GGUF file of the device's model.
@@ -67,7 +97,7 @@ pub struct DemoOptions {
 pub struct Outcome {
     seed: u64,
     emulated: bool,
-    expected: Option<String>,
+    expected: Option<Expected>,
     device_alone: Report,
     cloud_alone: Report,
     cloud_alone_wire: Wire,
@@ -87,7 +117,12 @@ struct Wire {
 impl Outcome {
     /// Returns whether a run gave the right answer; `None` for the user's own document.
     fn correct(&self, report: &Report) -> Option<bool> {
-        is_right(self.expected.as_deref(), report)
+        is_right(self.expected.as_ref(), report)
+    }
+
+    /// Whether the odds that were measured are those of this task: a generated document.
+    fn has_odds(&self) -> bool {
+        matches!(self.expected, Some(Expected::Text(_)))
     }
 
     fn json(&self) -> serde_json::Value {
@@ -122,13 +157,13 @@ impl Outcome {
             "device_alone": self.device_alone,
             "cloud_alone": self.cloud_alone,
             "relay": relay,
-            "odds": self.expected.as_ref().map(|_| MEASURED.json()),
+            "odds": self.has_odds().then(|| MEASURED.json()),
         })
     }
 }
 
-fn is_right(expected: Option<&str>, report: &Report) -> Option<bool> {
-    expected.map(|expected| report.answer.trim() == expected.trim())
+fn is_right(expected: Option<&Expected>, report: &Report) -> Option<bool> {
+    expected.map(|expected| expected.is(&report.answer))
 }
 
 /// A demo that has not run yet.
@@ -141,12 +176,12 @@ pub struct Demo {
 struct Task {
     document: PathBuf,
     question: String,
-    expected: Option<String>,
+    expected: Option<Expected>,
 }
 
 impl Task {
     fn is_right(&self, report: &Report) -> Option<bool> {
-        is_right(self.expected.as_deref(), report)
+        is_right(self.expected.as_ref(), report)
     }
 }
 
@@ -184,7 +219,7 @@ impl Demo {
             if self.options.real {
                 outln!("{}", table::verdict(&outcome))?;
             }
-            if outcome.expected.is_some() {
+            if outcome.has_odds() {
                 outln!("{}", MEASURED.describe())?;
             }
         }
@@ -193,9 +228,12 @@ impl Demo {
 
     /// Checks that the files exist, before anything runs.
     fn check_files(&self) -> anyhow::Result<()> {
-        let DemoOptions { own, cloud_model, device_model, .. } = &self.options;
-        let document = own.iter().map(|(document, _)| document);
-        for path in document.chain([cloud_model, device_model]) {
+        let DemoOptions { about, cloud_model, device_model, .. } = &self.options;
+        let document = match about {
+            About::Own(document, _) => Some(document),
+            About::Generated | About::Article => None,
+        };
+        for path in document.into_iter().chain([cloud_model, device_model]) {
             let opened = std::fs::File::open(path).and_then(|file| file.metadata());
             if !opened.with_context(|| format!("open `{}`", path.display()))?.is_file() {
                 bail!("`{}` is no file", path.display());
@@ -210,8 +248,16 @@ impl Demo {
 
     async fn task(&self, scratch: &Path) -> anyhow::Result<Task> {
         self.check_files()?;
-        if let Some((document, question)) = &self.options.own {
-            return Ok(Task { document: document.clone(), question: question.clone(), expected: None });
+        match &self.options.about {
+            About::Own(document, question) => {
+                return Ok(Task { document: document.clone(), question: question.clone(), expected: None });
+            }
+            About::Article => {
+                let (document, question) = (real::article(), real::QUESTION.to_owned());
+                self.say(&format!("document: `{}`; question: {question}", document.display()));
+                return Ok(Task { document, question, expected: Some(Expected::Words(real::WORDS)) });
+            }
+            About::Generated => (),
         }
         let model = Model::open(&self.options.cloud_model).context("open the cloud's model")?;
         let wanted = Wanted {
@@ -227,7 +273,11 @@ impl Demo {
             "document: {} tokens, seed {}; question: {}",
             asked.document_tokens, self.options.seed, asked.question.text
         ));
-        Ok(Task { document, question: asked.question.text, expected: Some(asked.question.answer) })
+        Ok(Task {
+            document,
+            question: asked.question.text,
+            expected: Some(Expected::Text(asked.question.answer)),
+        })
     }
 
     async fn ask_every_way(&self, task: &Task, scratch: &Path) -> anyhow::Result<Outcome> {

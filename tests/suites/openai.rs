@@ -79,6 +79,49 @@ async fn both_programs_answer_and_refuse_alike() {
     println!("ok {} rows by raw HTTP", rows.len());
 }
 
+/// A text that the model's own template wrote has the same continuation as the conversation has an answer.
+#[tokio::test]
+async fn both_programs_continue_a_text_alike() {
+    let (cloud, device) = programs::start().await;
+    let (said, text) = programs::laid_out("Say something about rivers.");
+    let common = json!({ "model": "default", "max_tokens": 8, "temperature": 0 });
+    let with = |extra: Value| {
+        let mut body = common.clone();
+        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        body
+    };
+    for program in [&cloud, &device] {
+        let place = program.name;
+        let chat = program.chat(&with(json!({ "messages": said }))).await;
+        let answer = check_whole(program.model, &chat, place).content;
+        let whole = program.text(&with(json!({ "prompt": text }))).await.json(place);
+        assert_eq!(whole["choices"][0]["text"], answer.as_str(), "{place}: {whole}");
+        assert_eq!((&whole["object"], &whole["model"]), (&json!("text_completion"), &json!(program.model)));
+        assert!(
+            whole["usage"]["completion_tokens"].as_u64().is_some_and(|n| (1..=8).contains(&n)),
+            "{whole}"
+        );
+        let echoed = with(json!({ "prompt": [text], "echo": true, "stream": true,
+            "stream_options": { "include_usage": true } }));
+        let chunks = program.text(&echoed).await.chunks(place);
+        let streamed: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+        assert_eq!(streamed, format!("{text}{answer}"), "{place}");
+        let last = chunks.last().expect("there are chunks");
+        assert_eq!(last["usage"], whole["usage"], "{place}");
+        let refused = program.text(&with(json!({ "prompt": ["one", "two"] }))).await;
+        let want = Refusal { status: 400, param: Some("prompt"), code: "invalid_request" };
+        check_refusal(&refused, want, place);
+    }
+    let scored = cloud.text(&with(json!({ "prompt": text, "logprobs": 2 }))).await.json("cloud");
+    let logprobs = &scored["choices"][0]["logprobs"];
+    for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let entries = logprobs[list].as_array().map(Vec::len).unwrap_or_default();
+        assert_eq!(json!(entries), scored["usage"]["completion_tokens"], "{list}: {scored}");
+    }
+    assert_eq!(logprobs["top_logprobs"][0].as_object().map(serde_json::Map::len), Some(2), "{scored}");
+}
+
 #[tokio::test]
 async fn what_is_no_request_is_refused_alike() {
     let (cloud, device) = programs::start().await;

@@ -63,6 +63,16 @@ pub enum Arm {
         /// The side whose token counts if they differ.
         corrector: Corrector,
     },
+    /// `predict:NAME:MODE@R`: no answer, only how well the device's model predicts the right answer and the
+    /// cloud's from the refined prompt.
+    Predict {
+        /// Name of the device.
+        device: String,
+        /// How sentences are ranked.
+        ranking: Ranking,
+        /// r.
+        ratio: f32,
+    },
     /// `evict:NAME:POLICY@R`: a device reads the whole prompt, then keeps a share r of its keys and values.
     Evict {
         /// Name of the device.
@@ -77,7 +87,7 @@ pub enum Arm {
 /// The text is not the name of an arm.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{name}` is no arm, must be cloud, device:NAME, mask:MODE@R, relay:NAME:MODE@R:L:cloud|device or evict:NAME:POLICY@R"
+    "`{name}` is no arm, must be cloud, device:NAME, mask:MODE@R, relay:NAME:MODE@R:L:cloud|device, predict:NAME:MODE@R or evict:NAME:POLICY@R"
 )]
 pub struct UnknownArm {
     name: String,
@@ -98,7 +108,9 @@ impl Arm {
     /// Returns the ranking of the mask that the arm needs, or `None` if it needs no mask.
     pub fn ranking(&self) -> Option<Ranking> {
         match self {
-            Self::Mask { ranking, .. } | Self::Relay { ranking, .. } => Some(*ranking),
+            Self::Mask { ranking, .. } | Self::Relay { ranking, .. } | Self::Predict { ranking, .. } => {
+                Some(*ranking)
+            }
             Self::Cloud | Self::Device { .. } | Self::Evict { .. } => None,
         }
     }
@@ -106,20 +118,23 @@ impl Arm {
     /// Returns r, or `None` if the arm has none.
     pub fn ratio(&self) -> Option<f32> {
         match self {
-            Self::Mask { ratio, .. } | Self::Relay { ratio, .. } | Self::Evict { ratio, .. } => Some(*ratio),
+            Self::Mask { ratio, .. }
+            | Self::Relay { ratio, .. }
+            | Self::Predict { ratio, .. }
+            | Self::Evict { ratio, .. } => Some(*ratio),
             Self::Cloud | Self::Device { .. } => None,
         }
     }
 
     /// Returns whether the cloud has to read the prompt.
     pub fn needs_cloud(&self) -> bool {
-        matches!(self, Self::Cloud | Self::Mask { .. } | Self::Relay { .. })
+        matches!(self, Self::Cloud | Self::Mask { .. } | Self::Relay { .. } | Self::Predict { .. })
     }
 
     /// Returns how many of the cloud's tokens the arm needs, or `None` for all.
     pub fn cloud_tokens(&self) -> Option<usize> {
         match self {
-            Self::Cloud => None,
+            Self::Cloud | Self::Predict { .. } => None,
             Self::Relay { assist_tokens, .. } => Some(*assist_tokens),
             Self::Mask { .. } | Self::Device { .. } | Self::Evict { .. } => Some(0),
         }
@@ -128,7 +143,10 @@ impl Arm {
     /// Returns the name of the device that the arm runs on, or `None` if it runs on none.
     pub fn device_name(&self) -> Option<&str> {
         match self {
-            Self::Device { device } | Self::Relay { device, .. } | Self::Evict { device, .. } => Some(device),
+            Self::Device { device }
+            | Self::Relay { device, .. }
+            | Self::Predict { device, .. }
+            | Self::Evict { device, .. } => Some(device),
             Self::Cloud | Self::Mask { .. } => None,
         }
     }
@@ -147,6 +165,7 @@ impl fmt::Display for Arm {
                 };
                 write!(f, "relay:{device}:{ranking}@{ratio}:{assist_tokens}:{corrector}")
             }
+            Self::Predict { device, ranking, ratio } => write!(f, "predict:{device}:{ranking}@{ratio}"),
             Self::Evict { device, policy, ratio } => write!(f, "evict:{device}:{}@{ratio}", policy.as_str()),
         }
     }
@@ -167,6 +186,12 @@ fn parse(text: &str) -> Option<Arm> {
         "mask" => {
             let (name, ratio) = at_ratio(rest)?;
             Some(Arm::Mask { ranking: name.parse().ok()?, ratio })
+        }
+        "predict" => {
+            let (device, rest) = rest.split_once(':')?;
+            let (name, ratio) = at_ratio(rest)?;
+            let ranking = name.parse().ok()?;
+            is_device_name(device).then(|| Arm::Predict { device: device.to_owned(), ranking, ratio })
         }
         "evict" => {
             let (device, rest) = rest.split_once(':')?;
@@ -221,6 +246,7 @@ mod tests {
             "relay:phone:bm25@0.5:16:device",
             "relay:a.b-c:random:3@1:1:cloud",
             "evict:phone:h2o@0.25",
+            "predict:phone:none@1",
         ] {
             let arm: Arm = name.parse().unwrap();
             assert_eq!(arm.to_string(), name);

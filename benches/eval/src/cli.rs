@@ -149,6 +149,10 @@ pub(crate) struct RunArgs {
     /// Policies of KV eviction on the devices without a window: snapkv, h2o, streaming
     #[arg(long, global = true, value_delimiter = ',', value_parser = eviction)]
     pub(crate) evict: Vec<Eviction>,
+    /// Also measure how probable the right answer is on each device, and how much of the cloud's answer it
+    /// would have written: figures for models whose answers are too rarely right
+    #[arg(long, global = true)]
+    pub(crate) predict: bool,
     /// Run only these arms, by name, instead of all arms that the options above give
     #[arg(long, global = true, value_delimiter = ',')]
     pub(crate) arms: Vec<Arm>,
@@ -262,6 +266,11 @@ impl RunArgs {
                 }
             }
             let windowed = spec.window.is_some();
+            for &(ranking, ratio) in
+                std::iter::once(&(whole, 1.0)).chain(&masks).filter(|_| self.predict && !windowed)
+            {
+                arms.push(Arm::Predict { device: device.clone(), ranking, ratio });
+            }
             for &policy in self.evict.iter().filter(|_| !windowed) {
                 let arm = |&ratio: &f32| Arm::Evict { device: device.clone(), policy, ratio };
                 arms.extend(self.ratios.iter().map(arm));

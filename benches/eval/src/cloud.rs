@@ -105,7 +105,7 @@ const KV_TOKENS_MAX: usize = 65_536;
 const LOGITS_TOKENS: usize = 128;
 
 /// Returns the logarithm of the softmax probability of one token.
-fn log_prob(logits: &[f32], id: TokenId) -> f32 {
+pub(crate) fn log_prob(logits: &[f32], id: TokenId) -> f32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
     (f64::from(logits[id as usize] - most) - sum.ln()) as f32

@@ -16,6 +16,7 @@ use baton_protocol::Segment;
 use crate::arm::Eviction;
 use crate::cloud::{RunError, assembled, engine_options};
 use crate::device::DeviceAnswer;
+use crate::predict::{Known, Predicted, ReadPrompt, predict};
 use crate::writer::{Begun, CHUNK_TOKENS, prefill, text_of, write};
 
 /// Number of last positions whose queries SnapKV uses, and that it always keeps.
@@ -48,7 +49,8 @@ impl EvictingDevice {
         Ok(Self { engine: Engine::new(model, options)? })
     }
 
-    /// Reads the whole prompt, keeps a share `ratio` of its keys and values by `policy`, and answers.
+    /// Reads the whole prompt, keeps a share `ratio` of its keys and values by `policy`, predicts what is known,
+    /// and answers.
     ///
     /// # Errors
     /// [`RunError`]; [`RunError::Device`] for models with a sliding window.
@@ -57,8 +59,9 @@ impl EvictingDevice {
         segments: &[Segment],
         (policy, ratio): (Eviction, f32),
         max_tokens: usize,
+        known: Known<'_>,
         control: &mut dyn StepControl,
-    ) -> Result<DeviceAnswer, RunError> {
+    ) -> Result<(DeviceAnswer, Predicted), RunError> {
         let model = self.engine.model().clone();
         let ids = assembled(&model, segments)?.ids;
         let limit = model.config().context_len.saturating_sub(max_tokens + 1);
@@ -71,20 +74,23 @@ impl EvictingDevice {
             let kept = kept(policy, &weights, ids.len(), budget);
             let kept = Kept::new(&kept).and_then(|kept| self.engine.evict(seq, &kept));
             let thin = kept.map_err(|err: EvictError| RunError::Device(err.to_string()))?;
+            let read = ReadPrompt { seq: thin, last: ids[ids.len() - 1], logits: &logits };
             let begun = Begun { seq: thin, prompt: &ids, logits: &logits };
-            let written = write(&mut self.engine, begun, max_tokens, control);
+            let done = predict(&mut self.engine, read, known, control)
+                .and_then(|predicted| Ok((write(&mut self.engine, begun, max_tokens, control)?, predicted)));
             self.engine.release(thin);
-            written
+            done
         });
         self.engine.release(seq);
-        let written = result?;
-        Ok(DeviceAnswer {
+        let (written, predicted) = result?;
+        let answer = DeviceAnswer {
             text: text_of(model.tokenizer(), &written.ids),
             tokens: written.ids.len(),
             prompt_tokens: ids.len(),
             agreement: Vec::new(),
             ended: written.ended,
-        })
+        };
+        Ok((answer, predicted))
     }
 
     /// Reads the whole prompt into the cache. Returns the last logits, and the weights for the policy.

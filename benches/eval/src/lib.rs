@@ -19,6 +19,7 @@ pub mod device;
 pub mod evict;
 pub mod html;
 pub mod metric;
+pub mod predict;
 pub mod progress;
 pub mod run;
 pub mod stats;

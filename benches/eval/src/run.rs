@@ -18,6 +18,7 @@ use crate::case::Case;
 use crate::cloud::{Cloud, CloudRun, RunError};
 use crate::device::{CloudPart, Device, DeviceSpec};
 use crate::evict::EvictingDevice;
+use crate::predict::{Known, Predictor};
 use crate::store::{Origin, Row, Store, StoreError, digest_of};
 
 /// The models and workers of a run.
@@ -180,7 +181,14 @@ fn grouped(jobs: Vec<Job>) -> VecDeque<Vec<Job>> {
 type Done = Result<(String, Vec<Row>), EvalError>;
 
 fn work(setup: &Setup, queue: &Mutex<VecDeque<Vec<Job>>>, stop: &AtomicBool, results: &mpsc::Sender<Done>) {
-    let mut worker = Worker { setup, stop, cloud: None, devices: HashMap::new(), evicting: HashMap::new() };
+    let mut worker = Worker {
+        setup,
+        stop,
+        cloud: None,
+        devices: HashMap::new(),
+        evicting: HashMap::new(),
+        predictors: HashMap::new(),
+    };
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let Some(group) = next.filter(|_| !stop.load(Ordering::Relaxed)) else { return };
@@ -205,6 +213,7 @@ struct Worker<'a> {
     cloud: Option<Cloud>,
     devices: HashMap<String, Device>,
     evicting: HashMap<String, EvictingDevice>,
+    predictors: HashMap<String, Predictor>,
 }
 
 impl Worker<'_> {
@@ -317,10 +326,22 @@ impl Worker<'_> {
                 row.agreement = answer.agreement.iter().map(|&same| if same { '1' } else { '0' }).collect();
                 judge(case, answer.text, row);
             }
+            Arm::Predict { device, .. } => {
+                let (Some(run), Some(mask)) = (cloud, mask) else { return Ok(()) };
+                let segments = run.refined_segments(mask);
+                let known = self.known(case, device, cloud)?;
+                let (predicted, tokens) = self.predictor(device)?.predict(&segments, known, &mut control)?;
+                row.prompt_tokens = tokens;
+                (row.right_ln_p, row.acceptance) = (predicted.right_ln_p, predicted.acceptance);
+            }
             Arm::Evict { device, policy, ratio } => {
+                let known = self.known(case, device, cloud)?;
                 let device = self.evicting(device)?;
-                let answer =
-                    device.answer(&case.segments(), (*policy, *ratio), case.max_tokens, &mut control)?;
+                let segments = case.segments();
+                let asked = (*policy, *ratio);
+                let (answer, predicted) =
+                    device.answer(&segments, asked, case.max_tokens, known, &mut control)?;
+                (row.right_ln_p, row.acceptance) = (predicted.right_ln_p, predicted.acceptance);
                 (row.prompt_tokens, row.tokens) = (answer.prompt_tokens, answer.tokens);
                 judge(case, answer.text, row);
             }
@@ -331,6 +352,31 @@ impl Worker<'_> {
     fn spec(&self, name: &str) -> Result<&DeviceSpec, RunError> {
         let found = self.setup.devices.iter().find(|spec| spec.name == name);
         found.ok_or_else(|| RunError::Device(format!("no device `{name}`")))
+    }
+
+    /// Returns what a device's model may predict: the cloud's answer only in tokens of its own tokenizer.
+    fn known<'a>(
+        &self,
+        case: &'a Case,
+        device: &str,
+        cloud: Option<&'a CloudRun>,
+    ) -> Result<Known<'a>, RunError> {
+        let own = self.spec(device)?.model.tokenizer().digest_hex();
+        let same = own == self.setup.cloud.tokenizer().digest_hex();
+        Ok(Known {
+            right: &case.answers,
+            cloud: cloud.filter(|_| same).map(|run| run.first_tokens(usize::MAX)),
+        })
+    }
+
+    fn predictor(&mut self, name: &str) -> Result<&mut Predictor, RunError> {
+        if !self.predictors.contains_key(name) {
+            let model = self.spec(name)?.model.clone();
+            let predictor =
+                Predictor::new(model, NonZeroUsize::MIN).map_err(|err| RunError::Device(err.to_string()))?;
+            self.predictors.insert(name.to_owned(), predictor);
+        }
+        Ok(self.predictors.get_mut(name).expect("inserted above"))
     }
 
     fn device(&mut self, name: &str) -> Result<&mut Device, RunError> {

@@ -50,6 +50,12 @@ pub struct Row {
     /// Share of the content's tokens that the mask keeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f32>,
+    /// Mean natural logarithm of the probability of the right answer's tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right_ln_p: Option<f64>,
+    /// Share of the tokens of the cloud's answer that the device's model finds most probable too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acceptance: Option<f64>,
     /// Tokens of the prompt that the answer was written from.
     #[serde(default)]
     pub prompt_tokens: usize,

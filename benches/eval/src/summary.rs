@@ -31,6 +31,10 @@ pub struct Figures {
     pub score: Option<Estimate>,
     /// Mean recall of gold sentences, over cases whose gold sentences fit into the budget.
     pub recall: Option<Estimate>,
+    /// Mean natural logarithm of the probability of the right answer's tokens.
+    pub right_ln_p: Option<Estimate>,
+    /// Mean share of the cloud's answer that the device's model finds most probable too.
+    pub acceptance: Option<Estimate>,
     /// Cases whose gold sentences do not fit into the budget.
     pub gold_too_large: usize,
     /// Answers that loop.
@@ -61,12 +65,15 @@ pub fn figures(rows: &[&Row]) -> Vec<Figures> {
 }
 
 fn figures_of(key: Key, rows: &[&Row]) -> Figures {
-    let answered: Vec<&&Row> = rows.iter().filter(|row| row.score.is_some()).collect();
+    let answered: Vec<&&Row> =
+        rows.iter().filter(|row| row.score.is_some() || row.right_ln_p.is_some()).collect();
     let count = |test: fn(&Row) -> bool| rows.iter().filter(|row| test(row)).count();
     Figures {
         key,
         score: estimate(&samples(rows, |row| row.score)),
         recall: estimate(&samples(rows, fitting_recall)),
+        right_ln_p: estimate(&samples(rows, |row| row.right_ln_p)),
+        acceptance: estimate(&samples(rows, |row| row.acceptance)),
         gold_too_large: count(|row| row.gold_fits == Some(false)),
         looped: count(|row| row.faults.looped),
         garbled: count(|row| row.faults.garbled),
@@ -111,10 +118,12 @@ pub fn table(figures: &[Figures]) -> String {
         None => String::new(),
     };
     let mut out = String::new();
-    let mut line = |cells: [&str; 7]| {
-        let [arm, score, recall, n, prompt, faults, failed] = cells;
-        let written =
-            writeln!(out, "{arm:<44} {score:>20} {recall:>20} {n:>6} {prompt:>7} {faults:>14} {failed:>6}");
+    let mut line = |cells: [&str; 9]| {
+        let [arm, score, recall, ln_p, accepted, n, prompt, faults, failed] = cells;
+        let written = writeln!(
+            out,
+            "{arm:<44} {score:>20} {recall:>20} {ln_p:>20} {accepted:>20} {n:>6} {prompt:>7} {faults:>14} {failed:>6}"
+        );
         written.expect("writing to a String cannot fail");
     };
     let mut before: Option<(&str, &str, usize)> = None;
@@ -125,19 +134,26 @@ pub fn table(figures: &[Figures]) -> String {
                 (suite, group, 0) => format!("{suite} {group}"),
                 (suite, group, length) => format!("{suite} {group}, {length} tokens"),
             };
-            line(["", "", "", "", "", "", ""]);
-            line([&title, "score %", "recall %", "cases", "prompt", "loop/garb/off", "failed"]);
+            line([""; 9]);
+            let heads = ["score %", "recall %", "ln p of right", "accepted %", "cases", "prompt"];
+            let [score, recall, ln_p, accepted, n, prompt] = heads;
+            line([&title, score, recall, ln_p, accepted, n, prompt, "loop/garb/off", "failed"]);
             before = Some(key);
         }
-        let n = figure.score.or(figure.recall).map_or(0, |e| e.n);
+        let n = figure.score.or(figure.recall).or(figure.right_ln_p).map_or(0, |e| e.n);
         let faults = match figure.score {
             Some(_) => format!("{}/{}/{}", figure.looped, figure.garbled, figure.off_question),
             None => String::new(),
         };
-        let prompt = figure.score.map_or_else(String::new, |_| format!("{:.0}", figure.prompt_tokens));
+        let read = figure.score.or(figure.right_ln_p);
+        let prompt = read.map_or_else(String::new, |_| format!("{:.0}", figure.prompt_tokens));
+        let ln_p = figure
+            .right_ln_p
+            .map_or_else(String::new, |e| format!("{:6.3} [{:6.3} {:6.3}]", e.mean, e.low, e.high));
         let failed = if figure.failed > 0 { figure.failed.to_string() } else { String::new() };
-        let (score, recall) = (percent(&figure.score), percent(&figure.recall));
-        line([&figure.key.arm, &score, &recall, &n.to_string(), &prompt, &faults, &failed]);
+        let [score, recall, accepted] = [&figure.score, &figure.recall, &figure.acceptance].map(percent);
+        let n = n.to_string();
+        line([&figure.key.arm, &score, &recall, &ln_p, &accepted, &n, &prompt, &faults, &failed]);
     }
     out
 }

@@ -91,6 +91,45 @@ fn arms_that_must_agree_do() {
 }
 
 #[test]
+fn predictions_are_those_of_the_model() {
+    let setup = setup(1);
+    let cases: Vec<Case> = cases(&setup, 2).into_iter().filter(|case| case.group == "short").collect();
+    let arms = ["cloud", "predict:same:none@1", "evict:same:snapkv@1", "predict:other:none@1"];
+    let rows = rows(&setup, jobs(&cases, &arms));
+    let of = |arm: &str| rows.iter().filter(move |row| row.arm == arm);
+    assert_eq!(of("predict:same:none@1").count(), cases.len());
+    for (row, evicting) in of("predict:same:none@1").zip(of("evict:same:snapkv@1")) {
+        assert_eq!((row.error.as_ref(), row.score), (None, None), "{row:?}");
+        assert_eq!(row.acceptance, Some(1.0), "a model finds its own answer most probable");
+        // The answer is right, so each of its tokens has more than half of the probability.
+        assert!(row.right_ln_p.is_some_and(|ln_p| ln_p <= 0.0 && ln_p > 0.5f64.ln()), "{row:?}");
+        assert_eq!(
+            (row.right_ln_p, row.acceptance),
+            (evicting.right_ln_p, evicting.acceptance),
+            "nothing was evicted"
+        );
+    }
+    for row in of("predict:other:none@1") {
+        assert_eq!(row.acceptance, None, "it has another tokenizer");
+        assert!(row.right_ln_p.is_some_and(f64::is_finite), "{row:?}");
+    }
+    // Without the sentence that holds it, the right answer is less probable.
+    let without: Vec<Case> = cases
+        .iter()
+        .map(|case| {
+            let gold = case.gold[0].clone();
+            let content = format!("{}{}", &case.content[..gold.start], &case.content[gold.end..]);
+            Case { content, gold: Vec::new(), ..case.clone() }
+        })
+        .collect();
+    let blind = self::rows(&setup, jobs(&without, &["predict:same:none@1"]));
+    for (row, blind) in of("predict:same:none@1").zip(&blind) {
+        assert_eq!(row.case, blind.case);
+        assert!(blind.right_ln_p < row.right_ln_p, "{row:?} {blind:?}");
+    }
+}
+
+#[test]
 fn refined_prompts_answer_and_other_tokenizers_go_on_in_text() {
     let setup = setup(1);
     let cases = cases(&setup, 2);

@@ -149,6 +149,7 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         refine: RefineOptions::default(),
         assist_tokens: None,
         corrector: None,
+        verbatim: false,
     };
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };

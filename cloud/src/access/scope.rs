@@ -10,7 +10,7 @@ use super::AccessError;
 pub enum Scope {
     /// `POST /v1/assist`, and the calls that continue an answer.
     Assist,
-    /// `POST /v1/chat/completions`.
+    /// `POST /v1/chat/completions` and `POST /v1/completions`.
     Chat,
     /// `GET /v1/scenes`.
     ScenesRead,

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: the OpenAI chat API.
+//! `POST /v1/chat/completions` and `POST /v1/completions`: the OpenAI chat and text completion API.
 //!
 //! Serves callers that want the whole answer from the cloud. With the field `baton`, it serves callers that
 //! use scenes and continue by themselves after the cloud's L tokens. Requests and replies are those of
@@ -14,8 +14,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_openai::reply::{ChatCompletion, Head, Message};
 use baton_openai::stream::{ChunkWriter, StreamWishes};
-use baton_openai::wire::ChatCompletionRequest;
-use baton_openai::{Capabilities, ErrorReply, parse};
+use baton_openai::text_reply::TextCompletion;
+use baton_openai::wire::{ChatCompletionRequest, TextCompletionRequest};
+use baton_openai::{Capabilities, ChatRequest, ErrorReply, FieldError, parse, parse_text};
 use baton_protocol::{AssistEvent, EndReason, ErrorCode, ProgressEvent};
 
 use self::reply::Reply;
@@ -54,18 +55,57 @@ pub(super) async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(app, &caller, &headers, body).await.map_err(|err| err.told_in(Dialect::OpenAi))
+    answer(app, &caller, &headers, body, parse).await.map_err(|err| err.told_in(Dialect::OpenAi))
 }
+
+/// Continues a text.
+///
+/// The prompt is used as it is: no chat template is applied, and control tokens that are written as text are
+/// read as such. This is the API for base models. The stream is as that of the chat API; its chunks have the
+/// shape of the whole reply.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    tag = "chat",
+    request_body = TextCompletionRequest,
+    responses(
+        (status = 200, description = "the continuation, whole or as a stream", content(
+            (TextCompletion = "application/json"),
+            (String = "text/event-stream"),
+        )),
+        (status = "4XX", description = "refused: the field to blame is in `param`", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
+pub(super) async fn continue_text(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, &caller, &headers, body, parse_text).await.map_err(|err| err.told_in(Dialect::OpenAi))
+}
+
+/// Reads a request of one of the two APIs.
+type Parse = fn(&[u8], &Capabilities) -> Result<ChatRequest, FieldError>;
 
 /// A request that was accepted: its answer, and how the answer is sent.
 struct Accepted {
     answer: AssistStream,
+    head: Head,
     reply: Reply,
     /// Options of the stream, or `None` for a reply in one piece.
     stream: Option<StreamWishes>,
 }
 
-async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+async fn answer(
+    app: App,
+    caller: &Caller,
+    headers: &HeaderMap,
+    body: Body,
+    parse: Parse,
+) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
     let terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app, caller).await?;
@@ -84,13 +124,16 @@ async fn answer(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> R
             }
         };
         answer.watch(permit);
+        let head = match &work {
+            ChatWork::Whole(completion) => Head::to(&completion.prompt, answer.model()),
+            ChatWork::Assisted(..) => Head::new(answer.model()),
+        };
         let reply = Reply::new(service.model_named(answer.model())?.model, &work);
         // Dropped now, because the texts are not needed any more and an answer may take minutes.
         drop((work, held));
-        Ok(Accepted { answer, reply, stream })
+        Ok(Accepted { answer, head, reply, stream })
     });
-    let Accepted { answer, reply, stream } = accepted.await?;
-    let head = Head::new(answer.model());
+    let Accepted { answer, head, reply, stream } = accepted.await?;
     let Some(wishes) = stream else { return whole(head, reply, answer).await };
     let chunks = Chunks { writer: ChunkWriter::new(head, wishes), reply };
     sse::response(answer, chunks, &app.limits).await

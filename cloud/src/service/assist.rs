@@ -141,6 +141,8 @@ pub(crate) struct Extras {
     pub(crate) penalties: Penalties,
     pub(crate) constraint: Option<Constraint>,
     pub(crate) logprobs: Option<Logprobs>,
+    /// Whether the answer continues a text that no template laid out: the end of a turn does not end it.
+    pub(crate) verbatim: bool,
 }
 
 fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams {
@@ -164,7 +166,10 @@ impl Draft {
         sampling: &Sampling,
     ) -> Result<(Prepared, AssistStream), ServiceError> {
         let sampler = Sampler::new(sampling_params(sampling, self.extras.penalties))?;
-        let stop = StopStrings::new(&sampling.stop)?.with_turn_ends(served.model.turn_ends());
+        let mut stop = StopStrings::new(&sampling.stop)?;
+        if !self.extras.verbatim {
+            stop = stop.with_turn_ends(served.model.turn_ends());
+        }
         let id = served.handle.new_id();
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens, Some(&served.handle));
         let prompt_tokens = self.prompt.len();

@@ -1,11 +1,11 @@
-//! Turns a chat completion into a job: the cloud writes the whole answer, without refinement.
+//! Turns a chat or text completion into a job: the cloud writes the whole answer, without refinement.
 
 use std::time::{Duration, Instant};
 
 use baton_engine::PrefixScope;
-use baton_engine::prompt::assemble_with_tools;
+use baton_engine::prompt::{assemble_with_tools, verbatim};
 use baton_engine::tokenizer::TokenId;
-use baton_openai::{AnswerFormat, ChatMessage, Penalties, Tool, ToolUse};
+use baton_openai::{AnswerFormat, ChatMessage, Penalties, Prompt, Tool, ToolUse};
 use baton_protocol::{Sampling, Segment};
 use serde_json::json;
 
@@ -22,13 +22,13 @@ use crate::service::{Served, ServiceError, Terms};
 /// How long to search for the tool whose schema cannot be followed. After that, the error names no tool.
 const BLAME_MAX: Duration = Duration::from_millis(200);
 
-/// A checked chat completion.
+/// A checked chat or text completion.
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     /// Name of the model, or `default`.
     pub model: String,
-    /// The messages; none of them is refined.
-    pub messages: Vec<ChatMessage>,
+    /// The messages, or the text to continue; nothing of it is refined.
+    pub prompt: Prompt,
     /// How the answer is sampled, and its stop strings.
     pub sampling: Sampling,
     /// Penalties for tokens that the answer already contains.
@@ -48,7 +48,7 @@ impl CompletionRequest {
     pub fn new(model: impl Into<String>, messages: Vec<ChatMessage>) -> CompletionRequest {
         CompletionRequest {
             model: model.into(),
-            messages,
+            prompt: Prompt::Chat(messages),
             sampling: Sampling::default(),
             penalties: Penalties::default(),
             max_tokens: None,
@@ -60,7 +60,11 @@ impl CompletionRequest {
 
     /// Returns all texts of the prompt, except the schemas of tools.
     fn texts(&self) -> impl Iterator<Item = &str> + Clone {
-        let messages = self.messages.iter();
+        let text = match &self.prompt {
+            Prompt::Chat(_) => None,
+            Prompt::Text { text, .. } => Some(text.as_str()),
+        };
+        let messages = self.prompt.messages().iter();
         let said = messages.clone().map(|message| message.text.as_str());
         let called = messages
             .flat_map(|message| &message.calls)
@@ -68,7 +72,7 @@ impl CompletionRequest {
         let tools = self.tools.iter().flat_map(|tools| &tools.tools);
         let described =
             tools.flat_map(|tool| [Some(tool.name.as_str()), tool.description.as_deref()]).flatten();
-        said.chain(called).chain(described)
+        text.into_iter().chain(said).chain(called).chain(described)
     }
 }
 
@@ -108,20 +112,29 @@ pub(crate) fn prepare(
         ends_at_cap: true,
         trace: terms.trace,
         scene: None,
-        extras: Extras { penalties: request.penalties, constraint, logprobs: request.logprobs.clone() },
+        extras: Extras {
+            penalties: request.penalties,
+            constraint,
+            logprobs: request.logprobs.clone(),
+            verbatim: matches!(request.prompt, Prompt::Text { .. }),
+        },
     };
     draft.prepared(served, &request.sampling)
 }
 
 fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {
+    let messages = match &request.prompt {
+        Prompt::Chat(messages) => messages,
+        Prompt::Text { text, .. } => return Ok(verbatim(served.model.tokenizer(), text)?),
+    };
     let tools = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
-    if tools.is_empty() && !request.messages.iter().any(ChatMessage::is_about_tools) {
+    if tools.is_empty() && !messages.iter().any(ChatMessage::is_about_tools) {
         let segment = |message: &ChatMessage| Segment::fixed(message.role, message.text.as_str());
-        let segments: Vec<Segment> = request.messages.iter().map(segment).collect();
+        let segments: Vec<Segment> = messages.iter().map(segment).collect();
         return Ok(assembled(served, &segments)?.ids);
     }
     let template = served.model.template();
-    let (turns, tools) = ToolForm::of(template).lay_out(&request.messages, tools);
+    let (turns, tools) = ToolForm::of(template).lay_out(messages, tools);
     Ok(assemble_with_tools(served.model.tokenizer(), template, &turns, &tools)?)
 }
 

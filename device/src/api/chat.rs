@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`, streamed or whole. Requests and replies are those of `baton_openai`.
+//! `POST /v1/chat/completions` and `POST /v1/completions`, streamed or whole. Requests and replies are those of `baton_openai`.
 
 use super::error::ApiError;
 use super::{ANSWERS_MAX, ApiState};
@@ -12,8 +12,8 @@ use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use baton_openai::reply::{Ending, FinishReason, Head, Message, Piece};
 use baton_openai::stream::{ChunkWriter, HEADERS, PING, StreamWishes};
-use baton_openai::{Capabilities, ChatRequest, parse};
-use baton_protocol::{RefineOptions, Usage};
+use baton_openai::{Capabilities, ChatRequest, FieldError, Prompt, parse, parse_text};
+use baton_protocol::{RefineOptions, Role, Segment, Usage};
 use futures_util::Stream;
 use serde_json::json;
 use std::convert::Infallible;
@@ -27,7 +27,21 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// How long a stream waits for an error that can be sent as an HTTP status. No reply is silent for longer.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
+/// Reads a request of one of the two APIs.
+type Parse = fn(&[u8], &Capabilities) -> Result<ChatRequest, FieldError>;
+
 pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> Result<Response, ApiError> {
+    answer(state, body, parse).await
+}
+
+pub(super) async fn continue_text(
+    State(state): State<Arc<ApiState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(state, body, parse_text).await
+}
+
+async fn answer(state: Arc<ApiState>, body: Body, parse: Parse) -> Result<Response, ApiError> {
     let body = state.bodies.read(body).await?;
     let place = state.places.clone().try_acquire_owned().map_err(|err| match err {
         TryAcquireError::NoPermits => ApiError::Busy { waiting: ANSWERS_MAX, max: ANSWERS_MAX },
@@ -41,23 +55,37 @@ pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> 
         super::check_model(&reading, &request.model)?;
         let question = question(&reading, &request);
         let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
-        Ok::<_, ApiError>((question, request.stream.then_some(wishes)))
+        let head = Head::to(&request.prompt, reading.model_name.as_str());
+        let echo = match request.prompt {
+            Prompt::Text { text, echo: true } => Some(text),
+            _ => None,
+        };
+        Ok::<_, ApiError>((question, Shape { head, echo }, request.stream.then_some(wishes)))
     });
-    let (question, streamed) = read.await.map_err(AgentError::Prepare)??;
-    let head = Head::new(state.model_name.as_str());
+    let (question, shape, streamed) = read.await.map_err(AgentError::Prepare)??;
     if let Some(wishes) = streamed {
-        return stream(state, question, ChunkWriter::new(head, wishes), place).await;
+        return stream(state, question, shape, wishes, place).await;
     }
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };
     let (report, ()) = tokio::join!(state.agent.answer(question, sender), drain);
-    whole(head, report?)
+    whole(shape, report?)
+}
+
+/// What a reply has besides the answer.
+struct Shape {
+    head: Head,
+    /// The prompt, if the reply begins with it.
+    echo: Option<String>,
 }
 
 fn question(state: &ApiState, request: &ChatRequest) -> Question {
     let tokenizer = state.agent.tokenizer();
     Question {
-        segments: mark(&request.messages, |text| tokenizer.encode(text).len()),
+        segments: match &request.prompt {
+            Prompt::Chat(messages) => mark(messages, |text| tokenizer.encode(text).len()),
+            Prompt::Text { text, .. } => vec![Segment::fixed(Role::User, text.as_str())],
+        },
         scene: state.scene.clone(),
         mode: state.mode,
         pace: state.pace,
@@ -67,6 +95,7 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
         assist_tokens: None,
         shorten: request.shorten,
         corrector: None,
+        verbatim: matches!(request.prompt, Prompt::Text { .. }),
     }
 }
 
@@ -101,14 +130,14 @@ pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> 
     })
 }
 
-fn whole(head: Head, report: AnswerReport) -> Result<Response, ApiError> {
+fn whole(shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
     if let Some(err) = failure(&report, &report.answer) {
         return Err(err);
     }
     let ending = ending(&report);
     let mut message = Message::default();
-    message.take([Piece::text(report.answer)]);
-    Ok(Json(message.into_completion(head, ending)).into_response())
+    message.take(shape.echo.into_iter().chain([report.answer]).map(Piece::text));
+    Ok(Json(message.into_completion(shape.head, ending)).into_response())
 }
 
 /// Streams chunks. The answer runs in its own task, which ends if the reader disconnects, because its channel
@@ -116,14 +145,16 @@ fn whole(head: Head, report: AnswerReport) -> Result<Response, ApiError> {
 async fn stream(
     state: Arc<ApiState>,
     question: Question,
-    writer: ChunkWriter,
+    shape: Shape,
+    wishes: StreamWishes,
     place: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
     let (frames, receiver) = mpsc::channel(EVENTS_MAX);
     let (begun, refused) = oneshot::channel();
     tokio::spawn(async move {
         let _place = place;
-        run(&state, question, writer, &frames, begun).await;
+        let writer = ChunkWriter::new(shape.head, wishes);
+        run(&state, question, writer, shape.echo, &frames, begun).await;
     });
     if let Ok(Ok(err)) = tokio::time::timeout(REFUSED_WITHIN, refused).await {
         return Err(err);
@@ -157,6 +188,9 @@ fn packet(write: impl FnOnce(&mut String)) -> String {
 }
 
 async fn send(frames: &mpsc::Sender<String>, packet: String) -> Result<(), Gone> {
+    if packet.is_empty() {
+        return Ok(());
+    }
     frames.send(packet).await.map_err(|_| Gone)
 }
 
@@ -164,6 +198,7 @@ async fn run(
     state: &ApiState,
     question: Question,
     mut writer: ChunkWriter,
+    mut echo: Option<String>,
     frames: &mpsc::Sender<String>,
     begun: oneshot::Sender<ApiError>,
 ) {
@@ -180,10 +215,11 @@ async fn run(
                 () = frames.closed() => return Err(Gone),
             };
             match event {
-                None => return Ok((writer, begun)),
+                None => return Ok((writer, begun, echo)),
                 Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
                     // From here on the reply is a stream, whatever happens.
                     begun = None;
+                    let text = echo.take().into_iter().chain([text]).collect::<String>();
                     send(frames, packet(|out| writer.piece(Piece::text(text), out))).await?;
                 }
                 Some(AnswerEvent::Progress(progress)) => {
@@ -195,7 +231,7 @@ async fn run(
         }
     };
     let (report, forwarded) = tokio::join!(answer, forward);
-    let Ok((writer, begun)) = forwarded else { return };
+    let Ok((writer, begun, echo)) = forwarded else { return };
     let report = report.map_err(ApiError::from).and_then(|report| match failure(&report, "") {
         Some(err) => Err(err),
         None => Ok(report),
@@ -209,15 +245,21 @@ async fn run(
         (report, _) => report,
     };
     // A reader that disconnects now misses only the end of a finished answer.
-    let _gone = send(frames, last(&writer, &report)).await;
+    let _gone = send(frames, last(writer, echo, &report)).await;
 }
 
-/// Returns the frames of an answer's end.
-fn last(writer: &ChunkWriter, report: &Result<AnswerReport, ApiError>) -> String {
+/// Returns the frames of an answer's end. `echo` is the prompt if the answer has no text before which it was
+/// sent.
+fn last(mut writer: ChunkWriter, echo: Option<String>, report: &Result<AnswerReport, ApiError>) -> String {
     packet(|out| {
         match report {
             Err(err) => writer.error(&err.reply(), out),
-            Ok(report) => writer.end(ending(report), out),
+            Ok(report) => {
+                if let Some(text) = echo {
+                    writer.piece(Piece::text(text), out);
+                }
+                writer.end(ending(report), out);
+            }
         }
         writer.done(out);
     })

@@ -53,7 +53,9 @@ impl ApiError {
             | Self::NoSuchMethod(_)
             | Self::TooLarge { .. }
             | Self::NotJson
-            | Self::Agent(AgentError::Request(_) | AgentError::Stop(_)) => ErrorCode::InvalidRequest,
+            | Self::Agent(AgentError::Request(_) | AgentError::Stop(_) | AgentError::NoDeviceForText) => {
+                ErrorCode::InvalidRequest
+            }
             Self::NoSuchModel { .. } => ErrorCode::UnknownModel,
             Self::SlowBody { .. } => ErrorCode::Timeout,
             Self::Forbidden(_) => ErrorCode::Forbidden,

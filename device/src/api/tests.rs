@@ -6,6 +6,7 @@ use crate::local::LocalOptions;
 use crate::local::tests::model;
 use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
+use baton_engine::template::Message;
 use baton_engine::{Engine, EngineOptions};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -91,6 +92,36 @@ async fn whole_and_streamed_answers_are_the_same() {
     assert!(rest.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)), "{rest:?}");
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
+}
+
+#[tokio::test]
+async fn a_text_is_continued_as_it_is() {
+    let url = serve(None).await;
+    let messages = [Message { role: "user", content: "Say it." }];
+    let text = model().template().render(&messages, true).unwrap();
+    let ask = async |path: &str, extra: Value| {
+        let mut body = json!({ "max_tokens": 12, "seed": 4 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let reply = client().post(format!("{url}/v1/{path}")).json(&body).send().await.unwrap();
+        assert_eq!(reply.status().as_u16(), 200);
+        reply.text().await.unwrap()
+    };
+    let chat =
+        ask("chat/completions", json!({ "messages": [{ "role": "user", "content": "Say it." }] })).await;
+    let chat: Value = serde_json::from_str(&chat).unwrap();
+    let answer = chat["choices"][0]["message"]["content"].as_str().unwrap();
+    let whole = ask("completions", json!({ "prompt": text, "echo": true })).await;
+    let whole: Value = serde_json::from_str(&whole).unwrap();
+    let echoed = format!("{text}{answer}");
+    assert_eq!(whole["choices"][0]["text"], echoed.as_str(), "the prompt is the template's");
+    assert_eq!(whole["usage"], chat["usage"]);
+    let stream = ask("completions", json!({ "prompt": text, "echo": true, "stream": true })).await;
+    let chunks =
+        stream.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let chunks: Vec<Value> = chunks.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let streamed: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    assert_eq!(streamed, echoed);
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "text_completion"));
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ pub struct AnswerSpec {
     pub tokens_max: usize,
     /// Whether a prompt that is too long is shortened (BM25) instead of refused.
     pub shorten: bool,
+    /// Whether the segments are one text that is continued as it is, without the model's template.
+    pub verbatim: bool,
 }
 
 /// A command to the local engine.

@@ -3,7 +3,7 @@
 
 use super::chain;
 use baton_engine::Model;
-use baton_engine::prompt::{Prompt, PromptSegment, assemble};
+use baton_engine::prompt::{Prompt, PromptSegment, assemble, verbatim};
 use baton_protocol::{Segment, SentenceMap};
 use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
 
@@ -29,6 +29,16 @@ pub(crate) fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, S
         return Err("the prompt has no tokens".into());
     }
     Ok(prompt)
+}
+
+/// Makes the prompt's token ids: with the model's template, or of a text that is continued as it is.
+pub(super) fn prompt_of(model: &Model, segments: &[Segment], is_verbatim: bool) -> Result<Prompt, String> {
+    if !is_verbatim {
+        return assembled(model, segments);
+    }
+    let text: String = segments.iter().map(|segment| segment.text.as_str()).collect();
+    let ids = verbatim(model.tokenizer(), &text).map_err(|err| chain(&err))?;
+    Ok(Prompt { ids, segments: Vec::new() })
 }
 
 /// Leaves out the least relevant sentences until the prompt has at most `limit` tokens; returns `None` if

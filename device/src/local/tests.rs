@@ -80,7 +80,14 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         Segment::fixed(Role::User, "\n\nQuestion: why is item 3 red?"),
     ];
     let sampling = SamplingParams::default();
-    AnswerSpec { segments: Arc::from(segments), adapter: None, sampling, tokens_max, shorten }
+    AnswerSpec {
+        segments: Arc::from(segments),
+        adapter: None,
+        sampling,
+        tokens_max,
+        shorten,
+        verbatim: false,
+    }
 }
 
 fn document(sentences: usize) -> String {

@@ -25,6 +25,7 @@ fn open(words: usize) -> EngineCommand {
         sampling: SamplingParams::default(),
         tokens_max: 4,
         shorten: false,
+        verbatim: false,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }

@@ -133,6 +133,17 @@ pub fn assemble(
     if prompt.ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(prompt) }
 }
 
+/// Returns the tokens of a text that is continued as it is: no template, and control tokens that are written
+/// in it are read as such. A begin token is added if the tokenizer asks for one and the text lacks it.
+///
+/// # Errors
+/// [`PromptError::NoTokens`] if there are none.
+pub fn verbatim(tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, PromptError> {
+    let mut prompt = Prompt { ids: tokenizer.encode_template(text), segments: Vec::new() };
+    begin(&mut prompt, tokenizer);
+    if prompt.ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(prompt.ids) }
+}
+
 /// Whether a role is a short name: templates write roles beside control tokens.
 fn is_role(role: &str) -> bool {
     let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');

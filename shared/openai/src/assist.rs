@@ -31,12 +31,13 @@ impl ChatRequest {
                 "a device could not continue with it; leave it or `baton` out",
             ));
         }
-        if let Some(at) = self.messages.iter().position(ChatMessage::is_about_tools) {
+        let messages = self.prompt.messages();
+        if let Some(at) = messages.iter().position(ChatMessage::is_about_tools) {
             let message = "tools are not supported together with `baton`";
             return Err(FieldError::new(format!("messages[{at}]"), message));
         }
-        if let Some(at) = baton.refine.iter().position(|&message| message >= self.messages.len()) {
-            let want = format!("must be below {}, the number of messages", self.messages.len());
+        if let Some(at) = baton.refine.iter().position(|&message| message >= messages.len()) {
+            let want = format!("must be below {}, the number of messages", messages.len());
             return Err(FieldError::new(format!("baton.refine[{at}]"), want));
         }
         Ok(())
@@ -61,7 +62,7 @@ impl ChatRequest {
             scene_version: baton.scene_version,
             model: self.model,
             tokenizer_sha256: None,
-            segments: self.messages.into_iter().enumerate().map(segment).collect(),
+            segments: self.prompt.into_messages().into_iter().enumerate().map(segment).collect(),
             continue_from: None,
             device: baton.device,
             sampling: self.sampling,

@@ -1,4 +1,4 @@
-//! The OpenAI chat API of both programs: requests, refusals, tools, replies, streams, errors, models.
+//! The OpenAI chat and text completion API of both programs: requests, refusals, tools, replies, streams, errors, models.
 //!
 //! | module | holds |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [`assist`] | a request with the field `baton`, as a request of the assist protocol |
 //! | [`tools`], [`tool_calls`] | tools and messages; calls found in the text of an answer |
 //! | [`reply`], [`logprobs`], [`usage`] | an answer in one piece, and its parts |
+//! | [`text_reply`] | the same for a text completion |
 //! | [`stream`] | an answer as server-sent events |
 //! | [`error`] | refusals and the body of an error |
 //! | [`models`] | the list of models |
@@ -25,6 +26,7 @@ pub mod models;
 pub mod reply;
 pub mod request;
 pub mod stream;
+pub mod text_reply;
 pub mod tool_calls;
 pub mod tools;
 pub mod usage;
@@ -32,5 +34,5 @@ pub mod wire;
 
 pub use self::capabilities::Capabilities;
 pub use self::error::{ErrorReply, FieldError};
-pub use self::request::{AnswerFormat, ChatRequest, Penalties, parse};
+pub use self::request::{AnswerFormat, ChatRequest, Penalties, Prompt, parse, parse_text};
 pub use self::tools::{ChatMessage, PastCall, Tool, ToolChoice, ToolUse};

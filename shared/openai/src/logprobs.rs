@@ -55,6 +55,20 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Returns the text and the log probability of the token that was sampled.
+    pub(crate) fn chosen(&self) -> (Cow<'_, str>, f64) {
+        let written = WrittenToken::new(self.vocabulary.as_ref(), self.logprobs.chosen);
+        (written.token, written.logprob)
+    }
+
+    /// Returns the texts and the log probabilities of the most probable tokens.
+    pub(crate) fn top(&self) -> impl Iterator<Item = (Cow<'_, str>, f64)> {
+        let written = |&token: &TokenLogprob| WrittenToken::new(self.vocabulary.as_ref(), token);
+        self.logprobs.top.iter().map(written).map(|written| (written.token, written.logprob))
+    }
+}
+
 impl Serialize for Place {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let written = |&token: &TokenLogprob| WrittenToken::new(self.vocabulary.as_ref(), token);

@@ -12,15 +12,27 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::logprobs::{LogprobsBody, Place};
+use crate::request::Prompt;
+use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
 use crate::tool_calls::ToolPiece;
 use crate::usage::Usage;
 
 /// Hexadecimal digits of a call's id.
 const CALL_ID_DIGITS: usize = 24;
 
+/// Which of the two APIs a reply belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Api {
+    /// Chat completions.
+    Chat,
+    /// Text completions.
+    Text,
+}
+
 /// The fields that are the same in every part of one reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
+    pub(crate) api: Api,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
@@ -29,10 +41,32 @@ pub struct Head {
 impl Head {
     /// Makes the head of a new reply from this model, with a new id and the current time.
     pub fn new(model: impl Into<String>) -> Head {
+        Head::of(Api::Chat, model.into())
+    }
+
+    /// Makes the head of a new text completion.
+    pub fn text(model: impl Into<String>) -> Head {
+        Head::of(Api::Text, model.into())
+    }
+
+    /// Makes the head of a reply to a request with this prompt.
+    pub fn to(prompt: &Prompt, model: impl Into<String>) -> Head {
+        match prompt {
+            Prompt::Chat(_) => Head::new(model),
+            Prompt::Text { .. } => Head::text(model),
+        }
+    }
+
+    fn of(api: Api, model: String) -> Head {
+        let kind = match api {
+            Api::Chat => "chatcmpl",
+            Api::Text => "cmpl",
+        };
         Head {
-            id: format!("chatcmpl-{}", Uuid::new_v4().simple()),
+            api,
+            id: format!("{kind}-{}", Uuid::new_v4().simple()),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            model: model.into(),
+            model,
         }
     }
 }
@@ -151,7 +185,24 @@ impl Message {
     }
 
     /// Makes the reply in one piece.
-    pub fn into_completion(self, head: Head, ending: Ending) -> ChatCompletion {
+    pub fn into_completion(self, head: Head, ending: Ending) -> Completion {
+        match head.api {
+            Api::Chat => Completion::Chat(self.into_chat(head, ending)),
+            Api::Text => Completion::Text(self.into_text(&head, ending)),
+        }
+    }
+
+    fn into_text(self, head: &Head, ending: Ending) -> TextCompletion {
+        let logprobs = TextLogprobs::of(self.places, &mut 0);
+        TextCompletion {
+            choices: vec![TextChoice::new(self.content, logprobs, Some(ending.finish_reason))],
+            usage: Some(Some(ending.usage)),
+            baton: ending.baton,
+            ..TextCompletion::bare(head)
+        }
+    }
+
+    fn into_chat(self, head: Head, ending: Ending) -> ChatCompletion {
         let Message { content, calls, places } = self;
         let content = Some(content).filter(|content| !content.is_empty() || calls.is_empty());
         let tool_calls = Some(calls).filter(|calls| !calls.is_empty());
@@ -175,6 +226,16 @@ impl Message {
 
 /// The role of an answer.
 pub(crate) const ASSISTANT: &str = "assistant";
+
+/// A whole answer of one of the two APIs.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Completion {
+    /// To a conversation.
+    Chat(ChatCompletion),
+    /// To a text.
+    Text(TextCompletion),
+}
 
 /// A whole answer.
 #[derive(Debug, Serialize, ToSchema)]

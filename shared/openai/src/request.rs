@@ -1,10 +1,11 @@
-//! A chat completion request, read and checked.
+//! A request of the chat or text completion API, read and checked.
 //!
 //! Always: a field that a program does not support is refused by name, never ignored. A value that asks for
 //! nothing (null, an empty list, a penalty of 0) is accepted. So is a field that only describes the caller.
 //! Ranges and defaults are OpenAI's: the temperature is 1, and each answer is different unless a seed is set.
 
 mod messages;
+mod text;
 mod tools;
 mod unsupported;
 
@@ -12,9 +13,11 @@ mod unsupported;
 mod tests;
 
 use baton_protocol::{Sampling, check_shape};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use uuid::Uuid;
 
+pub use self::text::parse_text;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
 use crate::tools::{ChatMessage, ToolUse};
@@ -25,13 +28,45 @@ pub const MODEL_DEFAULT: &str = "default";
 /// The most characters of the client's own text that an error repeats.
 const WORDS_MAX: usize = 200;
 
+/// What an answer follows.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A conversation, which the model's template lays out: at least one message, and not all of them empty.
+    Chat(Vec<ChatMessage>),
+    /// A text that is continued as it is.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether the reply begins with the text.
+        echo: bool,
+    },
+}
+
+impl Prompt {
+    /// Returns the messages; none if it is a text.
+    pub fn messages(&self) -> &[ChatMessage] {
+        match self {
+            Prompt::Chat(messages) => messages,
+            Prompt::Text { .. } => &[],
+        }
+    }
+
+    /// Returns the messages; none if it is a text.
+    pub(crate) fn into_messages(self) -> Vec<ChatMessage> {
+        match self {
+            Prompt::Chat(messages) => messages,
+            Prompt::Text { .. } => Vec::new(),
+        }
+    }
+}
+
 /// A checked request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
     /// Name of the model, or [`MODEL_DEFAULT`].
     pub model: String,
-    /// The messages: at least one, and not all of them empty.
-    pub messages: Vec<ChatMessage>,
+    /// What the answer follows.
+    pub prompt: Prompt,
     /// Whether the answer is streamed while it is written.
     pub stream: bool,
     /// Whether a stream ends with a chunk that has the token counts.
@@ -83,17 +118,29 @@ pub enum AnswerFormat {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn parse(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError> {
+    let mut wire: ChatCompletionRequest = parsed(json)?;
+    unsupported::refuse(&wire, can)?;
+    let messages = messages::read(std::mem::take(&mut wire.messages), can)?;
+    options(wire, Prompt::Chat(messages), can)
+}
+
+/// Parses a request and checks the types of its fields.
+fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<T, FieldError> {
     // Checked before parsing, because small values take many times their length in memory.
     check_shape(json).map_err(|err| FieldError::whole(err.to_string()))?;
     let mut parser = serde_json::Deserializer::from_slice(json);
-    let wire: ChatCompletionRequest = serde_path_to_error::deserialize(&mut parser)
+    let wire = serde_path_to_error::deserialize(&mut parser)
         .map_err(|err| unreadable(&err.path().to_string(), err.inner()))?;
     parser.end().map_err(|err| unreadable(".", &err))?;
-    checked(wire, can)
+    Ok(wire)
 }
 
-fn checked(mut wire: ChatCompletionRequest, can: &Capabilities) -> Result<ChatRequest, FieldError> {
-    unsupported::refuse(&wire, can)?;
+/// Reads everything but the prompt.
+fn options(
+    mut wire: ChatCompletionRequest,
+    prompt: Prompt,
+    can: &Capabilities,
+) -> Result<ChatRequest, FieldError> {
     let options = wire.stream_options.take();
     let include_usage = options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let include_progress = options.and_then(|options| options.include_progress).unwrap_or(false);
@@ -113,7 +160,7 @@ fn checked(mut wire: ChatCompletionRequest, can: &Capabilities) -> Result<ChatRe
     }
     let request = ChatRequest {
         model,
-        messages: messages::read(wire.messages, can)?,
+        prompt,
         stream: wire.stream.unwrap_or(false),
         include_usage,
         include_progress,

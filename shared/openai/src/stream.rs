@@ -1,7 +1,7 @@
 //! An answer as a stream of server-sent events: the frames, written once for both programs.
 //!
-//! Always: the first chunk has the role, the last chunk with a choice has the finish reason, and `data:
-//! [DONE]` is the last frame. Comments contain nothing that a client needs. Events have no names, because
+//! Always: the first chunk of a chat has the role, the last chunk with a choice has the finish reason, and
+//! `data: [DONE]` is the last frame. Comments contain nothing that a client needs. Events have no names, because
 //! clients of this API expect none.
 
 use serde::Serialize;
@@ -10,7 +10,8 @@ use utoipa::ToSchema;
 
 use crate::error::ErrorReply;
 use crate::logprobs::LogprobsBody;
-use crate::reply::{ASSISTANT, Ending, FinishReason, Head, Piece};
+use crate::reply::{ASSISTANT, Api, Ending, FinishReason, Head, Piece};
+use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
 use crate::usage::Usage;
 
 /// The HTTP headers of a stream; the last one tells proxies not to buffer it.
@@ -35,21 +36,26 @@ pub struct ChunkWriter {
     head: Head,
     wishes: StreamWishes,
     begun: bool,
+    /// Characters of all tokens with log probabilities so far, for text completions.
+    offset: usize,
 }
 
 impl ChunkWriter {
     /// Makes a writer for a new answer.
     pub fn new(head: Head, wishes: StreamWishes) -> ChunkWriter {
-        ChunkWriter { head, wishes, begun: false }
+        ChunkWriter { head, wishes, begun: false, offset: 0 }
     }
 
     /// Appends the first chunk, which has the role and Baton's own field. Does nothing if it was written
-    /// before.
+    /// before, or for a text completion.
     pub fn begin(&mut self, baton: impl FnOnce() -> Option<Value>, out: &mut String) {
         if self.begun {
             return;
         }
         self.begun = true;
+        if self.head.api == Api::Text {
+            return;
+        }
         let delta = Delta {
             role: Some(ASSISTANT),
             content: Some(String::new()),
@@ -62,13 +68,27 @@ impl ChunkWriter {
     }
 
     /// Appends one part of the answer, after [`Self::begin`].
-    pub fn piece(&self, piece: Piece, out: &mut String) {
+    pub fn piece(&mut self, piece: Piece, out: &mut String) {
+        if self.head.api == Api::Text {
+            // Answers of this API call no tools, so every part is text.
+            let Piece::Text { text, logprobs } = piece else { return };
+            let logprobs = TextLogprobs::of(logprobs, &mut self.offset);
+            return put(&self.text_chunk(TextChoice::new(text, logprobs, None)), out);
+        }
         let (delta, logprobs) = delta(piece);
         put(&self.chunk(delta, logprobs, None), out);
     }
 
     /// Appends the last chunk, after [`Self::begin`], and the token counts if they were requested.
     pub fn end(&self, ending: Ending, out: &mut String) {
+        if self.head.api == Api::Text {
+            let last = self.text_chunk(TextChoice::new(String::new(), None, Some(ending.finish_reason)));
+            put(&TextCompletion { baton: ending.baton, ..last }, out);
+            if self.wishes.usage {
+                put(&TextCompletion { usage: Some(Some(ending.usage)), ..self.bare_text() }, out);
+            }
+            return;
+        }
         let mut last = self.chunk(Delta::default(), None, Some(ending.finish_reason));
         last.baton = ending.baton;
         put(&last, out);
@@ -89,8 +109,10 @@ impl ChunkWriter {
         out.push_str(": progress ");
         out.push_str(&progress.to_string());
         out.push_str("\n\n");
-        if self.wishes.progress {
-            put(&ChatCompletionChunk { x_progress: Some(progress), ..self.bare() }, out);
+        match self.head.api {
+            _ if !self.wishes.progress => (),
+            Api::Chat => put(&ChatCompletionChunk { x_progress: Some(progress), ..self.bare() }, out),
+            Api::Text => put(&TextCompletion { x_progress: Some(progress), ..self.bare_text() }, out),
         }
     }
 
@@ -107,6 +129,14 @@ impl ChunkWriter {
     ) -> ChatCompletionChunk {
         let choice = ChunkChoice { index: 0, delta, logprobs, finish_reason };
         ChatCompletionChunk { choices: vec![choice], ..self.bare() }
+    }
+
+    fn text_chunk(&self, choice: TextChoice) -> TextCompletion {
+        TextCompletion { choices: vec![choice], ..self.bare_text() }
+    }
+
+    fn bare_text(&self) -> TextCompletion {
+        TextCompletion { usage: self.wishes.usage.then_some(None), ..TextCompletion::bare(&self.head) }
     }
 
     /// Makes a chunk without choices. If usage is sent at the end, `usage` is null in all earlier chunks.

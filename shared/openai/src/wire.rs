@@ -1,8 +1,9 @@
-//! The fields of a chat completion request, as OpenAI's clients send them.
+//! The fields of a chat or text completion request, as OpenAI's clients send them.
 //!
 //! Only the types are checked here; [`crate::request`] checks the values. Fields that have no effect say so.
 //! Always: a field that is not listed is refused by name, at any depth, unless it is null.
 
+mod text;
 mod text_or;
 mod unknown;
 
@@ -11,11 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+pub use self::text::TextCompletionRequest;
+pub(crate) use self::text::TextPrompt;
 use self::text_or::TextOr;
 use self::unknown::{MustBeNull, NoOther};
 
 /// A chat completion request.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ChatCompletionRequest {
     /// Name of the model, or `default`.
     #[schema(example = "default", value_type = String)]

@@ -52,6 +52,14 @@ const cases = {
     assert.deepEqual(usage.completion_tokens, whole.usage.completion_tokens);
     assert.ok((await client.models.list()).data.some((card) => card.id === model));
   },
+  async openai_node_continues_a_text() {
+    const ask = { model, prompt: "One, two, three,", temperature: 0, max_tokens: 6 };
+    const whole = await client.completions.create(ask);
+    let text = "";
+    for await (const chunk of await client.completions.create({ ...ask, stream: true })) text += chunk.choices[0]?.text ?? "";
+    assert.equal(text, whole.choices[0].text);
+    assert.equal(whole.object, "text_completion");
+  },
   async openai_node_errors() {
     await assert.rejects(chat({ n: 2 }), (err) => err instanceof OpenAI.BadRequestError && err.param === "n");
     await assert.rejects(chat({ model: "none" }), (err) => err instanceof OpenAI.NotFoundError);

@@ -103,6 +103,22 @@ def openai_python_stream_says_the_same_with_usage():
 
 
 @case
+def openai_python_continues_a_text():
+    ask = {"model": MODEL, "prompt": "One, two, three,", "temperature": 0, "max_tokens": 6}
+    whole = client.completions.create(**ask)
+    assert whole.object == "text_completion" and whole.id.startswith("cmpl-") and whole.model == MODEL
+    assert whole.usage.completion_tokens <= 6 and whole.choices[0].finish_reason in ("stop", "length")
+    chunks = list(client.completions.create(**ask, echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ask["prompt"] + whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    try:
+        client.completions.create(**(ask | {"prompt": ["a", "b"]}))
+        raise AssertionError("two texts were taken")
+    except openai.BadRequestError as err:
+        assert err.param == "prompt", err
+
+
+@case
 def openai_python_errors_are_typed():
     refused(openai.BadRequestError, "temperature", temperature=1.99999, extra_body={"temperature": 9})
     refused(openai.BadRequestError, "n", n=3)

@@ -4,7 +4,7 @@
 use std::{ops::RangeInclusive, path::PathBuf, process::ExitCode};
 
 use baton_e2e::{
-    demo::{DOCUMENT_TOKENS, Demo, DemoOptions, odds::odds},
+    demo::{About, DOCUMENT_TOKENS, Demo, DemoOptions, odds::odds, real},
     process::models_folder,
     stop::{Stop, Stopped},
 };
@@ -36,6 +36,10 @@ struct Cli {
     /// Ask about this text file instead of a generated document (needs --question)
     #[arg(long, value_name = "FILE", requires = "question", conflicts_with = "tokens")]
     document: Option<PathBuf>,
+    /// Ask SmolLM2-135M-Instruct about an article of Wikipedia: a model that people download, fetched once
+    /// (90 MB), on both sides
+    #[arg(long, conflicts_with_all = ["document", "seeds", "tokens", "cloud_model", "device_model"])]
+    real_model: bool,
     /// The question about --document
     #[arg(long, value_name = "TEXT", requires = "document")]
     question: Option<String>,
@@ -80,17 +84,22 @@ async fn count(options: &DemoOptions, seeds: RangeInclusive<u64>) -> anyhow::Res
 async fn main() -> ExitCode {
     baton_terminal::filter_panics();
     let cli = Cli::parse();
-    if cli.what.is_some() && cli.seeds.is_some() {
-        let words = "--seeds counts answers of the demo without a ring";
+    if cli.what.is_some() && (cli.seeds.is_some() || cli.real_model) {
+        let words = "--seeds and --real-model belong to the demo without a ring";
         Cli::command().error(ErrorKind::ArgumentConflict, words).exit();
     }
     let models = models_folder();
-    let options = DemoOptions {
+    let about = match (cli.document, cli.question) {
+        (Some(document), Some(question)) => About::Own(document, question),
+        _ if cli.real_model => About::Article,
+        _ => About::Generated,
+    };
+    let mut options = DemoOptions {
         seed: cli.seed,
         json: cli.json,
         quiet: false,
         real: cli.real,
-        own: cli.document.zip(cli.question),
+        about,
         cloud_model: cli.cloud_model.unwrap_or_else(|| models.join("demo-cloud.gguf")),
         device_model: cli.device_model.unwrap_or_else(|| models.join("demo-device.gguf")),
         document_tokens_min: cli.tokens as usize,
@@ -99,7 +108,13 @@ async fn main() -> ExitCode {
         match (cli.what, cli.seeds) {
             (Some(What::Ring), _) => Demo::new(options).run_ring().await,
             (None, Some(seeds)) => count(&options, seeds).await,
-            (None, None) => Demo::new(options).run().await,
+            (None, None) => {
+                if cli.real_model {
+                    let model = real::model().await?;
+                    (options.cloud_model, options.device_model) = (model.clone(), model);
+                }
+                Demo::new(options).run().await
+            }
         }
     };
     let result = match Stop::listen() {

@@ -64,7 +64,7 @@ impl Demo {
         let options = ["--yes", "--scene", SCENE, "--cloud", &proxy.url()];
         let agent = home.serve(&Planned::shares(&shares, 1), &options).await?;
         let answered = self.asked(&task, &proxy, &agent).await?;
-        let correct = task.expected.as_ref().map(|expected| expected.trim() == answered.text.trim());
+        let correct = task.expected.as_ref().map(|expected| expected.is(&answered.text));
         if self.options.json {
             outln!(
                 "{}",

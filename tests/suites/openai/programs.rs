@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use baton_e2e::http::client;
 use baton_e2e::process::{AgentProcess, CloudProcess, models_folder, program};
+use baton_engine::Model;
+use baton_engine::template::Message;
 use reqwest::{Method, RequestBuilder};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::table::RawRow;
@@ -40,6 +42,32 @@ pub(crate) struct Reply {
     pub text: String,
 }
 
+impl Reply {
+    /// Returns the body of an answer in one piece.
+    #[track_caller]
+    pub(crate) fn json(&self, place: &str) -> Value {
+        assert_eq!(self.status, 200, "{place}: {self:?}");
+        serde_json::from_str(&self.text).unwrap_or_else(|err| panic!("{place}: {err}: {}", self.text))
+    }
+
+    /// Returns the chunks of a stream that has come to its end.
+    #[track_caller]
+    pub(crate) fn chunks(&self, place: &str) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{place}: {self:?}");
+        let mut data: Vec<&str> = self.text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{place}: {}", self.text);
+        let read = |chunk: &str| serde_json::from_str(chunk).unwrap_or_else(|err| panic!("{place}: {err}"));
+        data.into_iter().map(read).collect()
+    }
+}
+
+/// Returns a conversation of one message, and the text that the model's template makes of it.
+pub(crate) fn laid_out(question: &str) -> (Value, String) {
+    let model = Model::open(&models_folder().join("demo-device.gguf")).expect("open the model");
+    let text = model.template().render(&[Message { role: "user", content: question }], true);
+    (json!([{ "role": "user", "content": question }]), text.expect("the template takes a question"))
+}
+
 /// Starts the cloud service and the device agent, without a connection between them.
 pub(crate) async fn start() -> (Program, Program) {
     let model = models_folder().join("demo-device.gguf");
@@ -72,6 +100,12 @@ impl Program {
     /// Sends a chat request.
     pub(crate) async fn chat(&self, body: &Value) -> Reply {
         let request = self.request(Method::POST, "/v1/chat/completions");
+        self.read(request.header("content-type", "application/json").body(body.to_string())).await
+    }
+
+    /// Sends a text completion request.
+    pub(crate) async fn text(&self, body: &Value) -> Reply {
+        let request = self.request(Method::POST, "/v1/completions");
         self.read(request.header("content-type", "application/json").body(body.to_string())).await
     }
 

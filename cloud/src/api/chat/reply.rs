@@ -1,4 +1,4 @@
-//! Turns the events of an answer into the parts of a chat completion: text, calls, log probabilities, and the
+//! Turns the events of an answer into the parts of a chat or text completion: text, calls, log probabilities, and the
 //! field `baton`.
 //!
 //! Always: every token has its log probabilities, even if its text is held back or is part of a call.
@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use baton_engine::Model;
 use baton_engine::tokenizer::Tokenizer;
+use baton_openai::Prompt;
 use baton_openai::logprobs::{Place, TokenBytes};
 use baton_openai::reply::{Ending, FinishReason, Piece};
 use baton_openai::tool_calls::ToolParser;
@@ -33,6 +34,8 @@ pub(super) struct Reply {
     vocabulary: Arc<Vocabulary>,
     parser: Option<ToolParser>,
     logprobs: Option<Logprobs>,
+    /// The prompt, until it was sent, if the reply begins with it.
+    echo: Option<String>,
     /// Data of the assist protocol, if the request had the field `baton`.
     baton: Option<Baton>,
 }
@@ -48,14 +51,18 @@ impl Reply {
         let vocabulary = Arc::new(Vocabulary(model.tokenizer().clone()));
         match work {
             ChatWork::Assisted(..) => {
-                Reply { vocabulary, parser: None, logprobs: None, baton: Some(Baton::default()) }
+                Reply { vocabulary, parser: None, logprobs: None, echo: None, baton: Some(Baton::default()) }
             }
             ChatWork::Whole(completion) => {
                 let parser = completion.tools.as_ref().map(|tools| {
                     let names = tools.tools.iter().map(|tool| tool.name.clone());
                     ToolParser::new(ToolForm::of(model.template()).markup, names)
                 });
-                Reply { vocabulary, parser, logprobs: completion.logprobs.clone(), baton: None }
+                let echo = match &completion.prompt {
+                    Prompt::Text { text, echo: true } => Some(text.clone()),
+                    _ => None,
+                };
+                Reply { vocabulary, parser, logprobs: completion.logprobs.clone(), echo, baton: None }
             }
         }
     }
@@ -102,6 +109,9 @@ impl Reply {
                 Some(logprobs) => *logprobs = Some(place),
                 None => pieces.insert(0, Piece::Text { text: String::new(), logprobs: Some(place) }),
             }
+        }
+        if let Some(echo) = self.echo.take() {
+            pieces.insert(0, Piece::text(echo));
         }
         pieces.retain(|piece| !matches!(piece, Piece::Text { text, logprobs: None } if text.is_empty()));
         pieces

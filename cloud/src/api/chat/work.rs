@@ -1,4 +1,4 @@
-//! Decides what a chat completion request asks the service for.
+//! Decides what a request of the chat or text completion API asks the service for.
 
 use baton_openai::{ChatRequest, FieldError};
 use baton_protocol::AssistRequest;
@@ -27,7 +27,7 @@ impl ChatWork {
         }
         Ok(ChatWork::Whole(Box::new(CompletionRequest {
             model: request.model,
-            messages: request.messages,
+            prompt: request.prompt,
             sampling: request.sampling,
             penalties: request.penalties,
             max_tokens: request.max_tokens,

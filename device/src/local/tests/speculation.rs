@@ -138,7 +138,14 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         Segment::refinable(Role::User, text),
         Segment::fixed(Role::User, "\n\nQuestion: When does the ferry to Marrow Island leave?"),
     ];
-    AnswerSpec { segments: Arc::from(segments), adapter: None, sampling, tokens_max: 48, shorten: false }
+    AnswerSpec {
+        segments: Arc::from(segments),
+        adapter: None,
+        sampling,
+        tokens_max: 48,
+        shorten: false,
+        verbatim: false,
+    }
 }
 
 #[test]

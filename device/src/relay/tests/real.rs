@@ -27,7 +27,14 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         Segment::refinable(Role::User, document),
         Segment::fixed(Role::User, "\n\nQuestion: why?"),
     ];
-    AnswerSpec { segments: Arc::from(segments), adapter: None, sampling, tokens_max, shorten: false }
+    AnswerSpec {
+        segments: Arc::from(segments),
+        adapter: None,
+        sampling,
+        tokens_max,
+        shorten: false,
+        verbatim: false,
+    }
 }
 
 fn script_of(ids: &[u32], l: usize, texts: Option<&[String]>) -> Vec<(f64, RelayEvent)> {

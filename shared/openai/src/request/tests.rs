@@ -249,7 +249,7 @@ fn results_of_tools_answer_an_earlier_call() {
     let asked = json!({ "role": "assistant", "content": null, "tool_calls": [call] });
     let then = |last: Value| json!({ "messages": [{ "role": "user", "content": "u" }, asked, last] });
     let result = |id: &str| then(json!({ "role": "tool", "tool_call_id": id, "content": "r" }));
-    let messages = cloud(result("c1")).messages;
+    let messages = cloud(result("c1")).prompt.into_messages();
     let call = PastCall { id: "c1".into(), name: "f".into(), arguments: "{}".into() };
     assert_eq!((messages[1].calls.as_slice(), messages[2].call_id.as_deref()), (&[call][..], Some("c1")));
     let no_tools = No("messages[1].tool_calls", "this service does not support tools; leave it empty");
@@ -283,8 +283,8 @@ fn messages_become_texts() {
     ]);
     let want = [(Role::System, "s"), (Role::System, "ab"), (Role::User, "u"), (Role::Assistant, "")];
     let want = want.map(|(role, text)| ChatMessage::new(role, text));
-    assert_eq!(cloud(json!({ "messages": messages })).messages, want);
-    assert_eq!(device(json!({ "messages": messages })).messages, want);
+    assert_eq!(cloud(json!({ "messages": messages })).prompt.messages(), want);
+    assert_eq!(device(json!({ "messages": messages })).prompt.messages(), want);
 }
 
 #[test]
