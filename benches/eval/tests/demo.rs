@@ -96,7 +96,7 @@ fn predictions_are_those_of_the_model() {
     let cases: Vec<Case> = cases(&setup, 2).into_iter().filter(|case| case.group == "short").collect();
     let arms = ["cloud", "predict:same:none@1", "evict:same:snapkv@1", "predict:other:none@1"];
     let rows = rows(&setup, jobs(&cases, &arms));
-    let of = |arm: &str| rows.iter().filter(move |row| row.arm == arm);
+    let of = |arm: &'static str| rows.iter().filter(move |row| row.arm == arm);
     assert_eq!(of("predict:same:none@1").count(), cases.len());
     for (row, evicting) in of("predict:same:none@1").zip(of("evict:same:snapkv@1")) {
         assert_eq!((row.error.as_ref(), row.score), (None, None), "{row:?}");

@@ -17,14 +17,14 @@ use crate::usage::Usage;
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TextCompletion {
     /// Id of the completion, the same in every part.
-    id: String,
+    pub(crate) id: String,
     /// `text_completion`.
     #[schema(value_type = String)]
-    object: &'static str,
+    pub(crate) object: &'static str,
     /// Seconds since 1970.
-    created: u64,
+    pub(crate) created: u64,
     /// Name of the model.
-    model: String,
+    pub(crate) model: String,
     /// One choice; empty in a chunk with token counts or with progress.
     pub(crate) choices: Vec<TextChoice>,
     /// Number of tokens. In a stream only if they were requested: in the last chunk, and null in all others.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::{Demo, DemoOptions};
+use super::{About, Demo, DemoOptions};
 
 /// Demos that run at the same time; emulated passes mostly wait.
 const AT_ONCE: usize = 4;
@@ -84,7 +84,7 @@ pub async fn odds(
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Odds> {
     let mut odds = Odds { first: *seeds.start(), last: *seeds.end(), cloud: 0, relay: 0 };
-    if options.own.is_some() || odds.asked() == 0 {
+    if !matches!(options.about, About::Generated) || odds.asked() == 0 {
         bail!("the odds are those of generated documents of one seed or more");
     }
     let mut asked = JoinSet::new();

@@ -106,7 +106,8 @@ impl MappedFile {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::io::Write as _;
 

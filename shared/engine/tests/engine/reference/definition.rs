@@ -161,7 +161,7 @@ impl File<'_> {
     }
 
     /// Returns every head's queries, keys and values of latent attention.
-    fn from_latent(&self, layer: u32, normed: &Rows, latent: SyntheticLatent) -> [Rows; 3] {
+    fn latent_heads(&self, layer: u32, normed: &Rows, latent: SyntheticLatent) -> [Rows; 3] {
         let tensor = |name: &str| self.tensor(&format!("blk.{layer}.attn_{name}.weight"));
         let (p, r, h) = (latent.d_plain as usize, latent.kv_rank as usize, self.model.n_heads as usize);
         let (d, u) = (p + latent.d_turned as usize, latent.d_value as usize);
@@ -223,7 +223,7 @@ impl File<'_> {
     /// Returns queries, keys and values, and the gates of the output.
     fn queries_keys_values(&self, layer: u32, normed: &Rows) -> ([Rows; 3], Option<Rows>) {
         if let Some(latent) = self.model.latent {
-            return (self.from_latent(layer, normed, latent), None);
+            return (self.latent_heads(layer, normed, latent), None);
         }
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let d = self.model.d_head as usize;
