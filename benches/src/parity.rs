@@ -207,10 +207,15 @@ fn vectors(report: &mut Report, folder: Option<&Path>) -> Result<()> {
     };
     let vectors = check_vectors(folder).with_context(|| format!("read vectors of {}", folder.display()))?;
     for vector in &vectors {
+        if let Some(err) = &vector.refused {
+            report.note(format!("tokenizer {} is refused: {err}", vector.name));
+            continue;
+        }
         let name = format!("tokenizer {} texts that differ", vector.name);
         report.check_equal(name, vector.failures.len() as f64, 0.0);
     }
-    report.check_at_least("tokenizers checked", vectors.len() as f64, 1.0);
+    let checked = vectors.iter().filter(|vector| vector.refused.is_none()).count();
+    report.check_at_least("tokenizers checked", checked as f64, 1.0);
     Ok(())
 }
 

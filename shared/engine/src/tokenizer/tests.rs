@@ -1,7 +1,4 @@
-//! Tokenizers of small vocabularies, control tokens in user text, and recorded vectors.
-//!
-//! The folder named by `BATON_TOKENIZER_VECTORS` may hold llama.cpp's vocabularies with texts and ids (its
-//! `models/`).
+//! Tokenizers of small vocabularies, and control tokens in user text.
 
 use proptest::prelude::*;
 
@@ -335,21 +332,6 @@ fn malformed_tokenizer_json_is_refused() {
     let far = br#"{"model":{"type":"BPE","vocab":{"a":4000000000},"merges":[]}}"#;
     let err = Tokenizer::from_json_bytes(far, JsonOptions::default()).unwrap_err().to_string();
     assert_eq!(err, "vocabulary has 4000000001 tokens, want 1 to 65538");
-}
-
-/// The recorded vectors are not part of the project; without them this test compares nothing.
-#[test]
-fn recorded_vectors_are_equal() {
-    let Some(dir) = std::env::var_os("BATON_TOKENIZER_VECTORS") else {
-        println!("skipped: BATON_TOKENIZER_VECTORS names no folder of tokenizer vectors");
-        return;
-    };
-    let reports = check_vectors(Path::new(&dir)).unwrap();
-    assert!(!reports.is_empty());
-    for report in reports {
-        println!("{}: {} cases, {} failures", report.name, report.cases, report.failures.len());
-        assert_eq!(report.failures, [], "{}", report.name);
-    }
 }
 
 proptest! {
