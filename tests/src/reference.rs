@@ -12,17 +12,6 @@ use serde_json::{Value, json};
 
 use crate::clients::scripts;
 
-/// A token of a greedy continuation.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Deserialize)]
-pub struct Chosen {
-    /// The most probable token.
-    pub id: u32,
-    /// The second one.
-    pub second: u32,
-    /// The difference of their logits.
-    pub margin: f32,
-}
-
 /// The number format in which the reference keeps keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferenceKv {
@@ -84,7 +73,7 @@ impl Reference {
     ///
     /// # Errors
     /// The reference fails.
-    pub fn greedy(&mut self, ids: &[u32], tokens: usize) -> Result<Vec<Chosen>> {
+    pub fn greedy(&mut self, ids: &[u32], tokens: usize) -> Result<Vec<u32>> {
         let answer = self.ask(&json!({ "greedy": ids, "tokens": tokens }))?;
         serde_json::from_value(answer).context("understand the continuation")
     }

@@ -6,7 +6,7 @@ Reads one request a line (JSON) from standard input and answers each with one li
 
     {"tokenize": [TEXT, ...], "special": BOOL, "bos": BOOL}  -> [[ID, ...], ...]
     {"detokenize": [[ID, ...], ...]}                       -> [hex of the bytes, ...]
-    {"greedy": [ID, ...], "tokens": N}                     -> [[ID, SECOND, MARGIN], ...], ends after an end token
+    {"greedy": [ID, ...], "tokens": N}                     -> [ID, ...], ends after an end token
     {"logits": [ID, ...], "from": K, "file": PATH}         -> rows; writes the logits after tokens K.. as f32
 
 The functions are those of `llama.h`, called in the library that the package brings. Structures that the calls take
@@ -143,15 +143,15 @@ class Reference:
             for row in self.decode(part, start, range(max(first - start, 0), len(part))):
                 take(row)
 
-    def greedy(self, ids: list[int], tokens: int) -> list:
+    def greedy(self, ids: list[int], tokens: int) -> list[int]:
         rows = []
         self.prefill(ids, len(ids) - 1, rows.append)
         written = []
         while True:
             row = numpy.ctypeslib.as_array(rows[-1])
-            # Of equal logits the lower id counts as the larger one.
-            second, best = sorted(numpy.argpartition(row, -2)[-2:].tolist(), key=lambda id: (row[id], -id))
-            written.append([best, second, float(row[best] - row[second])])
+            # Of equal logits the one with the lower id counts.
+            best = int(row.argmax())
+            written.append(best)
             if len(written) == tokens or self.lib.llama_vocab_is_eog(self.vocab, best):
                 return written
             rows = self.decode([best], len(ids) + len(written) - 1, range(1))
