@@ -411,6 +411,19 @@ const LFM2: Family = Family {
     ..LLAMA
 };
 
+/// LFM2 and LFM2.5 with experts.
+const LFM2_MOE: Family = Family {
+    name: "lfm2moe",
+    experts: Some(ExpertRule {
+        presence: Presence::Required,
+        gating: Gating::Sigmoid,
+        own_width: true,
+        stated: true,
+        ..MIXTRAL_EXPERTS
+    }),
+    ..LFM2
+};
+
 /// Qwen3-Next.
 const QWEN3_NEXT: Family = Family {
     name: "qwen3next",
@@ -453,6 +466,7 @@ pub const FAMILIES: &[Family] = &[
     GPT_OSS,
     DEEPSEEK2,
     LFM2,
+    LFM2_MOE,
     QWEN3_NEXT,
     QWEN35,
     QWEN35_MOE,

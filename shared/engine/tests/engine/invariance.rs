@@ -48,6 +48,7 @@ fn chunks_and_threads_change_no_bit() {
         "deepseek2",
         "deepseek2-joined",
         "lfm2",
+        "lfm2moe",
         "qwen3next",
         "qwen35",
     ];

@@ -76,11 +76,13 @@ fn family(name: &'static str, format: Format) -> SyntheticModel {
             ("rope.scaling.original_context_length", ExtraValue::U32(50)),
         ],
         "glm4" => vec![("rope.dimension_count", ExtraValue::U32(8))],
+        "lfm2moe" => vec![("expert_gating_func", ExtraValue::U32(2))],
         _ => Vec::new(),
     };
     let count = if name == "deepseek2" { 9 } else { 5 };
     let experts = SyntheticExperts { count, used: 2, d_ff: 32, shared_d_ff: 64 };
-    let mixture = ["qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "deepseek2", "qwen3next", "qwen35moe"];
+    let mixture =
+        ["qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "deepseek2", "lfm2moe", "qwen3next", "qwen35moe"];
     // Odd widths that quantized formats hold only as whole blocks.
     let (q_rank, absorbed) = if name == "deepseek2" { (32, true) } else { (0, false) };
     let latent = SyntheticLatent { q_rank, kv_rank: 64, d_plain: 32, d_turned: 12, d_value: 32, absorbed };
@@ -88,8 +90,8 @@ fn family(name: &'static str, format: Format) -> SyntheticModel {
         n_layers: if name == "smollm3" { 5 } else { 3 },
         experts: (name == "mixtral" || mixture.contains(&architecture)).then_some(experts),
         latent: (architecture == "deepseek2").then_some(latent),
-        dense_layers: u32::from(architecture == "deepseek2"),
-        biased: ["llama-biased", "granite", "glm4", "deepseek2"].contains(&name),
+        dense_layers: u32::from(["deepseek2", "lfm2moe"].contains(&architecture)),
+        biased: ["llama-biased", "granite", "glm4", "deepseek2", "lfm2moe"].contains(&name),
         tied: name != "gpt-oss",
         extra,
         ..tiny(architecture, format)

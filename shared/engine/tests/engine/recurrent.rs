@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use crate::{all_logits, assert_same_bits, engine, family, open, prompt};
 
-const FAMILIES: [&str; 4] = ["lfm2", "qwen3next", "qwen35", "qwen35moe"];
+const FAMILIES: [&str; 5] = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
 
 fn recurrent(name: &'static str, format: Format) -> SyntheticModel {
     family(name, format)

@@ -58,7 +58,7 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
 const SLACK_F32: f64 = 1e-5;
 
 /// The names of [`family`].
-const FAMILIES: [&str; 23] = [
+const FAMILIES: [&str; 24] = [
     "llama",
     "llama-biased",
     "mixtral",
@@ -79,6 +79,7 @@ const FAMILIES: [&str; 23] = [
     "deepseek2",
     "deepseek2-joined",
     "lfm2",
+    "lfm2moe",
     "qwen3next",
     "qwen35",
     "qwen35moe",

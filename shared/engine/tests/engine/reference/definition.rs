@@ -242,7 +242,7 @@ impl File<'_> {
             let (queries, others) = self.queries_and_gates(&q);
             (q, gates) = (queries, Some(others));
         }
-        if self.is(&["qwen3", "qwen3moe", "gemma3", "lfm2", "qwen3next", "qwen35", "qwen35moe"]) {
+        if self.is(&["qwen3", "qwen3moe", "gemma3", "lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"]) {
             for (x, which) in [(&mut q, "q"), (&mut k, "k")] {
                 let weight = self.row(&name(&format!("attn_{which}_norm.weight")));
                 for head in x.iter_mut().flat_map(|row| row.chunks_mut(d)) {
@@ -505,7 +505,8 @@ pub(crate) fn masked_reference(
         let out = post(file.feed_forward(layer, &normed), "post_ffw_norm.weight");
         add(&mut x, &out, multiplier("residual_scale"));
     }
-    let output_norm = if file.is(&["lfm2"]) { "token_embd_norm.weight" } else { "output_norm.weight" };
+    let output_norm =
+        if file.is(&["lfm2", "lfm2moe"]) { "token_embd_norm.weight" } else { "output_norm.weight" };
     let normed = norm(&x, &file.row(output_norm));
     let head = file.tensor("output.weight").unwrap_or(table);
     let mut logits = product(&normed, &head, None);

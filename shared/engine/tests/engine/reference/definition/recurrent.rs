@@ -28,14 +28,14 @@ fn convolved(x: &Rows, taps: &Rows) -> Rows {
 impl File<'_> {
     /// Whether the layer is recurrent.
     pub(super) fn is_recurrent(&self, layer: u32) -> bool {
-        self.is(&["lfm2", "qwen3next", "qwen35", "qwen35moe"])
+        self.is(&["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"])
             && !(layer + 1).is_multiple_of(self.model.recurrent.interval)
     }
 
     /// Returns what the first half of a recurrent layer adds to the residual stream.
     pub(super) fn recurrent(&self, layer: u32, normed: &Rows) -> Rows {
         let tensor = |name: &str| self.tensor(&format!("blk.{layer}.{name}.weight")).unwrap();
-        if self.is(&["lfm2"]) {
+        if self.is(&["lfm2", "lfm2moe"]) {
             let (e, all) = (normed[0].len(), product(normed, &tensor("shortconv.in_proj"), None));
             let inputs: Rows =
                 all.iter().map(|row| (0..e).map(|i| row[i] * row[2 * e + i]).collect()).collect();
