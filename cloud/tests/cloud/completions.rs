@@ -225,6 +225,7 @@ async fn the_document_holds_every_route() {
             "/v1/assist",
             "/v1/assist/{id}",
             "/v1/chat/completions",
+            "/v1/completions",
             "/v1/models",
             "/v1/models/{id}",
             "/v1/scenes",

@@ -114,7 +114,7 @@ async fn a_text_is_continued_as_it_is() {
     let whole: Value = serde_json::from_str(&whole).unwrap();
     let echoed = format!("{text}{answer}");
     assert_eq!(whole["choices"][0]["text"], echoed.as_str(), "the prompt is the template's");
-    assert_eq!(whole["usage"], chat["usage"]);
+    assert_eq!(whole["usage"]["total_tokens"], chat["usage"]["total_tokens"]);
     let stream = ask("completions", json!({ "prompt": text, "echo": true, "stream": true })).await;
     let chunks =
         stream.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
