@@ -478,7 +478,8 @@ fn a_wrong_command_line_ends_with_2_and_says_what_is_wanted() {
         ("baton", &["serve", "--listen", "8017"], "want HOST:PORT"),
         ("baton", &[&plan[..], &["--context", "0"]].concat(), "'0' for '--context <N>'"),
         ("baton", &[&plan[..], &["--planner", "halda", "--rounds", "2"]].concat(), "for --planner exact"),
-        ("baton-demo", &["--seeds", "1..2", "ring"], "--seeds counts"),
+        ("baton-demo", &["--seeds", "1..2", "ring"], "belong to the demo without a ring"),
+        ("baton-demo", &["--real-model", "ring"], "belong to the demo without a ring"),
         ("baton-demo", &["--document", "d", "--question", "q", "--tokens", "2000"], "--tokens"),
     ] {
         let mut command = Command::new(program(program_name).expect("the program is built"));
