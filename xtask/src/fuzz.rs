@@ -35,6 +35,9 @@ pub(crate) fn fuzz(run: &mut Run) -> Outcome {
         return Ok(());
     }
     let folder = cargo::target_folder().join("fuzz");
+    if !is_fetched(run)? {
+        return Ok(());
+    }
     if !is_built(&folder)? {
         run.fail();
         return Ok(());
@@ -64,10 +67,27 @@ fn lack() -> Option<&'static str> {
     if !is_installed("c++") {
         return Some("no C++ compiler for libFuzzer");
     }
+    None
+}
+
+/// Fetches the crates of the target. If the registry is away, that is said; a lock file that is out of date is
+/// a failure.
+fn is_fetched(run: &mut Run) -> Outcome<bool> {
     let mut fetch = command("cargo");
-    fetch.args(["fetch", "--locked", "--manifest-path", MANIFEST]).stdout(io::stderr());
-    let is_fetched = process::run(&mut fetch, Place::Terminal).is_ok_and(|status| status.success());
-    (!is_fetched).then_some("libfuzzer-sys cannot be had")
+    let (status, log) = logged(fetch.args(["fetch", "--locked", "--manifest-path", MANIFEST]))?;
+    if status.success() {
+        return Ok(true);
+    }
+    if log.contains("because --locked was passed") {
+        out(format!(
+            "the lock file of {MANIFEST} is out of date: cargo update --workspace --manifest-path {MANIFEST}"
+        ));
+        run.fail();
+    } else {
+        out(log.trim_end());
+        run.skip("fuzz", "libfuzzer-sys cannot be had");
+    }
+    Ok(false)
 }
 
 fn is_built(folder: &Path) -> Outcome<bool> {
