@@ -4,6 +4,7 @@
 //! the engine stops.
 
 mod commands;
+mod error;
 mod fit;
 mod next;
 mod recent;
@@ -14,12 +15,13 @@ mod stream;
 use self::next::next_event;
 
 use commands::Commands;
+pub use error::AgentError;
 use recent::Recent;
 pub use report::AnswerReport;
 use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
-use crate::client::{CloudClient, OutgoingError, OutgoingRequest};
+use crate::client::{CloudClient, OutgoingRequest};
 use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
 use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
@@ -28,7 +30,7 @@ use crate::relay::{
 };
 use crate::worker::EngineWorker;
 use baton_engine::sampling::SamplingParams;
-use baton_engine::stop::{StopError, StopStrings};
+use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::Tokenizer;
 use baton_engine::{AdapterId, Model};
 use baton_generate::speculation::SpeculationStats;
@@ -101,34 +103,6 @@ pub enum AnswerEvent {
     Note(Note),
     /// Progress while there is no text yet: at least every two seconds, if it is known.
     Progress(Progress),
-}
-
-/// Why a question was not answered at all.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentError {
-    /// There is neither a cloud nor a model.
-    #[error("there is neither a cloud to ask (--cloud URL) nor a model on this device (--model FILE)")]
-    Nobody,
-    /// This mode needs a cloud.
-    #[error("mode `cloud` needs a cloud (--cloud URL)")]
-    NoCloud,
-    /// This mode needs a model.
-    #[error("mode `device` needs a model on this device (--model FILE)")]
-    NoDevice,
-    /// A text can be continued only by a model on this device.
-    #[error(
-        "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
-    )]
-    NoDeviceForText,
-    /// A field is out of its range.
-    #[error(transparent)]
-    Request(#[from] OutgoingError),
-    /// The stop strings are not valid.
-    #[error(transparent)]
-    Stop(#[from] StopError),
-    /// A background task failed.
-    #[error("prepare the question")]
-    Prepare(#[source] tokio::task::JoinError),
 }
 
 /// The device's own model, ready to run.

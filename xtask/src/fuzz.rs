@@ -70,8 +70,8 @@ fn lack() -> Option<&'static str> {
     None
 }
 
-/// Fetches the crates of the target. If the registry is away, that is said; a lock file that is out of date is
-/// a failure.
+/// Fetches the crates of the target. If the registry is away, that is said. A lock file that is out of date
+/// is a failure.
 fn is_fetched(run: &mut Run) -> Outcome<bool> {
     let mut fetch = command("cargo");
     let (status, log) = logged(fetch.args(["fetch", "--locked", "--manifest-path", MANIFEST]))?;

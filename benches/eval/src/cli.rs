@@ -150,7 +150,7 @@ pub(crate) struct RunArgs {
     #[arg(long, global = true, value_delimiter = ',', value_parser = eviction)]
     pub(crate) evict: Vec<Eviction>,
     /// Also measure how probable the right answer is on each device, and how much of the cloud's answer it
-    /// would have written: figures for models whose answers are too rarely right
+    /// would have written. Of use if answers are too rarely right
     #[arg(long, global = true)]
     pub(crate) predict: bool,
     /// Run only these arms, by name, instead of all arms that the options above give

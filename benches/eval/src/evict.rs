@@ -49,8 +49,8 @@ impl EvictingDevice {
         Ok(Self { engine: Engine::new(model, options)? })
     }
 
-    /// Reads the whole prompt, keeps a share `ratio` of its keys and values by `policy`, predicts what is known,
-    /// and answers.
+    /// Reads the whole prompt, keeps a share `ratio` of its keys and values by `policy`, predicts what is
+    /// known, and answers.
     ///
     /// # Errors
     /// [`RunError`]; [`RunError::Device`] for models with a sliding window.

@@ -51,8 +51,8 @@ pub(crate) struct RealArgs {
     /// Measure model files and texts of your own instead of the demo models (needs --squad)
     #[arg(long, requires = "squad")]
     real: bool,
-    /// GGUF file of a model that is cloud and device; may be given several times [default: SmolLM2-135M-Instruct,
-    /// which is fetched once]
+    /// GGUF file of a model that is cloud and device; may be given several times [default:
+    /// SmolLM2-135M-Instruct, which is fetched once]
     #[arg(long, value_name = "GGUF", requires = "real")]
     model: Vec<PathBuf>,
     /// File in SQuAD's format, such as XQuAD's; may be given several times

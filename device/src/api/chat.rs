@@ -1,4 +1,5 @@
-//! `POST /v1/chat/completions` and `POST /v1/completions`, streamed or whole. Requests and replies are those of `baton_openai`.
+//! `POST /v1/chat/completions` and `POST /v1/completions`, streamed or whole. Requests and
+//! replies are those of `baton_openai`.
 
 use super::error::ApiError;
 use super::{ANSWERS_MAX, ApiState};

@@ -1,4 +1,5 @@
-//! The OpenAI chat and text completion API of both programs: requests, refusals, tools, replies, streams, errors, models.
+//! The OpenAI chat and text completion API of both programs: requests, refusals, tools, replies, streams,
+//! errors, models.
 //!
 //! | module | holds |
 //! |---|---|

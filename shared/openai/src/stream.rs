@@ -1,8 +1,8 @@
 //! An answer as a stream of server-sent events: the frames, written once for both programs.
 //!
 //! Always: the first chunk of a chat has the role, the last chunk with a choice has the finish reason, and
-//! `data: [DONE]` is the last frame. Comments contain nothing that a client needs. Events have no names, because
-//! clients of this API expect none.
+//! `data: [DONE]` is the last frame. Comments contain nothing that a client needs. Events have no names,
+//! because clients of this API expect none.
 
 use serde::Serialize;
 use serde_json::Value;

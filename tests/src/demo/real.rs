@@ -25,7 +25,7 @@ pub(super) const WORDS: [&str; 2] = ["south america", "390 billion"];
 
 /// Returns the article (tests/data/README.md).
 pub(super) fn article() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/amazon-rainforest.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/amazon-rainforest.txt")
 }
 
 /// What the demo reads of `baton model show --json`.

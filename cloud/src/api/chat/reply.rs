@@ -1,5 +1,5 @@
-//! Turns the events of an answer into the parts of a chat or text completion: text, calls, log probabilities, and the
-//! field `baton`.
+//! Turns the events of an answer into the parts of a chat or text completion: text, calls, log probabilities,
+//! and the field `baton`.
 //!
 //! Always: every token has its log probabilities, even if its text is held back or is part of a call.
 

@@ -1,0 +1,32 @@
+//! Why a question was not answered.
+
+use crate::client::OutgoingError;
+use baton_engine::stop::StopError;
+
+/// Why a question was not answered at all.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// There is neither a cloud nor a model.
+    #[error("there is neither a cloud to ask (--cloud URL) nor a model on this device (--model FILE)")]
+    Nobody,
+    /// This mode needs a cloud.
+    #[error("mode `cloud` needs a cloud (--cloud URL)")]
+    NoCloud,
+    /// This mode needs a model.
+    #[error("mode `device` needs a model on this device (--model FILE)")]
+    NoDevice,
+    /// A text can be continued only by a model on this device.
+    #[error(
+        "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
+    )]
+    NoDeviceForText,
+    /// A field is out of its range.
+    #[error(transparent)]
+    Request(#[from] OutgoingError),
+    /// The stop strings are not valid.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// A background task failed.
+    #[error("prepare the question")]
+    Prepare(#[source] tokio::task::JoinError),
+}
