@@ -127,8 +127,8 @@ fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
     Ok((name, setup))
 }
 
-/// Makes the jobs: all arms for questions about real texts, and for generated ones with other words than
-/// their texts.
+/// Makes the jobs: all arms for questions about real texts; masks for generated questions with other words
+/// than their texts.
 fn jobs(args: &RealArgs, setup: &Setup) -> anyhow::Result<Vec<Job>> {
     let mut cases = Vec::new();
     for path in &args.squad {
@@ -152,8 +152,10 @@ fn jobs(args: &RealArgs, setup: &Setup) -> anyhow::Result<Vec<Job>> {
         questions: 2,
         seed: SEED,
     };
-    cases.extend(facts::cases(&options, setup.cloud.tokenizer()));
-    Ok(cases.into_iter().map(|case| Job { case, arms: arms() }).collect())
+    let mut jobs: Vec<Job> = cases.into_iter().map(|case| Job { case, arms: arms() }).collect();
+    let generated = facts::cases(&options, setup.cloud.tokenizer());
+    jobs.extend(generated.into_iter().map(|case| Job { case, arms: masks() }));
+    Ok(jobs)
 }
 
 /// Questions about one text that are kept together.
@@ -177,13 +179,18 @@ fn some(cases: Vec<Case>, count: usize) -> Vec<Case> {
     chosen.take(count).collect()
 }
 
+/// Returns the arms that choose sentences.
+fn masks() -> Vec<Arm> {
+    RANKINGS.into_iter().flat_map(|ranking| RATIOS.map(|ratio| Arm::Mask { ranking, ratio })).collect()
+}
+
+/// Returns all arms: r varies for the default and for BM25 only, because every r is another prompt to read.
 fn arms() -> Vec<Arm> {
-    let whole = Arm::Predict { device: SAME.to_owned(), ranking: Ranking::Mode(Mode::None), ratio: 1.0 };
-    let mut arms = vec![Arm::Cloud, whole];
-    for ranking in RANKINGS {
-        arms.extend(RATIOS.map(|ratio| Arm::Mask { ranking, ratio }));
-        arms.extend(RATIOS.map(|ratio| Arm::Predict { device: SAME.to_owned(), ranking, ratio }));
-    }
+    let predict = |ranking, ratio| Arm::Predict { device: SAME.to_owned(), ranking, ratio };
+    let mut arms = vec![Arm::Cloud, predict(Ranking::Mode(Mode::None), 1.0)];
+    arms.extend(masks());
+    arms.extend([DEFAULT, BM25].into_iter().flat_map(|ranking| RATIOS.map(|ratio| predict(ranking, ratio))));
+    arms.extend([RANDOM, ENDS].map(|ranking| predict(ranking, CHECKED)));
     arms.push(Arm::Evict { device: SAME.to_owned(), policy: Eviction::SnapKv, ratio: CHECKED });
     arms
 }
