@@ -112,6 +112,7 @@ impl Demo {
         messages.push(json!({ "role": "user", "content": text }));
         let body = json!({
             "messages": messages, "max_tokens": super::ANSWER_TOKENS_MAX, "seed": self.options.seed,
+            "temperature": 0,
         });
         let begun = Instant::now();
         let url = format!("{}/v1/chat/completions", agent.url());
