@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use baton_kernels_cpu::Format;
-use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticModel};
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticLayers, SyntheticModel};
 
 /// A model with random weights.
 pub(super) struct Case {
@@ -29,7 +29,7 @@ impl Case {
 const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Q8_0, Format::Q4K, Format::Q6K];
 
 /// Variants of model families besides plain llama and qwen2.
-const MEMBERS: [&str; 20] = [
+const MEMBERS: [&str; 23] = [
     "mixtral",
     "qwen2moe",
     "qwen2-yarn",
@@ -50,6 +50,9 @@ const MEMBERS: [&str; 20] = [
     "gpt-oss",
     "deepseek2",
     "deepseek2-joined",
+    "gemma4",
+    "gemma4-shared",
+    "gemma4-experts",
 ];
 
 /// Makes the models: llama with its own output matrix and qwen2 with tied embeddings, in [`FORMATS`]. Every
@@ -137,6 +140,25 @@ fn particular(member: &str, shape: &mut SyntheticModel) {
             shape.extra = vec![
                 count("attention.sliding_window", 40),
                 count("attention.sliding_window_pattern", 2),
+                number("final_logit_softcapping", 3.0),
+            ];
+        }
+        "gemma4" | "gemma4-shared" | "gemma4-experts" => {
+            let shared = member == "gemma4-shared";
+            (shape.family, shape.d_head, shape.n_kv_heads) = ("gemma4", 64, 1);
+            shape.n_layers = if shared { 6 } else { 4 };
+            shape.experts = experts.filter(|_| member == "gemma4-experts");
+            shape.layers = SyntheticLayers {
+                interval: 2,
+                d_head: 32,
+                n_kv_heads: 4,
+                values_of_keys: !shared,
+                shared: if shared { 2 } else { 0 },
+                input_width: if shared { 32 } else { 0 },
+            };
+            shape.extra = vec![
+                count("attention.sliding_window", 40),
+                number("rope.freq_base", 1e6),
                 number("final_logit_softcapping", 3.0),
             ];
         }

@@ -95,7 +95,7 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String, kv: KvFormat) -> Model
         layer_bytes,
         input_bytes: bytes(tensor(EMBEDDING)),
         output_bytes: bytes(output),
-        kv_bytes: (config.n_kv_heads * kv.token_bytes(config.d_head)) as f64,
+        kv_bytes: config.kv_token_bytes(kv) as f64 / layers as f64,
         layer_flops,
         output_flops: output
             .map(|tensor| (tensor.type_name().to_owned(), flops(tensor, config)))

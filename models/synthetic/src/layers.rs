@@ -119,17 +119,20 @@ impl SyntheticModel {
         weights.vector(&name("attn_norm.weight"), e, 1.0, 0.2)?;
         match rules.recurrent.filter(|_| self.is_recurrent(layer)) {
             Some(rule) => self.recurrent_layer(weights, rule, &name)?,
-            None => self.attention(weights, &name)?,
+            None => self.attention(weights, layer, &name)?,
         }
         weights.vector(&name(&format!("{}.weight", rules.ffn_norm)), e, 1.0, 0.2)?;
+        let f = self.d_ff_at(layer);
         if self.experts.is_some() && layer >= self.dense_layers {
+            if self.expert_rule().is_some_and(|rule| rule.beside) {
+                self.gated(weights, &name, "", &[f])?;
+            }
             self.mixture(weights, &name)?;
         } else if rules.fused_gate {
-            let f = self.d_ff;
             weights.matrix(&name("ffn_up.weight"), 2 * f, e, std(e))?;
             weights.matrix(&name("ffn_down.weight"), e, f, std(f))?;
         } else {
-            self.gated(weights, &name, "", &[self.d_ff])?;
+            self.gated(weights, &name, "", &[f])?;
             if self.has_bias(rules.ffn_bias) {
                 for (tensor, len) in [("gate", self.d_ff), ("up", self.d_ff), ("down", e)] {
                     weights.vector(&name(&format!("ffn_{tensor}.bias")), len, 0.0, 0.2)?;
@@ -139,16 +142,18 @@ impl SyntheticModel {
         if rules.post_norms {
             weights.vector(&name("post_ffw_norm.weight"), e, 1.0, 0.2)?;
         }
-        Ok(())
+        self.layer_extras(weights, &name)
     }
 
     fn attention(
         &self,
         weights: &mut Weights<'_>,
+        layer: u32,
         name: &impl Fn(&str) -> String,
     ) -> Result<(), SyntheticError> {
         let (e, rules) = (self.d_model, self.rules());
-        let (q, kv) = (self.n_heads * self.d_head, self.n_kv_heads * self.d_head);
+        let heads = self.heads_at(layer);
+        let (q, kv) = (self.n_heads * heads.d_head, heads.n_kv_heads * heads.d_head);
         if let Some(latent) = self.latent {
             return self.latent(weights, name, latent);
         }
@@ -157,8 +162,12 @@ impl SyntheticModel {
             weights.matrix(&name("attn_qkv.weight"), q + 2 * kv, e, std(e))?;
         } else {
             weights.matrix(&name("attn_q.weight"), gated_q, e, std(e))?;
-            weights.matrix(&name("attn_k.weight"), kv, e, std(e))?;
-            weights.matrix(&name("attn_v.weight"), kv, e, std(e))?;
+            if heads.keys {
+                weights.matrix(&name("attn_k.weight"), kv, e, std(e))?;
+            }
+            if heads.values {
+                weights.matrix(&name("attn_v.weight"), kv, e, std(e))?;
+            }
         }
         weights.matrix(&name("attn_output.weight"), e, q, std(q))?;
         if self.has_bias(rules.qkv_bias) {
@@ -173,8 +182,12 @@ impl SyntheticModel {
             weights.vector(&name("attn_sinks.weight"), self.n_heads, 0.0, 1.0)?;
         }
         if rules.head_norms {
-            weights.vector(&name("attn_q_norm.weight"), self.d_head, 1.0, 0.2)?;
-            weights.vector(&name("attn_k_norm.weight"), self.d_head, 1.0, 0.2)?;
+            // Without a factor, the products of heads of this length are as large as with the usual one.
+            let length = if rules.unscaled_products { f64::from(heads.d_head).powf(-0.25) } else { 1.0 };
+            weights.vector(&name("attn_q_norm.weight"), heads.d_head, length, 0.2 * length)?;
+            if heads.keys {
+                weights.vector(&name("attn_k_norm.weight"), heads.d_head, length, 0.2 * length)?;
+            }
         }
         if rules.post_norms {
             weights.vector(&name("post_attention_norm.weight"), e, 1.0, 0.2)?;
@@ -237,6 +250,11 @@ impl SyntheticModel {
         let f = if own_width { experts.d_ff } else { self.d_ff };
         // Converters leave routers in F32.
         weights.shaped(&name("ffn_gate_inp.weight"), &[e, experts.count], Format::F32, std(e))?;
+        if rule.is_some_and(|rule| rule.beside) {
+            weights.stack(&name("ffn_gate_up_exps.weight"), &[e, 2 * f, experts.count], std(e))?;
+            weights.stack(&name("ffn_down_exps.weight"), &[f, e, experts.count], std(f))?;
+            return self.beside_experts(weights, name, experts.count);
+        }
         self.gated(weights, name, "_exps", &[f, experts.count])?;
         if rule.is_some_and(|rule| rule.shared == SharedRule::Gated) {
             weights.vector(&name("ffn_gate_inp_shexp.weight"), e, 0.0, std(e))?;

@@ -11,6 +11,7 @@ use baton_engine::gguf::{GgufWriteError, GgufWriter};
 use baton_kernels_cpu::KernelError;
 
 mod adapter;
+mod layered;
 mod layers;
 mod quant;
 mod recurrent;
@@ -20,6 +21,7 @@ mod stepped;
 mod weights;
 
 pub use adapter::SyntheticAdapter;
+pub use layered::SyntheticLayers;
 pub use quant::Quant;
 pub use scored::{WORD_SPANS, WORD_TAKEOVERS, WordTakeover, scored_gguf, scored_vocabulary};
 pub use shapes::SHAPES;
@@ -68,6 +70,8 @@ pub struct SyntheticModel {
     pub biased: bool,
     /// The recurrent layers, in families that have them.
     pub recurrent: SyntheticRecurrent,
+    /// The layers, in families whose files list what each has.
+    pub layers: SyntheticLayers,
     /// Makes answers that do not end by themselves, for measuring streams. Tokens after the control tokens
     /// are words, and the end token's row in the projection to logits is zero.
     pub endless: bool,
@@ -196,6 +200,14 @@ impl SyntheticModel {
             dense_layers: 0,
             biased: false,
             recurrent: SyntheticRecurrent { interval: 2, taps: 3, d_head: 32, key_heads: 2, value_heads: 4 },
+            layers: SyntheticLayers {
+                interval: 2,
+                d_head: 32,
+                n_kv_heads: 1,
+                values_of_keys: true,
+                shared: 0,
+                input_width: 0,
+            },
             endless: false,
             long_token_bytes: 0,
             seed,
@@ -288,6 +300,7 @@ impl SyntheticModel {
         self.expert_keys(writer);
         self.family_keys(writer);
         self.recurrent_keys(writer);
+        self.layered_keys(writer);
         writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-5f32);
         writer.set(&key("rope.freq_base"), 10_000f32);
         for (name, value) in &self.extra {
@@ -340,13 +353,14 @@ impl SyntheticModel {
         if !self.tied {
             weights.matrix("output.weight", v, e, 1.0 / f64::from(e).sqrt())?;
         }
-        if let Some(divisors) = &self.rope_divisors {
-            weights.values("rope_freqs.weight", divisors)?;
+        if let Some(divisors) = self.divisors() {
+            weights.values("rope_freqs.weight", &divisors)?;
         }
         if let Some([long, short]) = &self.rope_factors {
             weights.values("rope_factors_long.weight", long)?;
             weights.values("rope_factors_short.weight", short)?;
         }
+        self.inputs_of_layers(weights)?;
         for layer in 0..self.n_layers {
             self.layer(weights, layer)?;
         }

@@ -102,6 +102,9 @@ impl Adapter {
         if config.recurrent.is_some() {
             return Err(AdapterError::Recurrent { family: config.family.name });
         }
+        if config.family.layer_extras {
+            return Err(AdapterError::Layers { family: config.family.name });
+        }
         let targets = targets(config);
         let mut layers: Vec<LayerAt> = vec![[None; PROJECTIONS]; config.n_layers];
         let (mut matrices, mut halves, mut rank_max) = (0, 0, 0);

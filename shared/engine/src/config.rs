@@ -10,11 +10,13 @@ use crate::rope::Rope;
 mod experts;
 mod keys;
 mod latent;
+mod layers;
 mod recurrent;
 mod rotation;
 
 use keys::Keys;
 
+pub use layers::{Heads, LocalLayers, LocalPattern};
 pub use recurrent::{DeltaNet, Recurrent, RecurrentKind};
 
 /// Attention that sees only the newest tokens and a few first ones.
@@ -103,15 +105,6 @@ impl Latent {
     }
 }
 
-/// Layers that see only a sliding window and have their own rotary frequencies.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LocalLayers {
-    /// Of this many consecutive layers, all but the last are local; > 0.
-    pub period: usize,
-    /// Their rotary positions.
-    pub rope: Rope,
-}
-
 /// The shape of one model.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -122,16 +115,24 @@ pub struct ModelConfig {
     pub n_layers: usize,
     /// Query heads.
     pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
+    /// Key and value heads, except those of local layers; divides `n_heads`.
     pub n_kv_heads: usize,
     /// Width of the residual stream.
     pub d_model: usize,
-    /// Width of one head in the cache. With latent attention, values are narrower and end in zeros.
+    /// Width of one head in the cache, except in local layers. With latent attention, values are narrower and
+    /// end in zeros.
     pub d_head: usize,
     /// Attention whose keys and values are made from one short vector a token, if the model has it.
     pub latent: Option<Latent>,
-    /// Width of the feed-forward layer.
+    /// Width of the dense network of a feed-forward layer; of the widest one, if they differ.
     pub d_ff: usize,
+    /// Width of each layer's dense network; empty if they are alike.
+    pub d_ffs: Vec<usize>,
+    /// Width of the input that each layer has of its own from every token; `None` if there is none.
+    pub input_width: Option<usize>,
+    /// Layers with keys and values of their own, the first ones. The others use those of the last one of
+    /// their kind.
+    pub keyed_layers: usize,
     /// Rows of the embedding table.
     pub vocab_len: usize,
     /// The most tokens of one sequence.
@@ -151,6 +152,8 @@ pub struct ModelConfig {
     pub logit_scale: f32,
     /// The bound of logits, if the model has one: they are `cap tanh(x / cap)`.
     pub logit_cap: Option<f32>,
+    /// Tokens that the model must never choose, all below `vocab_len`.
+    pub suppressed: Vec<u32>,
     /// The factor of query-key products.
     pub attention_scale: f32,
     /// The bound of attention scores, if the model has one: they are `cap tanh(x / cap)`.
@@ -216,7 +219,11 @@ impl ModelConfig {
         let d_model = keys.count("embedding_length")?;
         let n_heads = keys.count("attention.head_count")?;
         let (n_layers, unused_layers) = keys.layers(family)?;
-        let (n_kv_heads, with_keys) = keys.kv_heads(family, n_layers, n_heads)?;
+        let listed = keys.listed(family, n_layers, n_heads)?;
+        let (n_kv_heads, with_keys) = match &listed {
+            Some(listed) => (listed.n_kv_heads, None),
+            None => keys.kv_heads(family, n_layers, n_heads)?,
+        };
         keys.check("attention.head_count_kv", n_kv_heads, n_heads.is_multiple_of(n_kv_heads), || {
             format!("a divisor of the {n_heads} query heads")
         })?;
@@ -230,13 +237,24 @@ impl ModelConfig {
         keys.check("vocab_size", vocab_len, (1..=vocab_bound).contains(&vocab_len), || {
             format!("1 to {vocab_bound}")
         })?;
-        let d_ff = keys.d_ff(family)?;
+        let (d_ff, d_ffs) = keys.d_ffs(family, n_layers)?;
         let context_len = keys.count("context_length")?;
         let original_context_len =
             keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(context_len);
         let rope = keys.rope(family, d_head, original_context_len)?;
         keys.check_rope_sections(family, rope.rot_dims / 2)?;
+        let heads = Heads { count: n_heads, kv: n_kv_heads, width: d_head };
         let window = keys.window(family)?.map(|tokens| SlidingWindow { tokens, sinks: 0 });
+        let local = match window {
+            Some(_) => keys.local_layers(family, listed, heads, &rope)?,
+            None => None,
+        };
+        if let Some(local) = &local {
+            let Heads { kv, .. } = local.heads;
+            keys.check("attention.head_count_kv", kv, n_heads.is_multiple_of(kv), || {
+                format!("a divisor of the {n_heads} query heads")
+            })?;
+        }
         let d_key = latent.map_or(d_head, |latent| latent.d_key());
         let [embedding_scale, residual_scale, logit_scale] = keys.multipliers(family, d_model)?;
         Ok(Self {
@@ -247,6 +265,9 @@ impl ModelConfig {
             d_head,
             latent,
             d_ff,
+            d_ffs,
+            input_width: keys.input_width(family, n_layers)?,
+            keyed_layers: keys.keyed_layers(family, n_layers, local.as_ref())?,
             vocab_len,
             context_len,
             original_context_len,
@@ -255,12 +276,13 @@ impl ModelConfig {
             residual_scale,
             logit_scale,
             logit_cap: keys.positive_if(family.logit_cap, "final_logit_softcapping")?,
+            suppressed: keys.suppressed(family, vocab_len)?,
             attention_scale: keys.attention_scale(family, n_layers, d_model / n_heads, d_key)?
                 * keys.yarn_scale(family, &rope)?,
             attention_cap: keys.positive_if(family.attention_cap, "attn_logit_softcapping")?,
             temperature: keys.temperature(family)?,
             unrotated_period: keys.unrotated_period(family)?,
-            local: keys.local_layers(family, window.is_some(), &rope)?,
+            local,
             experts: keys.experts(family, d_ff, n_layers)?,
             recurrent: keys.recurrent(family, with_keys, n_layers, d_model)?,
             unused_layers,
@@ -268,11 +290,6 @@ impl ModelConfig {
             window,
             family,
         })
-    }
-
-    /// Whether the layer sees only a sliding window, while other layers see everything.
-    pub fn is_local(&self, layer: usize) -> bool {
-        self.local.as_ref().is_some_and(|local| layer % local.period != local.period - 1)
     }
 
     /// Whether the layer rotates its queries and keys.
@@ -295,17 +312,13 @@ impl ModelConfig {
         self.window.filter(|_| self.local.is_none() || self.is_local(layer))
     }
 
-    /// Returns the width of the attention output before its projection.
-    pub fn d_mixed(&self) -> usize {
-        self.n_heads * self.latent.map_or(self.d_head, |latent| latent.d_value)
-    }
-
-    /// Returns the width of all query heads together.
+    /// Returns the width of all query heads together, except in local layers.
     pub fn d_q(&self) -> usize {
         self.n_heads * self.d_head
     }
 
-    /// Returns the width of all key heads together, which is also that of all value heads.
+    /// Returns the width of all key heads together, which is also that of all value heads, except in local
+    /// layers.
     pub fn d_kv(&self) -> usize {
         self.n_kv_heads * self.d_head
     }

@@ -67,6 +67,9 @@ pub struct ExpertRule {
     pub shared: SharedRule,
     /// Whether an expert has its own width (`expert_feed_forward_length`) instead of that of a dense layer.
     pub own_width: bool,
+    /// Whether a dense network works beside the experts. Both have norms of their own, the router reads the
+    /// residual stream under a third one, and each expert's result has a factor.
+    pub beside: bool,
     /// Whether the router and every projection of an expert have biases.
     pub biased: bool,
     /// Whether the file's keys say more: gating, normalization, the factors' scale, groups of experts, and
@@ -84,6 +87,9 @@ pub struct LocalRule {
     pub freq_base: Option<f32>,
     /// The key of the window's length; without an optional one no layer is local.
     pub window: Presence,
+    /// Whether the file lists the local layers, whose heads have their own width and whose key heads have
+    /// their own number.
+    pub listed: bool,
 }
 
 /// How queries of later positions are lengthened, and by which number of positions.
@@ -142,6 +148,9 @@ pub struct Family {
     pub ffn_bias: Presence,
     /// Whether every query and key head has an RMS norm before its rotation.
     pub head_norms: bool,
+    /// Whether every value head has an RMS norm without weights. A layer may then lack the projection to
+    /// values: they are the keys before their norm and rotation.
+    pub value_norm: bool,
     /// Whether each query head has a learned score beside those of the keys, whose value is zero.
     pub sinks: bool,
     /// Whether query, key and value projections are one tensor.
@@ -156,6 +165,15 @@ pub struct Family {
     pub scaled_embedding: bool,
     /// Whether the file states factors of embeddings and of each half's result, and a divisor of logits.
     pub multipliers: bool,
+    /// Whether query-key products have no factor; if not, they are divided by the root of a head's width.
+    pub unscaled_products: bool,
+    /// Divisors of rotary frequencies, except those of local layers.
+    pub rope_divisors: Presence,
+    /// Whether the file may state what single layers have: an input of their own from each token, the keys
+    /// and values of an earlier layer, a factor of their result, and their own width of the dense network.
+    pub layer_extras: bool,
+    /// Whether the file may list tokens that the model must never choose.
+    pub suppresses: bool,
     /// The key of the bound of attention scores.
     pub attention_cap: Presence,
     /// The key of the bound of logits.
@@ -194,6 +212,7 @@ const MIXTRAL_EXPERTS: ExpertRule = ExpertRule {
     normalized: true,
     shared: SharedRule::Never,
     own_width: false,
+    beside: false,
     biased: false,
     stated: false,
 };
@@ -207,6 +226,7 @@ const LLAMA: Family = Family {
     output_bias: Presence::Optional,
     ffn_bias: Presence::Optional,
     head_norms: false,
+    value_norm: false,
     sinks: false,
     fused_qkv: false,
     fused_gate: false,
@@ -214,6 +234,10 @@ const LLAMA: Family = Family {
     post_norms: false,
     scaled_embedding: false,
     multipliers: false,
+    unscaled_products: false,
+    rope_divisors: Presence::Optional,
+    layer_extras: false,
+    suppresses: false,
     attention_cap: Presence::Never,
     logit_cap: Presence::Never,
     output: Presence::Optional,
@@ -322,7 +346,7 @@ const GEMMA2: Family = Family {
     post_norms: true,
     attention_cap: Presence::Required,
     logit_cap: Presence::Required,
-    local: Some(LocalRule { period: 2, freq_base: None, window: Presence::Required }),
+    local: Some(LocalRule { period: 2, freq_base: None, window: Presence::Required, listed: false }),
     // The 27B model.
     model_scale_layers: Some(46),
     ..GEMMA
@@ -335,10 +359,29 @@ const GEMMA3: Family = Family {
     post_norms: true,
     logit_cap: Presence::Optional,
     output: Presence::Optional,
-    local: Some(LocalRule { period: 6, freq_base: Some(10_000.0), window: Presence::Optional }),
+    local: Some(LocalRule {
+        period: 6,
+        freq_base: Some(10_000.0),
+        window: Presence::Optional,
+        listed: false,
+    }),
     // The 27B model.
     model_scale_layers: Some(62),
     ..GEMMA
+};
+
+/// Gemma 4, text. Its norm weights are stored as they are.
+const GEMMA4: Family = Family {
+    name: "gemma4",
+    value_norm: true,
+    unscaled_products: true,
+    rope_divisors: Presence::Required,
+    layer_extras: true,
+    suppresses: true,
+    experts: Some(ExpertRule { own_width: true, beside: true, ..MIXTRAL_EXPERTS }),
+    local: Some(LocalRule { period: 6, freq_base: Some(10_000.0), window: Presence::Required, listed: true }),
+    model_scale_layers: None,
+    ..GEMMA3
 };
 
 /// Phi-3, Phi-3.5 mini and Phi-4.
@@ -373,7 +416,7 @@ const GPT_OSS: Family = Family {
         biased: true,
         ..MIXTRAL_EXPERTS
     }),
-    local: Some(LocalRule { period: 2, freq_base: None, window: Presence::Required }),
+    local: Some(LocalRule { period: 2, freq_base: None, window: Presence::Required, listed: false }),
     ..LLAMA
 };
 
@@ -462,6 +505,7 @@ pub const FAMILIES: &[Family] = &[
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     PHI3,
     GPT_OSS,
     DEEPSEEK2,

@@ -6,6 +6,7 @@
 //! all else only for rows whose logits or scores are wanted.
 
 mod adapted;
+mod inputs;
 mod latent;
 mod mixture;
 mod recurrent;
@@ -14,7 +15,7 @@ use std::ops::Range;
 
 use crate::adapter::Projection;
 use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
-use crate::config::{ModelConfig, SlidingWindow, Temperature};
+use crate::config::{Heads, ModelConfig, SlidingWindow, Temperature};
 use crate::family::Activation;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
@@ -26,6 +27,9 @@ use crate::weights::{
 };
 
 pub(crate) use adapted::Adapted;
+
+/// The logit of a token that the model must never choose. It is finite, since other values are faults.
+const SUPPRESSED: f32 = -1e30;
 
 /// Everything that a pass reads and does not change.
 pub(crate) struct PassInput<'a, B: Backend> {
@@ -53,11 +57,15 @@ pub(crate) struct Pass<'a, B: Backend> {
     local_rope: Option<RopeTable>,
     /// The factor of each row's query; empty if the model has none.
     temperature: Vec<f32>,
-    /// Residual stream, `[t, e]`. In the last layer it shrinks to the wanted rows, and so do `normed`,
-    /// `mixed` and `scratch`.
+    /// The inputs of all layers, `[t, l p]`, if the model has them.
+    inputs: Option<B::Rows>,
+    /// Residual stream, `[t, e]`. In the last layer it shrinks to the wanted rows, and so do `inputs`,
+    /// `normed`, `mixed` and `scratch`.
     x: B::Rows,
     /// The input of half a layer after its norm, later its output, `[t, e]`.
     normed: B::Rows,
+    /// The heads that the rows below fit.
+    heads: Heads,
     /// `[t, h d]`.
     q: B::Rows,
     /// `[t, g d]`.
@@ -83,13 +91,14 @@ pub(crate) struct Pass<'a, B: Backend> {
 
 /// The two halves of a gated network, `[t, f]` each.
 struct Gated<R> {
+    width: usize,
     gate: R,
     up: R,
 }
 
 impl<R> Gated<R> {
     fn new<B: Backend<Rows = R>>(backend: &B, t: usize, f: usize) -> Self {
-        Self { gate: backend.rows(t, f), up: backend.rows(t, f) }
+        Self { width: f, gate: backend.rows(t, f), up: backend.rows(t, f) }
     }
 
     /// Sets `gate = x gate^T` and `up = x up^T`.
@@ -125,29 +134,34 @@ impl<'a, B: Backend> Pass<'a, B> {
     /// `adapted` gives the rows that have an adapter.
     pub(crate) fn begin(input: PassInput<'a, B>, adapted: Adapted<'a>) -> Result<Self, WeightError> {
         let x = embed(input.backend, input.config, input.source, input.ids)?;
+        let inputs = inputs::inputs_of_layers(&input, &x)?;
         let end = input.config.n_layers;
-        Ok(Self::go_on(input, adapted, x, end))
+        Ok(Self { inputs, ..Self::go_on(input, adapted, x, end) })
     }
 
-    /// Continues from the residual stream `x`, `[t, e]`, with layers before `end`.
+    /// Continues from the residual stream `x`, `[t, e]`, with layers before `end`. Layers have no inputs of
+    /// their own then.
     pub(crate) fn go_on(input: PassInput<'a, B>, adapted: Adapted<'a>, x: B::Rows, end: usize) -> Self {
         let (backend, config, t) = (input.backend, input.config, input.ids.len());
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
+        let heads = config.heads_at(0);
         let temperature = |rule: Temperature| positions().map(|at| rule.factor(at)).collect();
         Self {
             rope: config.rope.table(positions()),
             local_rope: config.local.as_ref().map(|local| local.rope.table(positions())),
             temperature: config.temperature.map(temperature).unwrap_or_default(),
+            inputs: None,
             x,
             normed: rows(config.d_model),
-            q: rows(config.d_q()),
-            k: rows(config.d_kv()),
-            v: rows(config.d_kv()),
-            gate: config.family.gated_attention.then(|| rows(config.d_q())),
-            mixed: rows(config.d_q()),
+            heads,
+            q: rows(heads.d_q()),
+            k: rows(heads.d_kv()),
+            v: rows(heads.d_kv()),
+            gate: config.family.gated_attention.then(|| rows(heads.d_q())),
+            mixed: rows(heads.d_q()),
             lse: rows(config.n_heads),
-            scratch: Gated::new(backend, t, dense_width(config)),
+            scratch: Gated::new(backend, t, dense_width(config, 0)),
             n_rows: t,
             end,
             adapted,
@@ -156,8 +170,24 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
+    /// Makes memory that fits the layer, if it differs from the one before.
+    fn fit(&mut self, layer: usize) {
+        let PassInput { backend, config, .. } = self.input;
+        let (heads, t) = (config.heads_at(layer), self.n_rows);
+        if heads != self.heads {
+            self.heads = heads;
+            (self.q, self.mixed) = (backend.rows(t, heads.d_q()), backend.rows(t, heads.d_q()));
+            (self.k, self.v) = (backend.rows(t, heads.d_kv()), backend.rows(t, heads.d_kv()));
+        }
+        let width = dense_width(config, layer);
+        if width != self.scratch.width {
+            self.scratch = Gated::new(backend, t, width);
+        }
+    }
+
     /// Runs one layer; layers must be run in order.
     pub(crate) fn layer(&mut self, kv: &mut B::Kv, layer: usize) -> Result<(), WeightError> {
+        self.fit(layer);
         let source = self.input.source;
         let last = layer + 1 == self.input.config.n_layers;
         let ends_here = last && self.input.wanted.iter().all(Range::is_empty);
@@ -210,21 +240,27 @@ impl<'a, B: Backend> Pass<'a, B> {
         if !self.temperature.is_empty() {
             backend.scale_rows(&mut self.q, &self.temperature);
         }
-        backend.append(kv, layer, &self.k, &self.v, spans);
+        if config.kv_layer(layer) == layer {
+            backend.append(kv, layer, &self.k, &self.v, spans);
+        }
         Ok(())
     }
 
     /// Computes queries, keys and values by a projection for each.
     fn project_heads(&mut self, layer: usize, weights: &HeadWeights<'_>) -> Result<(), WeightError> {
-        let PassInput { backend, config, .. } = self.input;
-        let mut both = self.gate.as_ref().map(|_| backend.rows(self.n_rows, 2 * config.d_q()));
+        let backend = self.input.backend;
+        let heads = self.heads;
+        let mut both = self.gate.as_ref().map(|_| backend.rows(self.n_rows, 2 * heads.d_q()));
         let q = both.as_mut().unwrap_or(&mut self.q);
-        backend.project(
-            &self.normed,
-            &mut [(weights.q, q), (weights.k, &mut self.k), (weights.v, &mut self.v)],
-        )?;
+        let mut into = vec![(weights.q, q)];
+        into.extend(weights.k.map(|weight| (weight, &mut self.k)));
+        into.extend(weights.v.map(|weight| (weight, &mut self.v)));
+        backend.project(&self.normed, &mut into)?;
+        if weights.k.is_some() && weights.v.is_none() {
+            self.v = backend.take(&self.k, heads.d_kv(), 0..heads.d_kv());
+        }
         if let (Some(both), Some(gate)) = (&both, &mut self.gate) {
-            backend.split(both, config.d_head, &mut self.q, gate);
+            backend.split(both, heads.width, &mut self.q, gate);
         }
         let changed = &mut [
             (Projection::Query, &mut self.q),
@@ -236,15 +272,26 @@ impl<'a, B: Backend> Pass<'a, B> {
         backend.add_bias(&mut self.q, q_bias);
         backend.add_bias(&mut self.k, k_bias);
         backend.add_bias(&mut self.v, v_bias);
-        let [q_norm, k_norm] = weights.head_norms;
-        backend.norm_heads(&mut self.q, q_norm, config.norm_eps);
-        backend.norm_heads(&mut self.k, k_norm, config.norm_eps);
-        if config.is_rotated(layer) {
-            let table = rope_at(config, layer, &self.rope, self.local_rope.as_ref());
-            backend.rope(&mut self.q, config.d_head, table, config.family.rope_style);
-            backend.rope(&mut self.k, config.d_head, table, config.family.rope_style);
-        }
+        self.norm_and_rotate(layer, weights);
         Ok(())
+    }
+
+    /// Applies the norms of heads, and rotates queries and keys.
+    fn norm_and_rotate(&mut self, layer: usize, weights: &HeadWeights<'_>) {
+        let PassInput { backend, config, .. } = self.input;
+        let [q_norm, k_norm, v_norm] = weights.head_norms;
+        let mut turned = vec![(&mut self.q, q_norm)];
+        if weights.k.is_some() {
+            backend.norm_heads(&mut self.v, v_norm, config.norm_eps);
+            turned.push((&mut self.k, k_norm));
+        }
+        let table = rope_at(config, layer, &self.rope, self.local_rope.as_ref());
+        for (x, norm) in turned {
+            backend.norm_heads(x, norm, config.norm_eps);
+            if config.is_rotated(layer) {
+                backend.rope(x, self.heads.width, table, config.family.rope_style);
+            }
+        }
     }
 
     /// Computes attention, and the scores that were requested.
@@ -265,9 +312,9 @@ impl<'a, B: Backend> Pass<'a, B> {
     fn shape<'s>(&self, layer: usize, sinks: &'s [f32]) -> AttentionShape<'s> {
         let PassInput { config, window, .. } = self.input;
         AttentionShape {
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            d_head: config.d_head,
+            n_heads: self.heads.count,
+            n_kv_heads: self.heads.kv,
+            d_head: self.heads.width,
             scale: config.attention_scale,
             cap: config.attention_cap,
             sinks,
@@ -306,8 +353,9 @@ impl<'a, B: Backend> Pass<'a, B> {
         self.adapted.keep(&rows);
         self.x = backend.gather(&self.x, &rows);
         self.mixed = backend.gather(&self.mixed, &rows);
+        self.inputs = self.inputs.as_ref().map(|inputs| backend.gather(inputs, &rows));
         self.normed = backend.rows(rows.len(), config.d_model);
-        self.scratch = Gated::new(backend, rows.len(), dense_width(config));
+        self.scratch = Gated::new(backend, rows.len(), self.scratch.width);
     }
 
     /// Adds the projected attention output to the residual stream.
@@ -340,23 +388,42 @@ impl<'a, B: Backend> Pass<'a, B> {
         match &weights.body {
             FfnBody::Dense(network) => {
                 self.hint_next_layer(layer);
-                self.scratch.project(backend, network, &self.normed)?;
-                let Gated { gate, up } = &mut self.scratch;
-                let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
-                self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
-                self.scratch.activate(backend, network, config.family.activation);
-                backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)])?;
-                let changed = &mut [(Projection::Down, &mut self.normed)];
-                self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed)?;
-                backend.add_bias(&mut self.normed, network.biases[2]);
+                self.dense(layer, network)?;
             }
             FfnBody::Experts(mixture) => {
+                let dense = match &mixture.beside {
+                    Some(beside) => Some(self.beside(layer, beside)?),
+                    None => None,
+                };
                 if let Some(experts) = config.experts_at(layer) {
                     self.normed = self.mixture(layer, experts, mixture)?;
+                }
+                if let (Some(beside), Some(dense)) = (&mixture.beside, dense) {
+                    backend.norm_heads(&mut self.normed, beside.expert_post_norm, config.norm_eps);
+                    backend.add(&mut self.normed, &dense);
                 }
             }
         }
         self.add_half(weights.post_norm);
+        if let Some(input) = &weights.input {
+            self.add_input(layer, input)?;
+        }
+        backend.scale(&mut self.x, weights.scale);
+        Ok(())
+    }
+
+    /// Replaces the rows under the norm by the result of a dense network.
+    fn dense(&mut self, layer: usize, network: &GatedWeights<'_>) -> Result<(), WeightError> {
+        let PassInput { backend, config, .. } = self.input;
+        self.scratch.project(backend, network, &self.normed)?;
+        let Gated { gate, up, .. } = &mut self.scratch;
+        let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
+        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
+        self.scratch.activate(backend, network, config.family.activation);
+        backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)])?;
+        let changed = &mut [(Projection::Down, &mut self.normed)];
+        self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed)?;
+        backend.add_bias(&mut self.normed, network.biases[2]);
         Ok(())
     }
 
@@ -437,7 +504,11 @@ pub(crate) fn logits<B: Backend>(
     if let Some(cap) = config.logit_cap {
         backend.soft_cap(&mut logits, cap);
     }
-    Ok(backend.read(logits))
+    let mut logits = backend.read(logits);
+    for row in logits.chunks_exact_mut(config.vocab_len) {
+        config.suppressed.iter().for_each(|id| row[*id as usize] = SUPPRESSED);
+    }
+    Ok(logits)
 }
 
 /// Returns the rotations of a layer.
@@ -450,9 +521,10 @@ fn rope_at<'t>(
     local.filter(|_| config.is_local(layer)).unwrap_or(all)
 }
 
-/// Returns the width of the scratch memory of dense layers, which not every model has.
-fn dense_width(config: &ModelConfig) -> usize {
-    if config.experts_at(0).is_none() { config.d_ff } else { 1 }
+/// Returns the width of the scratch memory of a layer's dense network, which not every layer has.
+fn dense_width(config: &ModelConfig, layer: usize) -> usize {
+    let beside = config.family.experts.is_some_and(|rule| rule.beside);
+    if beside || config.experts_at(0).is_none() { config.d_ff_at(layer) } else { 1 }
 }
 
 /// Returns the rows of the queries whose scores are captured.

@@ -1,9 +1,10 @@
 //! Tokenizers: text to token ids and back, as the model's file describes it.
 //!
-//! There are three kinds: byte-level BPE (`gpt2`) and scored BPE (`llama`, SentencePiece) of GGUF metadata,
-//! and any tokenizer.json of BPE or Unigram kind. User text never becomes a control token: [`encode`] and
-//! [`encode_spans`] cannot return one; only [`encode_template`] reads control tokens. Always holds: the spans
-//! of a text's tokens are in order and cover it, and encoding never fails. A byte without a token is dropped.
+//! There are four kinds: byte-level BPE (`gpt2`), scored BPE (`llama`, SentencePiece) and BPE of characters
+//! (`gemma4`) of GGUF metadata, and any tokenizer.json of BPE or Unigram kind. User text never becomes a
+//! control token: [`encode`] and [`encode_spans`] cannot return one; only [`encode_template`] reads control
+//! tokens. Always holds: the spans of a text's tokens are in order and cover it, and encoding never fails. A
+//! byte without a token is dropped.
 //!
 //! [`encode`]: Tokenizer::encode
 //! [`encode_spans`]: Tokenizer::encode_spans
@@ -12,6 +13,7 @@
 mod blocks;
 mod bpe;
 mod bytes;
+mod chars;
 mod error;
 mod joined;
 mod json;
@@ -37,6 +39,7 @@ pub use vectors::{VectorError, VectorFailure, VectorReport, check_vectors};
 use crate::gguf::{Gguf, Metadata};
 use bpe::ByteLevelBpe;
 use bytes::ByteAlphabet;
+use chars::CharBpe;
 use json::JsonEncoder;
 use pre::PreTokenizer;
 use special::TokenSearch;
@@ -57,6 +60,7 @@ const SLICE_TOKENS_MORE: usize = 16;
 enum Encoder {
     ByteLevel(Box<ByteLevelBpe>),
     Scored(Box<ScoredBpe>),
+    Chars(Box<CharBpe>),
     Json(Box<JsonEncoder>),
 }
 
@@ -142,6 +146,16 @@ impl Tokenizer {
                 let encoder = Encoder::Scored(Box::new(ScoredBpe::new(&texts, &vocab, &scores)?));
                 let strips = Strips::read(&m, &vocab, &texts)?;
                 let settings = TextSettings { adds_bos, space_prefix, strips };
+                Tokenizer::new(encoder, vocab, &texts, settings, digest)?
+            }
+            "gemma4" => {
+                let merges = m.str_array("tokenizer.ggml.merges")?;
+                digest.list("merges", &merges);
+                let vocab = Vocab::new(texts.iter().copied(), kinds, special, piece_bytes)?;
+                let strips = Strips::read(&m, &vocab, &texts)?;
+                let encoder = Encoder::Chars(Box::new(CharBpe::new(&texts, &vocab, &merges)?));
+                // Some files say that no begin token is added; llama.cpp adds it all the same.
+                let settings = TextSettings { adds_bos: true, space_prefix: false, strips };
                 Tokenizer::new(encoder, vocab, &texts, settings, digest)?
             }
             found => {
@@ -305,7 +319,7 @@ impl Tokenizer {
         let longest = self.vocab.text_bytes_max();
         match &self.encoder {
             Encoder::ByteLevel(_) | Encoder::Json(_) => longest,
-            Encoder::Scored(_) => (longest * SPACE.len_utf8()).max(char::MAX.len_utf8()),
+            Encoder::Scored(_) | Encoder::Chars(_) => (longest * SPACE.len_utf8()).max(char::MAX.len_utf8()),
         }
     }
 

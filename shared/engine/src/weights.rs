@@ -210,14 +210,14 @@ pub enum AttentionInputs<'a> {
 pub struct HeadWeights<'a> {
     /// Query projection, `[h d, e]`; with gates, `[h 2 d, e]`: each head's queries, then its gate.
     pub q: Weight<'a>,
-    /// Key projection, `[g d, e]`.
-    pub k: Weight<'a>,
-    /// Value projection, `[g d, e]`.
-    pub v: Weight<'a>,
+    /// Key projection, `[g d, e]`; `None` if the layer uses the keys and values of another one.
+    pub k: Option<Weight<'a>>,
+    /// Value projection, `[g d, e]`; `None` if values are the keys before their norm and rotation.
+    pub v: Option<Weight<'a>>,
     /// Biases of `q`, `k` and `v`; empty if the model has none.
     pub biases: [&'a [f32]; 3],
-    /// RMS norms of every query and every key head, `[d]` each; empty if the model has none.
-    pub head_norms: [&'a [f32]; 2],
+    /// RMS norms of every query, key and value head, `[d]` each; empty if the model has none.
+    pub head_norms: [&'a [f32]; 3],
 }
 
 /// Projections of latent attention. `r` is the width of the short vector of keys and values, `p` and `d` the
@@ -311,6 +311,47 @@ pub struct MixtureWeights<'a> {
     pub choice_bias: &'a [f32],
     /// The shared expert, if the model has one.
     pub shared: Option<SharedExpert<'a>>,
+    /// The dense network beside the experts, if the model has one.
+    pub beside: Option<BesideWeights<'a>>,
+}
+
+/// A dense network beside experts, and what the experts have then.
+#[derive(Debug)]
+pub struct BesideWeights<'a> {
+    /// The network.
+    pub network: GatedWeights<'a>,
+    /// RMS norm of its result, `[e]`.
+    pub post_norm: &'a [f32],
+    /// RMS norm of the router's input, `[e]`.
+    pub router_norm: &'a [f32],
+    /// RMS norm of the experts' input, `[e]`.
+    pub expert_norm: &'a [f32],
+    /// RMS norm of the experts' result, `[e]`.
+    pub expert_post_norm: &'a [f32],
+    /// The factor of each expert's result, `[experts]`; empty if the model has none.
+    pub expert_factors: &'a [f32],
+}
+
+/// The input that a layer has of its own from every token. `p` is its width.
+#[derive(Debug)]
+pub struct OwnInput<'a> {
+    /// Projection of the residual stream to the gate of the input, `[p, e]`.
+    pub gate: Weight<'a>,
+    /// Projection of the gated input, `[e, p]`.
+    pub projection: Weight<'a>,
+    /// RMS norm of the result, `[e]`.
+    pub post_norm: &'a [f32],
+}
+
+/// What the inputs of all layers are made with.
+#[derive(Debug)]
+pub struct InputWeights<'a> {
+    /// A row for each token, `[v, l p]`.
+    pub table: Matrix<'a>,
+    /// Projection of the embedding, `[l p, e]`.
+    pub projection: Weight<'a>,
+    /// RMS norm of each layer's part of the projection, `[p]`.
+    pub norm: &'a [f32],
 }
 
 /// The feed-forward half of a layer.
@@ -322,6 +363,10 @@ pub struct FfnWeights<'a> {
     pub body: FfnBody<'a>,
     /// RMS norm of the result, `[e]`; empty if the model has none.
     pub post_norm: &'a [f32],
+    /// The layer's own input, which is added after this half; `None` if the model has none.
+    pub input: Option<OwnInput<'a>>,
+    /// The factor of the residual stream after the layer; 1 if the model has none.
+    pub scale: f32,
 }
 
 /// The final norm and the projection to logits.
@@ -395,6 +440,12 @@ pub trait WeightSource: Send + Sync {
     /// # Errors
     /// As [`Self::acquire`].
     fn embedding(&self) -> Result<Matrix<'_>, WeightError>;
+
+    /// Returns what the inputs of all layers are made with; `None` if the model has none.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    fn inputs(&self) -> Result<Option<InputWeights<'_>>, WeightError>;
 
     /// Returns the weights that turn the last hidden state into logits.
     ///

@@ -45,6 +45,12 @@ pub enum AdapterError {
         /// The model's family.
         family: &'static str,
     },
+    /// The model's layers differ in shape.
+    #[error("adapters of a {family} model, whose layers differ in shape, are not supported")]
+    Layers {
+        /// The model's family.
+        family: &'static str,
+    },
     /// A tensor is not half of a change of one of the model's projections.
     #[error("tensor `{name}` is no `blk.N.NAME.weight.lora_a` or `.lora_b` with NAME one of {known}")]
     UnknownTensor {

@@ -1,7 +1,7 @@
 //! Contents of the KV cache's blocks in main memory.
 //!
-//! Each block has one store, made when the block is first used, which holds every head of every layer. A
-//! block's contents outlive their sequences, for the prefix index.
+//! Each block has stores, made when the block is first used, which hold every head of every layer. A block's
+//! contents outlive their sequences, for the prefix index.
 
 use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
@@ -13,58 +13,81 @@ use crate::kv::{BLOCK_TOKENS, BlockCopy};
 
 pub use baton_kernels_cpu::KvFormat;
 
-/// The layout of one token's keys and values.
+/// The keys and values of one token in one layer of the model.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KvShape {
-    /// Layers whose keys and values are kept.
-    pub(crate) n_layers: usize,
+pub(crate) struct LayerKv {
     pub(crate) n_kv_heads: usize,
     pub(crate) d_head: usize,
-    pub(crate) format: KvFormat,
+    /// The layer whose keys and values it uses.
+    pub(crate) source: usize,
 }
 
-impl KvShape {
-    fn store(&self, memory: &KvMemory) -> KvStore {
-        KvStore::new(self.format, self.d_head, self.n_layers * self.n_kv_heads, memory)
-    }
+/// Heads of one layer in a block's stores.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Index of the store.
+    store: usize,
+    /// The first head.
+    first: usize,
+    heads: usize,
+    d: usize,
 }
+
+/// A block's stores, one for each width of heads.
+type Stores = Vec<KvStore>;
 
 /// The blocks of one engine.
 pub(crate) struct CpuKv {
-    shape: KvShape,
-    /// For every layer of the model, its index among the layers that the blocks hold; `usize::MAX` if they do
-    /// not hold it.
-    places: Vec<usize>,
+    format: KvFormat,
+    /// Every layer of the model.
+    model: Vec<LayerKv>,
+    /// For every layer of the model, its place in a block; `None` if the blocks do not hold it.
+    places: Vec<Option<Place>>,
+    /// Width and number of the heads of each store.
+    widths: Vec<(usize, usize)>,
     memory: KvMemory,
     /// By block id; `None` if a block was never used.
-    blocks: Vec<Option<KvStore>>,
+    blocks: Vec<Option<Stores>>,
     /// The recurrent states of the model's other layers.
     pub(crate) states: CpuStates,
 }
 
 impl std::fmt::Debug for CpuKv {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CpuKv").field("shape", &self.shape).finish_non_exhaustive()
+        let Self { format, widths, .. } = self;
+        f.debug_struct("CpuKv").field("format", format).field("widths", widths).finish_non_exhaustive()
     }
 }
 
 impl CpuKv {
-    /// Makes a cache for these layers of the model, without any block in memory. Their number must be the
-    /// shape's.
-    pub(crate) fn new(shape: KvShape, layers: impl Iterator<Item = usize>) -> Self {
-        let mut places = Vec::new();
-        for (place, layer) in layers.enumerate() {
-            places.resize(places.len().max(layer + 1), usize::MAX);
-            places[layer] = place;
+    /// Makes a cache for these layers of the model, without any block in memory. A layer that uses the keys
+    /// and values of another needs that one among them.
+    pub(crate) fn new(format: KvFormat, model: Vec<LayerKv>, layers: &[usize]) -> Self {
+        let mut widths: Vec<(usize, usize)> = Vec::new();
+        let mut places: Vec<Option<Place>> = vec![None; model.len()];
+        for &layer in layers {
+            let LayerKv { n_kv_heads: heads, d_head: d, source } = model[layer];
+            if source != layer {
+                places[layer] = places[source];
+                continue;
+            }
+            let store = widths.iter().position(|(width, _)| *width == d).unwrap_or(widths.len());
+            widths.resize(widths.len().max(store + 1), (d, 0));
+            places[layer] = Some(Place { store, first: widths[store].1, heads, d });
+            widths[store].1 += heads;
         }
-        let states = CpuStates::default();
-        Self { shape, places, memory: KvMemory::default(), blocks: Vec::new(), states }
+        let (memory, states) = (KvMemory::default(), CpuStates::default());
+        Self { format, model, places, widths, memory, blocks: Vec::new(), states }
     }
 
     /// Returns a cache of the same kind for these layers, without any block in memory.
     pub(crate) fn emptied(&self, layers: &[usize]) -> Self {
         let states = self.states.emptied();
-        Self { states, ..Self::new(KvShape { n_layers: layers.len(), ..self.shape }, layers.iter().copied()) }
+        Self { states, ..Self::new(self.format, self.model.clone(), layers) }
+    }
+
+    fn place(&self, layer: usize) -> Place {
+        self.places[layer].expect("an engine runs only layers that its cache holds")
     }
 
     /// Allocates memory for the block if it has none.
@@ -73,14 +96,15 @@ impl CpuKv {
         if self.blocks.len() <= at {
             self.blocks.resize_with(at + 1, || None);
         }
-        self.blocks[at].get_or_insert_with(|| self.shape.store(&self.memory));
+        let store = |(d, heads): &(usize, usize)| KvStore::new(self.format, *d, *heads, &self.memory);
+        self.blocks[at].get_or_insert_with(|| self.widths.iter().map(store).collect());
     }
 
     /// Makes the copy.
     pub(crate) fn copy(&mut self, copy: BlockCopy) {
         self.ensure(copy.to);
         let mut to = self.blocks[copy.to.0 as usize].take().expect("ensured on the line above");
-        to.copy_from(self.block(copy.from));
+        to.iter_mut().zip(self.block(copy.from)).for_each(|(to, from)| to.copy_from(from));
         self.blocks[copy.to.0 as usize] = Some(to);
     }
 
@@ -88,37 +112,44 @@ impl CpuKv {
     pub(crate) fn keep(&mut self, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         for (at, id) in to.iter().enumerate() {
             self.ensure(*id);
-            let mut store = self.blocks[id.0 as usize].take().expect("ensured on the line above");
-            for head in 0..self.shape.n_layers * self.shape.n_kv_heads {
+            let mut stores = self.blocks[id.0 as usize].take().expect("ensured on the line above");
+            for (head, (store, own)) in self.heads().enumerate() {
                 let positions = kept.positions(head).chunks(BLOCK_TOKENS).nth(at).unwrap_or_default();
                 for (slot, &position) in positions.iter().enumerate() {
                     let source = self.block(from[position / BLOCK_TOKENS]);
-                    store.copy_token(head, slot, source, position % BLOCK_TOKENS);
+                    stores[store].copy_token(own, slot, &source[store], position % BLOCK_TOKENS);
                 }
             }
-            self.blocks[id.0 as usize] = Some(store);
+            self.blocks[id.0 as usize] = Some(stores);
         }
+    }
+
+    /// Returns every head of every layer with keys and values of its own: its store and its index there.
+    fn heads(&self) -> impl Iterator<Item = (usize, usize)> {
+        let own = self.model.iter().enumerate().filter(|(layer, kv)| kv.source == *layer);
+        own.filter_map(|(layer, _)| self.places[layer])
+            .flat_map(|place| (place.first..place.first + place.heads).map(move |head| (place.store, head)))
     }
 
     /// Writes the keys and values of a span's new rows; `k` and `v` are `[t, g d]`.
     pub(crate) fn append(&mut self, pool: &Pool, layer: usize, k: &[f32], v: &[f32], span: &SeqSpan) {
-        let (shape, d, place) = (self.shape, self.shape.d_head, self.places[layer]);
-        let width = shape.n_kv_heads * d;
+        let place = self.place(layer);
+        let (d, width) = (place.d, place.heads * place.d);
         let end = span.start + span.rows.len();
         let first = span.start + span.cached;
-        let write = |index: usize, block: &mut KvStore| {
+        let write = |index: usize, block: &mut Stores| {
             let positions = first.max(index * BLOCK_TOKENS)..end.min((index + 1) * BLOCK_TOKENS);
-            for kv_head in 0..shape.n_kv_heads {
+            for kv_head in 0..place.heads {
                 for position in positions.clone() {
                     let row = span.rows.start + position - span.start;
                     let at = row * width + kv_head * d..row * width + (kv_head + 1) * d;
                     let slot = position % BLOCK_TOKENS;
-                    block.write(place * shape.n_kv_heads + kv_head, slot, &k[at.clone()], &v[at]);
+                    block[place.store].write(place.first + kv_head, slot, &k[at.clone()], &v[at]);
                 }
             }
         };
         let indices = first / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS);
-        let mut stores: Vec<(usize, Option<KvStore>)> = Vec::with_capacity(indices.len());
+        let mut stores: Vec<(usize, Option<Stores>)> = Vec::with_capacity(indices.len());
         for index in indices {
             stores.push((index, self.blocks[span.blocks[index].0 as usize].take()));
         }
@@ -140,16 +171,17 @@ impl CpuKv {
         keys: usize,
         wanted: impl Fn(usize) -> bool,
     ) -> Vec<KvBlock<'_>> {
-        let head = self.places[layer] * self.shape.n_kv_heads + kv_head;
+        let place = self.place(layer);
+        let head = place.first + kv_head;
         let block = |(index, id): (usize, &BlockId)| {
             let first = index * BLOCK_TOKENS;
             let n = BLOCK_TOKENS.min(keys - first);
-            wanted(first).then(|| self.block(*id).block(head, n, first))
+            wanted(first).then(|| self.block(*id)[place.store].block(head, n, first))
         };
         blocks[..keys.div_ceil(BLOCK_TOKENS)].iter().enumerate().filter_map(block).collect()
     }
 
-    fn block(&self, id: BlockId) -> &KvStore {
+    fn block(&self, id: BlockId) -> &Stores {
         self.blocks[id.0 as usize]
             .as_ref()
             .expect("a sequence's blocks were ensured before they were written")

@@ -93,6 +93,7 @@ impl Keys<'_> {
             ("embedding_scale", [0.0, 1.0], family.multipliers),
             ("residual_scale", [0.0, 1.0], family.multipliers),
             ("logit_scale", [0.0, 1.0], family.multipliers),
+            ("attention.scale", [0.0, 1.0], !family.unscaled_products),
             ("attention.temperature_scale", [0.0, 0.0], family.temperature.is_some()),
             ("rope.scaling.yarn_log_multiplier", [0.0, 0.0], family.yarn_log != YarnLogRule::Never),
             // 1 spares the fast pairs from scaling completely; below 0 means "not set".
@@ -142,6 +143,21 @@ impl Keys<'_> {
         Ok(self.opt_u32(NAME)?.filter(|tokens| *tokens > 0).map(|tokens| tokens as usize))
     }
 
+    /// Returns the tokens that the model must never choose.
+    pub(super) fn suppressed(&self, family: &Family, vocab_len: usize) -> Result<Vec<u32>, ConfigError> {
+        const KEY: &str = "tokenizer.ggml.suppress_tokens";
+        let listed = if family.suppresses { self.metadata.opt_u32_array(KEY)? } else { None };
+        let listed = listed.unwrap_or_default();
+        match listed.iter().find(|id| **id as usize >= vocab_len) {
+            Some(id) => Err(ConfigError::OutOfRange {
+                key: KEY.to_owned(),
+                value: id.to_string(),
+                want: format!("below the {vocab_len} tokens"),
+            }),
+            None => Ok(listed),
+        }
+    }
+
     pub(super) fn attention_scale(
         &self,
         family: &Family,
@@ -149,6 +165,9 @@ impl Keys<'_> {
         d_of_model: usize,
         d_head: usize,
     ) -> Result<f32, ConfigError> {
+        if family.unscaled_products {
+            return Ok(1.0);
+        }
         let given = self.metadata.opt_f32(&self.key("attention.scale"))?.filter(|scale| *scale != 0.0);
         if let Some(scale) = given {
             return self.check_positive("attention.scale", scale);

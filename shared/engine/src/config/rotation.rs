@@ -1,29 +1,11 @@
 //! The keys of rotary positions and of what depends on a token's position.
 
 use super::keys::Keys;
-use super::{ConfigError, LocalLayers, Temperature};
+use super::{ConfigError, Temperature};
 use crate::family::{Family, Presence, TemperatureRule, YarnLogRule};
 use crate::rope::{Rope, RopeScaling};
 
 impl Keys<'_> {
-    pub(super) fn local_layers(
-        &self,
-        family: &Family,
-        windowed: bool,
-        global: &Rope,
-    ) -> Result<Option<LocalLayers>, ConfigError> {
-        let Some(rule) = family.local.filter(|_| windowed) else { return Ok(None) };
-        let period = self.opt_count("attention.sliding_window_pattern")?.unwrap_or(rule.period as usize);
-        let stated = self.opt_positive("rope.freq_base_swa")?;
-        let rope = match rule.freq_base {
-            Some(default) => {
-                Rope { freq_base: stated.unwrap_or(default), scaling: RopeScaling::None, ..global.clone() }
-            }
-            None => Rope { freq_base: stated.unwrap_or(global.freq_base), ..global.clone() },
-        };
-        Ok(Some(LocalLayers { period, rope }))
-    }
-
     pub(super) fn rope(
         &self,
         family: &Family,

@@ -1,5 +1,6 @@
 //! Why an engine cannot be created, and why a step did not happen.
 
+use crate::config::ModelConfig;
 use crate::gguf::GgufError;
 use crate::kv::{KvError, SeqId};
 use crate::scores::CaptureError;
@@ -38,6 +39,14 @@ pub enum EngineError {
     /// Only some layers are wanted of a model whose recurrent states cannot be split.
     #[error("a {family} model has recurrent layers, so one engine must compute all its layers")]
     Recurrent {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// Only some layers are wanted of a model whose layers need more than hidden states.
+    #[error(
+        "layers of this {family} model need tokens or an earlier layer's keys, so one engine must compute all"
+    )]
+    TiedLayers {
         /// The model's family.
         family: &'static str,
     },
@@ -115,6 +124,14 @@ pub enum StepError {
         /// The model's family.
         family: &'static str,
     },
+    /// A model whose layers need more than hidden states is computed in whole steps only.
+    #[error(
+        "layers of this {family} model need tokens or an earlier layer's keys, so steps are not in pieces"
+    )]
+    TiedInPieces {
+        /// The model's family.
+        family: &'static str,
+    },
     /// [`super::StepControl::after_layer`] asked to stop.
     #[error("cancelled after layer {done} of {total}")]
     Cancelled {
@@ -123,4 +140,15 @@ pub enum StepError {
         /// All layers.
         total: usize,
     },
+}
+
+impl EngineError {
+    /// Returns why one engine must compute all layers of a model, if it must.
+    pub fn undivided(config: &ModelConfig) -> Option<Self> {
+        let family = config.family.name;
+        if config.recurrent.is_some() {
+            return Some(Self::Recurrent { family });
+        }
+        config.has_tied_layers().then_some(Self::TiedLayers { family })
+    }
 }

@@ -116,10 +116,10 @@ pub(super) fn own_layers(
     if !ascending || layers.last().is_some_and(|last| *last >= n_layers) {
         return Err(EngineError::Layers { layers, n_layers });
     }
-    if config.recurrent.is_some() && layers.len() < n_layers {
-        return Err(EngineError::Recurrent { family: config.family.name });
+    match EngineError::undivided(config) {
+        Some(err) if layers.len() < n_layers => Err(err),
+        _ => Ok(layers),
     }
-    Ok(layers)
 }
 
 impl Engine {
@@ -127,7 +127,8 @@ impl Engine {
     /// Known prefixes are forgotten, and an open step ends.
     ///
     /// # Errors
-    /// [`EngineError::Layers`], [`EngineError::Recurrent`]; nothing has changed then.
+    /// [`EngineError::Layers`], [`EngineError::Recurrent`], [`EngineError::TiedLayers`]; nothing has changed
+    /// then.
     pub fn reset(&mut self, layers: Option<Vec<usize>>) -> Result<(), EngineError> {
         self.layers = own_layers(layers, self.model.config())?;
         self.kv = self.kv.emptied(&self.layers);
@@ -139,8 +140,8 @@ impl Engine {
     /// [`Self::cancel_step`], its sequences cannot be used otherwise.
     ///
     /// # Errors
-    /// Those of [`Self::step`], [`StepError::CaptureInPieces`] and [`StepError::RecurrentInPieces`]. Nothing
-    /// has changed then.
+    /// Those of [`Self::step`], [`StepError::CaptureInPieces`], [`StepError::RecurrentInPieces`] and
+    /// [`StepError::TiedInPieces`]. Nothing has changed then.
     pub fn open_step(&mut self, batch: &[StepSeq<'_>]) -> Result<OpenStep, StepError> {
         if batch.iter().any(|entry| entry.capture.is_some()) {
             return Err(StepError::CaptureInPieces);
@@ -148,6 +149,9 @@ impl Engine {
         let config = self.model.config();
         if config.recurrent.is_some() {
             return Err(StepError::RecurrentInPieces { family: config.family.name });
+        }
+        if config.has_tied_layers() {
+            return Err(StepError::TiedInPieces { family: config.family.name });
         }
         self.check(batch)?;
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();

@@ -8,10 +8,10 @@
 use baton_kernels_cpu::KvFormat;
 
 use super::{Engine, StepControl, StepError, StepSeq, adapted, files_are_intact};
-use crate::backend::cpu_kv::{CpuKv, KvShape};
+use crate::backend::cpu_kv::{CpuKv, LayerKv};
 use crate::backend::cpu_states::CpuStates;
 use crate::backend::{Backend, SeqSpan};
-use crate::config::{ModelConfig, Recurrent};
+use crate::config::{Heads, ModelConfig, Recurrent};
 use crate::forward::{Pass, PassInput};
 use crate::kv::states::StateMoves;
 use crate::kv::{KvTable, SeqId};
@@ -34,8 +34,11 @@ pub(super) fn caches(
     table: KvTable,
 ) -> (KvTable, CpuKv) {
     let own: Vec<usize> = layers.iter().copied().filter(|layer| config.has_attention(*layer)).collect();
-    let shape = KvShape { n_layers: own.len(), n_kv_heads: config.n_kv_heads, d_head: config.d_head, format };
-    let mut kv = CpuKv::new(shape, own.iter().copied());
+    let of_layer = |layer| {
+        let Heads { kv, width, .. } = config.heads_at(layer);
+        LayerKv { n_kv_heads: kv, d_head: width, source: config.kv_layer(layer) }
+    };
+    let mut kv = CpuKv::new(format, (0..config.n_layers).map(of_layer).collect(), &own);
     let Some(recurrent) = &config.recurrent else { return (table, kv) };
     kv.states = CpuStates::new(recurrent);
     let token_bytes = config.n_kv_heads * format.token_bytes(config.d_head);

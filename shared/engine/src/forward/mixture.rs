@@ -3,7 +3,7 @@
 use super::{Backend, Gated, Pass, PassInput};
 use crate::config::Experts;
 use crate::routing::{ExpertRows, route, sigmoid};
-use crate::weights::{GatedWeights, MixtureWeights, Part, SharedExpert, WeightError};
+use crate::weights::{BesideWeights, GatedWeights, MixtureWeights, Part, SharedExpert, WeightError};
 
 impl<B: Backend> Pass<'_, B> {
     /// Computes the experts' output for the rows: each expert once, for all of its rows, in the order of
@@ -16,9 +16,17 @@ impl<B: Backend> Pass<'_, B> {
     ) -> Result<B::Rows, WeightError> {
         let PassInput { backend, config, source, .. } = self.input;
         let mut logits = backend.rows(self.n_rows, experts.count);
-        backend.project(&self.normed, &mut [(weights.router, &mut logits)])?;
+        let routed = weights.beside.as_ref().map(|beside| self.under_norm(beside.router_norm));
+        let routed = routed.as_ref().unwrap_or(&self.normed);
+        backend.project(routed, &mut [(weights.router, &mut logits)])?;
         backend.add_bias(&mut logits, weights.router_bias);
-        let routes = route(backend.read(logits), experts, weights.choice_bias);
+        let mut routes = route(backend.read(logits), experts, weights.choice_bias);
+        let expert_factors = weights.beside.as_ref().map_or(&[][..], |beside| beside.expert_factors);
+        for route in &mut routes {
+            if let Some(factor) = expert_factors.get(route.expert) {
+                route.factors.iter_mut().for_each(|own| *own *= factor);
+            }
+        }
         let mut sum = backend.rows(self.n_rows, config.d_model);
         if let Some(first) = routes.first() {
             source.hint(layer, Part::Expert(first.expert));
@@ -36,6 +44,27 @@ impl<B: Backend> Pass<'_, B> {
             self.add_expert(&mut sum, &shared.network, f, &own)?;
         }
         Ok(sum)
+    }
+
+    /// Returns the output of the dense network beside experts, and leaves the experts' input in its place.
+    pub(super) fn beside(
+        &mut self,
+        layer: usize,
+        weights: &BesideWeights<'_>,
+    ) -> Result<B::Rows, WeightError> {
+        let PassInput { backend, config, .. } = self.input;
+        self.dense(layer, &weights.network)?;
+        backend.norm_heads(&mut self.normed, weights.post_norm, config.norm_eps);
+        let input = self.under_norm(weights.expert_norm);
+        Ok(std::mem::replace(&mut self.normed, input))
+    }
+
+    /// Returns the residual stream under a norm.
+    fn under_norm(&self, norm: &[f32]) -> B::Rows {
+        let PassInput { backend, config, .. } = self.input;
+        let mut rows = backend.rows(self.n_rows, config.d_model);
+        backend.rms_norm(&self.x, norm, config.norm_eps, &mut rows);
+        rows
     }
 
     /// Adds the output of an expert of width `f` to the rows that it has.

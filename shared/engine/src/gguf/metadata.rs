@@ -274,6 +274,8 @@ impl<'a> Metadata<'a> {
         i32_array, opt_i32_array -> Vec<i32>;
         /// Returns an array of floats.
         f32_array, opt_f32_array -> Vec<f32>;
+        /// Returns an array of booleans.
+        bool_array, opt_bool_array -> Vec<bool>;
     }
 
     /// As [`Metadata::u32`], but `None` if the key is absent.
@@ -369,6 +371,25 @@ impl<'a> Metadata<'a> {
         let Some((kind @ (Kind::F32 | Kind::F64), _)) = entry.elements else { return Err(mistyped()) };
         let chunks = self.file[entry.value.clone()].chunks_exact(kind.min_len() as usize);
         Ok(Some(chunks.map(|c| float(kind, c).expect("the kind was matched above")).collect()))
+    }
+
+    /// As [`Metadata::bool_array`], but `None` if the key is absent.
+    ///
+    /// # Errors
+    /// If the value has another type.
+    pub fn opt_bool_array(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        let Some(entry) = self.entry(key) else { return Ok(None) };
+        match entry.elements {
+            Some((Kind::Bool, _)) => {
+                Ok(Some(self.file[entry.value.clone()].iter().map(|byte| *byte == 1).collect()))
+            }
+            _ => Err(wrong_type(key, entry, "array of bools")),
+        }
+    }
+
+    /// Whether the key is there and its value is an array.
+    pub fn is_array(&self, key: &str) -> bool {
+        self.entry(key).is_some_and(|entry| entry.elements.is_some())
     }
 
     fn entry(&self, key: &str) -> Option<&'a Entry> {

@@ -38,6 +38,8 @@ pub enum MetaValue {
     I32s(Vec<i32>),
     /// An array of floats.
     F32s(Vec<f32>),
+    /// An array of booleans.
+    Bools(Vec<bool>),
     /// An array of strings.
     Strs(Vec<String>),
 }
@@ -54,7 +56,8 @@ macro_rules! meta_from {
 
 meta_from! {
     u32 => U32, u64 => U64, i32 => I32, f32 => F32, bool => Bool, &str => Str, String => Str,
-    Vec<u32> => U32s, Vec<i32> => I32s, Vec<f32> => F32s, Vec<String> => Strs,
+    Vec<u32> => U32s, Vec<i32> => I32s, Vec<f32> => F32s, Vec<bool> => Bools,
+    Vec<String> => Strs,
 }
 
 impl From<Vec<&str>> for MetaValue {
@@ -321,6 +324,7 @@ fn put_value(out: &mut Vec<u8>, value: &MetaValue) {
         MetaValue::U32s(v) => put_array(out, Kind::U32, v, |o, x| o.extend(x.to_le_bytes())),
         MetaValue::I32s(v) => put_array(out, Kind::I32, v, |o, x| o.extend(x.to_le_bytes())),
         MetaValue::F32s(v) => put_array(out, Kind::F32, v, |o, x| o.extend(x.to_le_bytes())),
+        MetaValue::Bools(v) => put_array(out, Kind::Bool, v, |o, x| o.push(u8::from(*x))),
         MetaValue::Strs(v) => put_array(out, Kind::String, v, |o, x| put_str(o, x)),
     }
 }

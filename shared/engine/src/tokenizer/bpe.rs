@@ -44,35 +44,9 @@ impl ByteLevelBpe {
         merges: &[&str],
         pre: PreTokenizer,
     ) -> Result<ByteLevelBpe, TokenizerError> {
-        let mut ids = LibraryVocab::default();
-        let mut not_text: HashMap<&str, TokenId> = HashMap::new();
-        for (id, &text) in texts.iter().enumerate() {
-            let id = id as TokenId;
-            match vocab.kind(id) {
-                Some(TokenKind::Normal | TokenKind::Byte) => {
-                    check_token(id, text)?;
-                    ids.insert(text.to_owned(), id);
-                }
-                _ => drop(not_text.insert(text, id)),
-            }
-        }
+        let (ids, pairs) = merging(texts, vocab, merges)?;
         let is_missing = |c: &char| !ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str);
         let missing: Vec<char> = (0..=u8::MAX).map(byte_to_char).filter(is_missing).collect();
-        let mut pairs = Vec::with_capacity(merges.len());
-        for (index, &text) in merges.iter().enumerate() {
-            let bad = || TokenizerError::BadMerge { index, text: text.chars().take(80).collect() };
-            let (left, right) = split_merge(text).ok_or_else(bad)?;
-            let made = [left, right, &[left, right].concat()].map(|t| {
-                let known = ids.contains_key(t);
-                (known, known || not_text.contains_key(t))
-            });
-            if made.iter().any(|&(_, exists)| !exists) {
-                return Err(bad());
-            }
-            if made.iter().all(|&(is_text, _)| is_text) {
-                pairs.push((left.to_owned(), right.to_owned()));
-            }
-        }
         // The library's cache of words is per thread and shared by all users. A text could fill it with
         // megabytes, and its timing would reveal whether somebody else has used a word.
         let builder = BPE::builder().vocab_and_merges(ids, pairs).ignore_merges(pre.ignore_merges);
@@ -125,6 +99,46 @@ impl ByteLevelBpe {
         let tokens = tokens.expect("only an unknown token can fail, and every byte is known");
         tokens.into_iter().map(|t| (t.id, t.value.len())).collect()
     }
+}
+
+/// Returns the texts that merges work on, with their tokens, and the merges, best first.
+///
+/// # Errors
+/// If a token is too long, or the vocabulary cannot make a merge. Merges of or into a token that is not text
+/// (a control token) are left out.
+pub(super) fn merging(
+    texts: &[&str],
+    vocab: &Vocab,
+    merges: &[&str],
+) -> Result<(LibraryVocab, Vec<(String, String)>), TokenizerError> {
+    let mut ids = LibraryVocab::default();
+    let mut not_text: HashMap<&str, TokenId> = HashMap::new();
+    for (id, &text) in texts.iter().enumerate() {
+        let id = id as TokenId;
+        match vocab.kind(id) {
+            Some(TokenKind::Normal | TokenKind::Byte) => {
+                check_token(id, text)?;
+                ids.insert(text.to_owned(), id);
+            }
+            _ => drop(not_text.insert(text, id)),
+        }
+    }
+    let mut pairs = Vec::with_capacity(merges.len());
+    for (index, &text) in merges.iter().enumerate() {
+        let bad = || TokenizerError::BadMerge { index, text: text.chars().take(80).collect() };
+        let (left, right) = split_merge(text).ok_or_else(bad)?;
+        let made = [left, right, &[left, right].concat()].map(|t| {
+            let known = ids.contains_key(t);
+            (known, known || not_text.contains_key(t))
+        });
+        if made.iter().any(|&(_, exists)| !exists) {
+            return Err(bad());
+        }
+        if made.iter().all(|&(is_text, _)| is_text) {
+            pairs.push((left.to_owned(), right.to_owned()));
+        }
+    }
+    Ok((ids, pairs))
 }
 
 /// Splits a merge at its space. In odd files a token may itself begin with a space, so the first character is

@@ -12,8 +12,9 @@ pub enum TokenizerError {
     /// A metadata key is missing or has the wrong type.
     #[error("read tokenizer metadata")]
     Metadata(#[from] GgufError),
-    /// The tokenizer model is not `gpt2` or `llama`, such as those of embedding models (`bert`, `t5`).
-    #[error("tokenizer model is `{found}`, want `gpt2` or `llama`")]
+    /// The tokenizer model is not `gpt2`, `llama` or `gemma4`, such as those of embedding models (`bert`,
+    /// `t5`).
+    #[error("tokenizer model is `{found}`, want `gpt2`, `llama` or `gemma4`")]
     UnsupportedModel {
         /// The value of `tokenizer.ggml.model`, or of `model.type` in tokenizer.json.
         found: String,

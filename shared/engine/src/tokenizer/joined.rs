@@ -71,6 +71,7 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::ByteLevel(encoder) => encoder.encode(&text[range], &mut token),
             Encoder::Scored(encoder) => encoder.encode(&text[range], self.space_prefix && space, &mut token),
+            Encoder::Chars(encoder) => encoder.encode(&text[range], &mut token),
             Encoder::Json(_) => unreachable!("the caller sees to it"),
         }
     }

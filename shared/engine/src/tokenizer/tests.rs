@@ -173,7 +173,10 @@ fn templates_read_control_and_user_defined_tokens() {
 fn malformed_descriptions_are_refused() {
     let base = || byte_level_gguf("gpt-2");
     refused(GgufWriter::new().set("x", 1u32), "read tokenizer metadata");
-    refused(base().set("tokenizer.ggml.model", "bert"), "tokenizer model is `bert`, want `gpt2` or `llama`");
+    refused(
+        base().set("tokenizer.ggml.model", "bert"),
+        "tokenizer model is `bert`, want `gpt2`, `llama` or `gemma4`",
+    );
     refused(base().set("tokenizer.ggml.pre", "odd"), "pre-tokenizer `odd` is not supported");
     refused(base().set("tokenizer.ggml.merges", 3u32), "read tokenizer metadata");
     refused(
@@ -324,7 +327,7 @@ fn malformed_tokenizer_json_is_refused() {
     }
     let piece = br#"{"model":{"type":"WordPiece","vocab":{"a":0}}}"#;
     let err = Tokenizer::from_json_bytes(piece, JsonOptions::default()).unwrap_err().to_string();
-    assert_eq!(err, "tokenizer model is `WordPiece`, want `gpt2` or `llama`");
+    assert_eq!(err, "tokenizer model is `WordPiece`, want `gpt2`, `llama` or `gemma4`");
     // The library cuts the prefix off each merge's right side, which is shorter here, and panics.
     let panics = br#"{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"],
         "continuing_subword_prefix":"@@@@"}}"#;
@@ -385,6 +388,7 @@ fn long_words_become_the_same_tokens_in_blocks() {
                 match &t.encoder {
                     Encoder::ByteLevel(encoder) => encoder.encode_in(block, &text, &mut token),
                     Encoder::Scored(encoder) => encoder.encode_in(block, &text, true, &mut token),
+                    Encoder::Chars(encoder) => encoder.encode_in(block, &text, &mut token),
                     Encoder::Json(_) => unreachable!("none of these is a tokenizer.json"),
                 }
                 tokens

@@ -53,6 +53,7 @@ const END_TEXTS: &[&str] = &[
     "<|return|>",
     "<|call|>",
     "<end_of_turn>",
+    "<turn|>",
     "<end_of_utterance>",
     "<EOT>",
     "_<EOT>",
@@ -63,7 +64,7 @@ const END_TEXTS: &[&str] = &[
 
 /// Control tokens of chat formats that do not have the usual shape. `<s>` is none: Gemma has a user-defined
 /// token for it, which is markup.
-const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<bos>", "[INST]", "[/INST]"];
+const TURN_TEXTS: &[&str] = &["<start_of_turn>", "<|turn>", "<bos>", "[INST]", "[/INST]"];
 
 /// Whether a text has the shape of a control token: `<|…|>`, also with full-width bars.
 ///

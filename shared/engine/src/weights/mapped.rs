@@ -12,9 +12,9 @@ use baton_kernels_cpu::{Format, Matrix};
 
 use super::recurrent::MixerAt;
 use super::{
-    AttentionInputs, AttentionWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights, LatentUp,
-    LatentWeights, MixtureWeights, OutputWeights, Part, PartWeights, SharedExpert, TensorError, Weight,
-    WeightError, WeightSource,
+    AttentionInputs, AttentionWeights, BesideWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights,
+    InputWeights, LatentUp, LatentWeights, MixtureWeights, OutputWeights, OwnInput, Part, PartWeights,
+    SharedExpert, TensorError, Weight, WeightError, WeightSource,
 };
 use crate::config::ModelConfig;
 use crate::family::Presence;
@@ -82,22 +82,27 @@ impl GatedAt {
         Ok(GatedWeights { gate: all(&self.gate)?, up: all(&self.up)?, down: all(&self.down)?, biases })
     }
 
-    /// Returns one of `count` networks whose matrices are stacked.
+    /// Returns one of `count` networks whose matrices are stacked. With `fused`, gate and up are the same
+    /// stack, in which each network's gate is before its up.
     fn one<'a>(
         &'a self,
         expert: usize,
         count: usize,
+        fused: bool,
         weight: WeightOf<'a, '_>,
     ) -> Result<GatedWeights<'a>, WeightError> {
-        let one = |at: &MatrixAt| {
+        let nth = |at: &MatrixAt, nth: usize, count: usize| {
             let rows = at.rows / count;
-            weight(at, expert * rows..(expert + 1) * rows)
+            weight(at, nth * rows..(nth + 1) * rows)
         };
+        let halves = if fused { 2 } else { 1 };
+        let half = |at: &MatrixAt, half: usize| nth(at, halves * expert + half, halves * count);
         let biases = self.biases.each_ref().map(|all| {
             let width = all.len() / count;
             &all[expert * width..(expert + 1) * width]
         });
-        Ok(GatedWeights { gate: one(&self.gate)?, up: one(&self.up)?, down: one(&self.down)?, biases })
+        let (gate, up) = (half(&self.gate, 0)?, half(&self.up, halves - 1)?);
+        Ok(GatedWeights { gate, up, down: nth(&self.down, expert, count)?, biases })
     }
 }
 
@@ -110,17 +115,43 @@ enum FfnAt {
         choice_bias: Vec<f32>,
         /// The stacked matrices of all experts.
         stacked: GatedAt,
+        /// Whether gate and up of all experts are one stack.
+        fused: bool,
         count: usize,
         /// The shared expert, and its gate if it has one.
         shared: Option<(Option<MatrixAt>, GatedAt)>,
+        beside: Option<Box<BesideAt>>,
     },
+}
+
+/// A dense network beside experts.
+struct BesideAt {
+    network: GatedAt,
+    post_norm: Vec<f32>,
+    router_norm: Vec<f32>,
+    expert_norm: Vec<f32>,
+    expert_post_norm: Vec<f32>,
+    expert_factors: Vec<f32>,
+}
+
+impl BesideAt {
+    fn all<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<BesideWeights<'a>, WeightError> {
+        Ok(BesideWeights {
+            network: self.network.all(weight)?,
+            post_norm: &self.post_norm,
+            router_norm: &self.router_norm,
+            expert_norm: &self.expert_norm,
+            expert_post_norm: &self.expert_post_norm,
+            expert_factors: &self.expert_factors,
+        })
+    }
 }
 
 impl FfnAt {
     fn body<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<FfnBody<'a>, WeightError> {
         match self {
             Self::Dense(network) => Ok(FfnBody::Dense(network.all(weight)?)),
-            Self::Experts { router, router_bias, choice_bias, shared, .. } => {
+            Self::Experts { router, router_bias, choice_bias, shared, beside, .. } => {
                 let all = |at: &MatrixAt| weight(at, 0..at.rows);
                 let router = all(router)?;
                 let shared = match shared {
@@ -130,7 +161,8 @@ impl FfnAt {
                     }),
                     None => None,
                 };
-                Ok(FfnBody::Experts(MixtureWeights { router, router_bias, choice_bias, shared }))
+                let beside = beside.as_ref().map(|beside| beside.all(weight)).transpose()?;
+                Ok(FfnBody::Experts(MixtureWeights { router, router_bias, choice_bias, shared, beside }))
             }
         }
     }
@@ -142,7 +174,9 @@ impl FfnAt {
         weight: WeightOf<'a, '_>,
     ) -> Result<GatedWeights<'a>, WeightError> {
         match self {
-            Self::Experts { stacked, count, .. } if expert < *count => stacked.one(expert, *count, weight),
+            Self::Experts { stacked, fused, count, .. } if expert < *count => {
+                stacked.one(expert, *count, *fused, weight)
+            }
             Self::Experts { count, .. } => {
                 Err(WeightError::NoSuchExpert { expert, n_experts: *count, layer })
             }
@@ -153,7 +187,7 @@ impl FfnAt {
 
 /// What queries, keys and values are made with.
 enum InputsAt {
-    Heads { qkv: [MatrixAt; 3], biases: [Vec<f32>; 3], head_norms: [Vec<f32>; 2] },
+    Heads { q: MatrixAt, kv: [Option<MatrixAt>; 2], biases: [Vec<f32>; 3], head_norms: [Vec<f32>; 3] },
     Latent(LatentAt),
 }
 
@@ -179,10 +213,10 @@ impl InputsAt {
     fn all<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<AttentionInputs<'a>, WeightError> {
         let all = |at: &MatrixAt| weight(at, 0..at.rows);
         match self {
-            Self::Heads { qkv: [q, k, v], biases, head_norms } => Ok(AttentionInputs::Heads(HeadWeights {
+            Self::Heads { q, kv: [k, v], biases, head_norms } => Ok(AttentionInputs::Heads(HeadWeights {
                 q: all(q)?,
-                k: all(k)?,
-                v: all(v)?,
+                k: k.as_ref().map(all).transpose()?,
+                v: v.as_ref().map(all).transpose()?,
                 biases: biases.each_ref().map(Vec::as_slice),
                 head_norms: head_norms.each_ref().map(Vec::as_slice),
             })),
@@ -206,7 +240,7 @@ impl InputsAt {
     /// projections of single heads are not among them, and stay in memory.
     fn matrices(&self) -> Vec<MatrixAt> {
         match self {
-            Self::Heads { qkv, .. } => qkv.to_vec(),
+            Self::Heads { q, kv, .. } => std::iter::once(q).chain(kv.iter().flatten()).copied().collect(),
             Self::Latent(at) => {
                 let mut matrices = match &at.q_down {
                     Some((down, _)) => vec![*down, at.kv_down, at.q],
@@ -275,6 +309,33 @@ struct LayerAt {
     ffn_norm: Vec<f32>,
     ffn: FfnAt,
     ffn_post_norm: Vec<f32>,
+    input: Option<OwnInputAt>,
+    scale: f32,
+}
+
+/// The input that a layer has of its own.
+struct OwnInputAt {
+    gate: MatrixAt,
+    projection: MatrixAt,
+    post_norm: Vec<f32>,
+}
+
+impl OwnInputAt {
+    fn all<'a>(&'a self, weight: WeightOf<'a, '_>) -> Result<OwnInput<'a>, WeightError> {
+        let all = |at: &MatrixAt| weight(at, 0..at.rows);
+        Ok(OwnInput {
+            gate: all(&self.gate)?,
+            projection: all(&self.projection)?,
+            post_norm: &self.post_norm,
+        })
+    }
+}
+
+/// What the inputs of all layers are made with.
+struct InputsOfLayersAt {
+    table: MatrixAt,
+    projection: MatrixAt,
+    norm: Vec<f32>,
 }
 
 /// Weights borrowed from a mapped model file. Norms, biases and repacked matrices are copies; other matrices
@@ -287,6 +348,7 @@ pub struct MappedWeights {
     output_norm: Vec<f32>,
     /// `None` if the model ties it to the embedding table.
     head: Option<MatrixAt>,
+    inputs: Option<InputsOfLayersAt>,
     layers: Vec<LayerAt>,
 }
 
@@ -320,10 +382,13 @@ pub fn rope_divisors(gguf: &Gguf, config: &ModelConfig) -> Result<Option<Vec<f32
             None => Ok(divisors),
         }
     };
-    if gguf.has_tensor(ROPE_FREQS) {
+    if gguf.has_tensor(ROPE_FREQS) || config.family.rope_divisors == Presence::Required {
         return divisors(ROPE_FREQS).map(Some);
     }
-    if !gguf.has_tensor(ROPE_LONG) && !gguf.has_tensor(ROPE_SHORT) {
+    if config.family.rope_divisors != Presence::Required
+        && !gguf.has_tensor(ROPE_LONG)
+        && !gguf.has_tensor(ROPE_SHORT)
+    {
         return Ok(None);
     }
     let (long, short) = (divisors(ROPE_LONG)?, divisors(ROPE_SHORT)?);
@@ -353,12 +418,13 @@ impl MappedWeights {
             Presence::Optional if gguf.has_tensor(OUTPUT) => Some(tensors.matrix(OUTPUT, v, e)?),
             Presence::Optional | Presence::Never => None,
         };
+        let inputs = tensors.inputs()?;
         let mut layers = Vec::new();
         for layer in 0..config.n_layers {
             layers.push(tensors.layer(layer)?);
         }
         tensors.refuse_unknown()?;
-        Ok(Self { embedding, output_norm, head, layers, gguf, repacked: HashMap::new() })
+        Ok(Self { embedding, output_norm, head, inputs, layers, gguf, repacked: HashMap::new() })
     }
 
     /// Copies quantized matrices into an order that is read faster, layer by layer and the output last, while
@@ -421,9 +487,26 @@ impl MappedWeights {
                 norm: &at.ffn_norm,
                 body: at.ffn.body(weight)?,
                 post_norm: &at.ffn_post_norm,
+                input: at.input.as_ref().map(|input| input.all(weight)).transpose()?,
+                scale: at.scale,
             })),
             Part::Expert(expert) => Ok(PartWeights::Expert(at.ffn.expert(layer, expert, weight)?)),
         }
+    }
+
+    /// Returns what the inputs of all layers are made with, with the projection as `weight` returns it.
+    pub(super) fn inputs_part<'a>(
+        &'a self,
+        weight: WeightOf<'a, '_>,
+    ) -> Result<Option<InputWeights<'a>>, WeightError> {
+        let Some(InputsOfLayersAt { table, projection, norm }) = &self.inputs else { return Ok(None) };
+        let projection = weight(projection, 0..projection.rows)?;
+        Ok(Some(InputWeights { table: self.matrix(table)?, projection, norm }))
+    }
+
+    /// Returns the projection of embeddings to the inputs of all layers, if the model has one.
+    pub(super) fn inputs_at(&self) -> Option<&MatrixAt> {
+        self.inputs.as_ref().map(|inputs| &inputs.projection)
     }
 
     /// Returns the weights that turn the last hidden state into logits, with the matrix as `weight` returns
@@ -452,7 +535,8 @@ impl MappedWeights {
         let mut matrices = at.mixer.matrices();
         match &at.ffn {
             FfnAt::Dense(network) => matrices.extend(network.matrices()),
-            FfnAt::Experts { router, shared, .. } => {
+            FfnAt::Experts { router, shared, beside, .. } => {
+                matrices.extend(beside.iter().flat_map(|beside| beside.network.matrices()));
                 matrices.push(*router);
                 if let Some((gate, network)) = shared {
                     matrices.extend(gate);
@@ -460,12 +544,16 @@ impl MappedWeights {
                 }
             }
         }
+        if let Some(input) = &at.input {
+            matrices.extend([input.gate, input.projection]);
+        }
         matrices
     }
 
     /// Returns the stacked matrices of all experts of a layer; empty if it has none.
     pub(super) fn expert_matrices(&self, layer: usize) -> Vec<MatrixAt> {
         match self.layers.get(layer).map(|at| &at.ffn) {
+            Some(FfnAt::Experts { stacked, fused: true, .. }) => vec![stacked.gate, stacked.down],
             Some(FfnAt::Experts { stacked, .. }) => stacked.matrices().to_vec(),
             _ => Vec::new(),
         }
@@ -490,6 +578,10 @@ impl WeightSource for MappedWeights {
 
     fn embedding(&self) -> Result<Matrix<'_>, WeightError> {
         self.matrix(&self.embedding)
+    }
+
+    fn inputs(&self) -> Result<Option<InputWeights<'_>>, WeightError> {
+        self.inputs_part(&|at, rows| Ok(self.matrix(&at.rows(rows))?.into()))
     }
 
     fn output(&self) -> Result<OutputWeights<'_>, WeightError> {

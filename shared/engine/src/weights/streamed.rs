@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use baton_kernels_cpu::{Format, Matrix};
 
 use super::mapped::{MappedWeights, MatrixAt};
-use super::{OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
+use super::{InputWeights, OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
 use crate::platform;
 use choice::{Cut, Walked, choose};
 use direct::DirectFile;
@@ -168,6 +168,9 @@ impl Walk {
     fn new(mapped: &MappedWeights, layers: Vec<usize>, ends: bool) -> Result<Self, ResidencyError> {
         check_layers(&layers, mapped.n_layers())?;
         let mut places = Vec::new();
+        if let Some(at) = mapped.inputs_at().filter(|_| ends) {
+            places.push(Place { at: *at, sometimes: false, output: false });
+        }
         for &layer in &layers {
             let place = |sometimes| move |at| Place { at, sometimes, output: false };
             places.extend(mapped.matrices(layer).into_iter().map(place(false)));
@@ -351,6 +354,11 @@ impl StreamedWeights {
         Arc::clone(&self.choice.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Whether a walk begins with the inputs of all layers.
+    fn begins_with_inputs(&self) -> bool {
+        self.ends && self.mapped.inputs_at().is_some()
+    }
+
     /// Marks the beginning of a token's walk.
     fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
@@ -468,7 +476,8 @@ fn check_layers(layers: &[usize], n_layers: usize) -> Result<(), ResidencyError>
 
 impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
-        if part == Part::Attention && self.choice().walk.layers.first() == Some(&layer) {
+        let begins = part == Part::Attention && self.choice().walk.layers.first() == Some(&layer);
+        if begins && !self.begins_with_inputs() {
             self.begin_pass();
         }
         self.part(layer, part)
@@ -479,11 +488,19 @@ impl WeightSource for StreamedWeights {
         if self.ends { self.mapped.embedding() } else { Err(WeightError::EndsElsewhere) }
     }
 
+    fn inputs(&self) -> Result<Option<InputWeights<'_>>, WeightError> {
+        if self.begins_with_inputs() {
+            self.begin_pass();
+        }
+        let choice = self.choice();
+        self.mapped.inputs_part(&|at, rows| self.weight(&choice, at, rows))
+    }
+
     fn output(&self) -> Result<OutputWeights<'_>, WeightError> {
         if !self.ends {
             return Err(WeightError::EndsElsewhere);
         }
-        if self.choice().walk.layers.is_empty() {
+        if self.choice().walk.layers.is_empty() && !self.begins_with_inputs() {
             self.begin_pass();
         }
         let choice = self.choice();

@@ -44,6 +44,9 @@ fn chunks_and_threads_change_no_bit() {
         "granitemoe",
         "glm4",
         "gemma2",
+        "gemma4",
+        "gemma4-shared",
+        "gemma4-experts",
         "gpt-oss",
         "deepseek2",
         "deepseek2-joined",
@@ -122,7 +125,7 @@ proptest! {
     fn batches_change_no_bit(
         script in script(),
         threads in 1..4usize,
-        name in prop::sample::select(vec!["llama", "qwen2", "mixtral", "qwen2moe", "gemma3", "phi3", "lfm2", "qwen35moe"]),
+        name in prop::sample::select(vec!["llama", "qwen2", "mixtral", "qwen2moe", "gemma3", "gemma4", "gemma4-shared", "phi3", "lfm2", "qwen35moe"]),
     ) {
         let model = open(&family(name, Format::Q8_0));
         let options = EngineOptions::default();

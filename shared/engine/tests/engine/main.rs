@@ -5,6 +5,7 @@
 mod adapters;
 mod eviction;
 mod invariance;
+mod layers;
 mod pieces;
 mod recurrent;
 mod reference;
@@ -20,7 +21,7 @@ use baton_engine::engine::KvFormat;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Capture, Engine, EngineOptions, Model, SeqId, SeqOutput, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
-use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticModel};
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticLatent, SyntheticLayers, SyntheticModel};
 
 /// Returns a model of small, odd widths: three layers, six heads, three key heads.
 fn tiny(family: &'static str, format: Format) -> SyntheticModel {
@@ -42,6 +43,7 @@ fn family(name: &'static str, format: Format) -> SyntheticModel {
     let architecture = match name {
         "mixtral" | "llama-biased" => "llama",
         "deepseek2-joined" => "deepseek2",
+        "gemma4-shared" | "gemma4-experts" => "gemma4",
         name => name,
     };
     let number = |key, value| (key, ExtraValue::F32(value));
@@ -50,7 +52,8 @@ fn family(name: &'static str, format: Format) -> SyntheticModel {
         "gemma2" => {
             vec![window, number("attn_logit_softcapping", 1.5), number("final_logit_softcapping", 2.0)]
         }
-        "gpt-oss" => vec![window],
+        "gpt-oss" | "gemma4" | "gemma4-shared" => vec![window],
+        "gemma4-experts" => vec![window, number("final_logit_softcapping", 2.0)],
         "granite" | "granitemoe" => vec![
             number("embedding_scale", 5.0),
             number("residual_scale", 0.3),
@@ -81,14 +84,30 @@ fn family(name: &'static str, format: Format) -> SyntheticModel {
     };
     let count = if name == "deepseek2" { 9 } else { 5 };
     let experts = SyntheticExperts { count, used: 2, d_ff: 32, shared_d_ff: 64 };
+    // Local layers are wider than others, or narrower, and so are their key heads.
+    let shared = name == "gemma4-shared";
+    let layers = SyntheticLayers {
+        interval: if shared { 2 } else { 3 },
+        d_head: if shared { 32 } else { 48 },
+        n_kv_heads: if shared { 2 } else { 6 },
+        values_of_keys: !shared,
+        shared: if shared { 3 } else { 0 },
+        input_width: if shared { 32 } else { 0 },
+    };
     let mixture =
         ["qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "deepseek2", "lfm2moe", "qwen3next", "qwen35moe"];
     // Odd widths that quantized formats hold only as whole blocks.
     let (q_rank, absorbed) = if name == "deepseek2" { (32, true) } else { (0, false) };
     let latent = SyntheticLatent { q_rank, kv_rank: 64, d_plain: 32, d_turned: 12, d_value: 32, absorbed };
     SyntheticModel {
-        n_layers: if name == "smollm3" { 5 } else { 3 },
-        experts: (name == "mixtral" || mixture.contains(&architecture)).then_some(experts),
+        n_layers: match name {
+            "smollm3" => 5,
+            "gemma4-shared" => 7,
+            _ => 3,
+        },
+        layers,
+        experts: (name == "mixtral" || name == "gemma4-experts" || mixture.contains(&architecture))
+            .then_some(experts),
         latent: (architecture == "deepseek2").then_some(latent),
         dense_layers: u32::from(["deepseek2", "lfm2moe"].contains(&architecture)),
         biased: ["llama-biased", "granite", "glm4", "deepseek2", "lfm2moe"].contains(&name),

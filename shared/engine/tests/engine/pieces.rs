@@ -83,7 +83,7 @@ proptest! {
     fn pieces_change_no_bit(
         script in script(),
         owner in prop::collection::vec(0..3usize, 3),
-        name in prop::sample::select(vec!["llama", "mixtral", "gemma2", "gemma3", "granite", "mistral3", "phi3", "gpt-oss", "deepseek2"]),
+        name in prop::sample::select(vec!["llama", "mixtral", "gemma2", "gemma3", "gemma4", "granite", "mistral3", "phi3", "gpt-oss", "deepseek2"]),
     ) {
         let model = open(&family(name, Format::Q8_0));
         let mut whole = engine(&model, 2, EngineOptions::default());

@@ -58,7 +58,7 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
 const SLACK_F32: f64 = 1e-5;
 
 /// The names of [`family`].
-const FAMILIES: [&str; 24] = [
+const FAMILIES: [&str; 27] = [
     "llama",
     "llama-biased",
     "mixtral",
@@ -74,6 +74,9 @@ const FAMILIES: [&str; 24] = [
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-shared",
+    "gemma4-experts",
     "phi3",
     "gpt-oss",
     "deepseek2",

@@ -376,15 +376,17 @@ proptest! {
     #[test]
     fn any_change_of_the_header_gives_a_model_that_runs_or_an_error(
         changes in prop::collection::vec((0..8192usize, any::<u8>()), 1..4),
-        which in 0..11usize,
+        which in 0..13usize,
     ) {
-        static FILES: LazyLock<[Vec<u8>; 11]> = LazyLock::new(|| {
+        static FILES: LazyLock<[Vec<u8>; 13]> = LazyLock::new(|| {
             [
                 "llama",
                 "qwen2",
                 "qwen2moe",
                 "gemma2",
                 "gemma3",
+                "gemma4-shared",
+                "gemma4-experts",
                 "phi3",
                 "granitemoe",
                 "mistral3",

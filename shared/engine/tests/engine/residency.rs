@@ -51,6 +51,7 @@ fn budgets_change_no_bit() {
     let mut models = vec![q4km, small("qwen2", Format::F16.into()), tiny("llama", Format::Q8_0)];
     let old = ["mixtral", "qwen2moe", "qwen3moe", "gemma3", "phi3"];
     let names = old.into_iter().chain(["granitemoe", "glm4", "gpt-oss", "deepseek2", "deepseek2-joined"]);
+    let names = names.chain(["gemma4", "gemma4-shared", "gemma4-experts"]);
     models.extend(names.map(|name| family(name, Format::Q8_0)));
     for synthetic in &models {
         let path = write(folder.path(), synthetic);

@@ -102,8 +102,9 @@ impl RingHead {
     /// what. Workers that cannot be reached are left out, with a warning.
     ///
     /// # Errors
-    /// [`RingError`] if two devices have the same name, if the model's file cannot be served, or if the model
-    /// has recurrent layers. Also if no ring can be formed, not even with the head alone.
+    /// [`RingError`] if two devices have the same name, if the model's file cannot be served, or if one
+    /// engine must compute all layers of the model. Also if no ring can be formed, not even with the head
+    /// alone.
     pub fn connect(
         network: Arc<dyn Network>,
         members: &[Node],
@@ -111,8 +112,8 @@ impl RingHead {
         planner: Planner,
         options: RingOptions,
     ) -> Result<Self, RingError> {
-        if model.config().recurrent.is_some() {
-            return Err(EngineError::Recurrent { family: model.config().family.name }.into());
+        if let Some(err) = EngineError::undivided(model.config()) {
+            return Err(err.into());
         }
         let engine = Engine::new(model, EngineOptions { layers: None, ..options.engine.clone() })?;
         let file = FileGiver::default();

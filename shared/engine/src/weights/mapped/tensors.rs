@@ -5,10 +5,10 @@ use baton_kernels_cpu::{KernelError, Matrix, dequantize_row};
 use super::super::TensorError;
 use super::super::recurrent::{MixerAt, RecurrentAt};
 use super::{
-    AttentionAt, FfnAt, GatedAt, InputsAt, LatentAt, LayerAt, MatrixAt, ROPE_FREQS, ROPE_LONG, ROPE_SHORT,
-    ROTARY_LEFTOVER, UpAt,
+    AttentionAt, BesideAt, FfnAt, GatedAt, InputsAt, InputsOfLayersAt, LatentAt, LayerAt, MatrixAt,
+    OwnInputAt, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, ROTARY_LEFTOVER, UpAt,
 };
-use crate::config::{Experts, Latent, ModelConfig};
+use crate::config::{Experts, Heads, Latent, ModelConfig};
 use crate::family::{Presence, SharedRule};
 use crate::gguf::{Gguf, TensorView};
 
@@ -37,18 +37,24 @@ impl<'a> Tensors<'a> {
                 Some(recurrent) if recurrent.layers[layer] => {
                     MixerAt::Recurrent(RecurrentAt::find(self, recurrent, &name)?)
                 }
-                _ => MixerAt::Attention(self.attention(&name)?),
+                _ => MixerAt::Attention(self.attention(layer, &name)?),
             },
             ffn_norm: self.vector(&name(&format!("{}.weight", family.ffn_norm)), e)?,
             ffn: match config.experts_at(layer) {
-                Some(experts) => self.experts(&name, experts)?,
-                None => FfnAt::Dense(self.dense(&name)?),
+                Some(experts) => self.experts(layer, &name, experts)?,
+                None => FfnAt::Dense(self.dense(layer, &name)?),
             },
             ffn_post_norm: self.vector_if(post_norms, &name("post_ffw_norm.weight"), e)?,
+            input: self.own_input(&name)?,
+            scale: self.scale(&name)?,
         })
     }
 
-    fn attention(&mut self, name: &impl Fn(&str) -> String) -> Result<AttentionAt, TensorError> {
+    fn attention(
+        &mut self,
+        layer: usize,
+        name: &impl Fn(&str) -> String,
+    ) -> Result<AttentionAt, TensorError> {
         let config = self.config;
         let (e, family) = (config.d_model, config.family);
         let only = |holds| if holds { Presence::Required } else { Presence::Never };
@@ -56,9 +62,9 @@ impl<'a> Tensors<'a> {
         Ok(AttentionAt {
             inputs: match &config.latent {
                 Some(latent) => InputsAt::Latent(self.latent(name, latent)?),
-                None => self.heads(name)?,
+                None => self.heads(layer, name)?,
             },
-            o: self.matrix(&name("attn_output.weight"), e, config.d_mixed())?,
+            o: self.matrix(&name("attn_output.weight"), e, config.d_mixed(layer))?,
             o_bias: self.vector_if(family.output_bias, &name("attn_output.bias"), e)?,
             sinks: self.vector_if(only(family.sinks), &name("attn_sinks.weight"), config.n_heads)?,
             post_norm: self.vector_if(only(family.post_norms), &name("post_attention_norm.weight"), e)?,
@@ -66,33 +72,97 @@ impl<'a> Tensors<'a> {
     }
 
     /// Finds the projections to queries, keys and values.
-    fn heads(&mut self, name: &impl Fn(&str) -> String) -> Result<InputsAt, TensorError> {
+    fn heads(&mut self, layer: usize, name: &impl Fn(&str) -> String) -> Result<InputsAt, TensorError> {
         let config = self.config;
-        let (e, d, q, kv) = (config.d_model, config.d_head, config.d_q(), config.d_kv());
+        let heads = config.heads_at(layer);
+        let (e, q, kv) = (config.d_model, heads.d_q(), heads.d_kv());
         let family = config.family;
-        let qkv = if family.fused_qkv {
+        let own_keys = config.kv_layer(layer) == layer;
+        let (to_q, to_kv) = if family.fused_qkv {
             let all = self.matrix(&name("attn_qkv.weight"), q + 2 * kv, e)?;
-            [all.rows(0..q), all.rows(q..q + kv), all.rows(q + kv..q + 2 * kv)]
+            (all.rows(0..q), [Some(all.rows(q..q + kv)), Some(all.rows(q + kv..q + 2 * kv))])
         } else {
-            [
-                self.matrix(&name("attn_q.weight"), if family.gated_attention { 2 * q } else { q }, e)?,
-                self.matrix(&name("attn_k.weight"), kv, e)?,
-                self.matrix(&name("attn_v.weight"), kv, e)?,
-            ]
+            let rows = if family.gated_attention { 2 * q } else { q };
+            let to_q = self.matrix(&name("attn_q.weight"), rows, e)?;
+            (to_q, if own_keys { self.keys_and_values(name, kv)? } else { self.unused_keys(name) })
         };
-        let norms = if family.head_norms { Presence::Required } else { Presence::Never };
         Ok(InputsAt::Heads {
-            qkv,
+            q: to_q,
+            kv: to_kv,
             biases: [
                 self.vector_if(family.qkv_bias, &name("attn_q.bias"), q)?,
                 self.vector_if(family.qkv_bias, &name("attn_k.bias"), kv)?,
                 self.vector_if(family.qkv_bias, &name("attn_v.bias"), kv)?,
             ],
-            head_norms: [
-                self.vector_if(norms, &name("attn_q_norm.weight"), d)?,
-                self.vector_if(norms, &name("attn_k_norm.weight"), d)?,
-            ],
+            head_norms: self.head_norms(name, heads, own_keys)?,
         })
+    }
+
+    /// Returns the norms of query, key and value heads.
+    fn head_norms(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        heads: Heads,
+        own_keys: bool,
+    ) -> Result<[Vec<f32>; 3], TensorError> {
+        let family = self.config.family;
+        let norms = |holds| if holds { Presence::Required } else { Presence::Never };
+        let of_keys = norms(family.head_norms && own_keys);
+        Ok([
+            self.vector_if(norms(family.head_norms), &name("attn_q_norm.weight"), heads.width)?,
+            self.vector_if(of_keys, &name("attn_k_norm.weight"), heads.width)?,
+            if family.value_norm { vec![1.0; heads.width] } else { Vec::new() },
+        ])
+    }
+
+    /// Finds the projections to keys and values; a family with a norm of values may lack the second.
+    fn keys_and_values(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        kv: usize,
+    ) -> Result<[Option<MatrixAt>; 2], TensorError> {
+        let (e, value) = (self.config.d_model, name("attn_v.weight"));
+        let keys = self.matrix(&name("attn_k.weight"), kv, e)?;
+        if self.config.family.value_norm && !self.gguf.has_tensor(&value) {
+            return Ok([Some(keys), None]);
+        }
+        Ok([Some(keys), Some(self.matrix(&value, kv, e)?)])
+    }
+
+    /// Takes the tensors of keys and values that some files have in a layer which uses those of another one.
+    fn unused_keys(&mut self, name: &impl Fn(&str) -> String) -> [Option<MatrixAt>; 2] {
+        let unused = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+        self.taken.extend(unused.map(name));
+        [None, None]
+    }
+
+    /// Finds what the inputs of all layers are made with.
+    pub(super) fn inputs(&mut self) -> Result<Option<InputsOfLayersAt>, TensorError> {
+        let config = self.config;
+        let Some(width) = config.input_width else { return Ok(None) };
+        let all = width * config.n_layers;
+        Ok(Some(InputsOfLayersAt {
+            table: self.matrix("per_layer_token_embd.weight", config.vocab_len, all)?,
+            projection: self.matrix("per_layer_model_proj.weight", all, config.d_model)?,
+            norm: self.vector("per_layer_proj_norm.weight", width)?,
+        }))
+    }
+
+    /// Finds the input that a layer has of its own.
+    fn own_input(&mut self, name: &impl Fn(&str) -> String) -> Result<Option<OwnInputAt>, TensorError> {
+        let (Some(width), e) = (self.config.input_width, self.config.d_model) else { return Ok(None) };
+        Ok(Some(OwnInputAt {
+            gate: self.matrix(&name("inp_gate.weight"), width, e)?,
+            projection: self.matrix(&name("proj.weight"), e, width)?,
+            post_norm: self.vector(&name("post_norm.weight"), e)?,
+        }))
+    }
+
+    /// Returns the factor of a layer's result.
+    fn scale(&mut self, name: &impl Fn(&str) -> String) -> Result<f32, TensorError> {
+        let extras = if self.config.family.layer_extras { Presence::Optional } else { Presence::Never };
+        let scale = self.vector_if(extras, &name("layer_output_scale.weight"), 1)?;
+        Ok(scale.first().copied().unwrap_or(1.0))
     }
 
     /// Finds the projections of latent attention.
@@ -126,8 +196,8 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    fn dense(&mut self, name: &impl Fn(&str) -> String) -> Result<GatedAt, TensorError> {
-        let (e, f) = (self.config.d_model, self.config.d_ff);
+    fn dense(&mut self, layer: usize, name: &impl Fn(&str) -> String) -> Result<GatedAt, TensorError> {
+        let (e, f) = (self.config.d_model, self.config.d_ff_at(layer));
         let family = self.config.family;
         if family.fused_gate {
             let both = self.matrix(&name("ffn_up.weight"), 2 * f, e)?;
@@ -160,15 +230,31 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    fn experts(&mut self, name: &impl Fn(&str) -> String, experts: &Experts) -> Result<FfnAt, TensorError> {
+    fn experts(
+        &mut self,
+        layer: usize,
+        name: &impl Fn(&str) -> String,
+        experts: &Experts,
+    ) -> Result<FfnAt, TensorError> {
         let (e, f, n) = (self.config.d_model, experts.d_ff, experts.count);
-        let Some(rule) = self.config.family.experts else { return Ok(FfnAt::Dense(self.dense(name)?)) };
+        let Some(rule) = self.config.family.experts else {
+            return Ok(FfnAt::Dense(self.dense(layer, name)?));
+        };
         let router = self.matrix(&name("ffn_gate_inp.weight"), n, e)?;
         let biased = if rule.biased { Presence::Required } else { Presence::Never };
         let chosen = if rule.stated { Presence::Optional } else { Presence::Never };
+        let both = name("ffn_gate_up_exps.weight");
+        let fused = rule.beside && self.gguf.has_tensor(&both);
+        let (gate, up) = if fused {
+            let both = self.stack(&both, n, 2 * f, e)?;
+            (both, both)
+        } else {
+            let gate = self.stack(&name("ffn_gate_exps.weight"), n, f, e)?;
+            (gate, self.stack(&name("ffn_up_exps.weight"), n, f, e)?)
+        };
         let stacked = GatedAt {
-            gate: self.stack(&name("ffn_gate_exps.weight"), n, f, e)?,
-            up: self.stack(&name("ffn_up_exps.weight"), n, f, e)?,
+            gate,
+            up,
             down: self.stack(&name("ffn_down_exps.weight"), n, e, f)?,
             biases: [
                 self.vectors_if(biased, &name("ffn_gate_exps.bias"), n, f)?,
@@ -191,8 +277,31 @@ impl<'a> Tensors<'a> {
             router_bias: self.vector_if(biased, &name("ffn_gate_inp.bias"), n)?,
             choice_bias: self.vector_if(chosen, &name("exp_probs_b.bias"), n)?,
             stacked,
+            fused,
             count: n,
             shared,
+            beside: if rule.beside { Some(Box::new(self.beside(layer, name, n)?)) } else { None },
+        })
+    }
+
+    /// Finds the dense network beside `n` experts.
+    fn beside(
+        &mut self,
+        layer: usize,
+        name: &impl Fn(&str) -> String,
+        n: usize,
+    ) -> Result<BesideAt, TensorError> {
+        let e = self.config.d_model;
+        // The router's input has the length 1 before its weights.
+        let length = (e as f32).sqrt();
+        let router_norm = self.vector(&name("ffn_gate_inp.scale"), e)?;
+        Ok(BesideAt {
+            network: self.dense(layer, name)?,
+            post_norm: self.vector(&name("post_ffw_norm_1.weight"), e)?,
+            router_norm: router_norm.into_iter().map(|weight| weight / length).collect(),
+            expert_norm: self.vector(&name("pre_ffw_norm_2.weight"), e)?,
+            expert_post_norm: self.vector(&name("post_ffw_norm_2.weight"), e)?,
+            expert_factors: self.vector_if(Presence::Optional, &name("ffn_down_exps.scale"), n)?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! Every family by its definition, in f64: full matrices, one token list, no cache, no kernels except
 //! decoding of blocks. Knows families by name and tensors by GGUF's names; shares no rule with the engine.
 
+mod layered;
 mod recurrent;
 
 use std::f64::consts::{PI, TAU};
@@ -58,9 +59,12 @@ impl File<'_> {
         })
     }
 
-    /// Gemma 3: of six layers (or as many as the file says), all but the last. Gemma 2 and gpt-oss: every
-    /// other layer.
+    /// Gemma 3: of six layers (or as many as the file says), all but the last; Gemma 4 lists them. Gemma 2
+    /// and gpt-oss: every other layer.
     fn is_local(&self, layer: u32) -> bool {
+        if self.is(&["gemma4"]) {
+            return layer % self.model.layers.interval + 1 < self.model.layers.interval;
+        }
         let default = if self.is(&["gemma3"]) { 6.0 } else { 2.0 };
         let period = self.extra("attention.sliding_window_pattern").unwrap_or(default) as u32;
         self.is(&["gemma2", "gemma3", "gpt-oss"]) && layer % period + 1 < period
@@ -74,11 +78,14 @@ impl File<'_> {
 
     fn window(&self, layer: u32) -> Option<SlidingWindow> {
         let tokens = self.extra("attention.sliding_window")? as usize;
-        let windowed = !self.is(&["gemma2", "gemma3", "gpt-oss"]) || self.is_local(layer);
+        let windowed = !self.is(&["gemma2", "gemma3", "gemma4", "gpt-oss"]) || self.is_local(layer);
         windowed.then_some(SlidingWindow { tokens, sinks: 0 })
     }
 
-    fn rot_dims(&self) -> usize {
+    fn rot_dims(&self, layer: u32) -> usize {
+        if self.is(&["gemma4"]) {
+            return self.layer_heads(layer).d;
+        }
         let turned = self.model.latent.map(|latent| f64::from(latent.d_turned));
         let stated = self.extra("rope.dimension_count").or(turned);
         stated.map_or(self.model.d_head as usize, |dims| dims as usize)
@@ -86,8 +93,8 @@ impl File<'_> {
 
     /// Returns the radians per position of a pair, by the definitions of the scalings.
     fn frequency(&self, layer: u32, pair: usize) -> f64 {
-        let dims = self.rot_dims() as f64;
-        if self.is(&["gemma3"]) && self.is_local(layer) {
+        let dims = self.rot_dims(layer) as f64;
+        if self.is(&["gemma3", "gemma4"]) && self.is_local(layer) {
             return 10_000f64.powf(-2.0 * pair as f64 / dims);
         }
         let theta = self.extra("rope.freq_base").unwrap_or(10_000.0);
@@ -95,11 +102,14 @@ impl File<'_> {
         let context = f64::from(self.model.context_len);
         let stretched = original.is_some_and(|original| context > original);
         let factors = self.model.rope_factors.as_ref();
+        let stated = self.tensor("rope_freqs.weight");
         let divisors = match factors {
             Some([long, short]) => Some(if stretched { long } else { short }),
-            None => self.model.rope_divisors.as_ref(),
+            None => None,
         };
-        let base = theta.powf(-2.0 * pair as f64 / dims) / divisors.map_or(1.0, |all| f64::from(all[pair]));
+        let divisor =
+            divisors.map_or(1.0, |all| f64::from(all[pair])) * stated.map_or(1.0, |all| all[0][pair]);
+        let base = theta.powf(-2.0 * pair as f64 / dims) / divisor;
         let Some(factor) = self.extra("rope.scaling.factor") else { return base };
         let wavelength = TAU / base;
         match (self.scaling(), original) {
@@ -134,14 +144,15 @@ impl File<'_> {
 
     /// Rotates heads of width `d`.
     fn rotate(&self, x: &mut Rows, layer: u32, d: usize) {
-        let dims = self.rot_dims().min(d);
+        let dims = self.rot_dims(layer).min(d);
         let adjacent =
             self.is(&["llama", "mistral3", "smollm3", "granite", "granitemoe", "glm4", "deepseek2"]);
+        let frequencies: Vec<f64> = (0..dims / 2).map(|pair| self.frequency(layer, pair)).collect();
         for (position, row) in x.iter_mut().enumerate() {
             for head in row.chunks_mut(d) {
                 for pair in 0..dims / 2 {
                     let (a, b) = if adjacent { (2 * pair, 2 * pair + 1) } else { (pair, pair + dims / 2) };
-                    let angle = position as f64 * self.frequency(layer, pair);
+                    let angle = position as f64 * frequencies[pair];
                     let (cos, sin) = (self.magnitude() * angle.cos(), self.magnitude() * angle.sin());
                     (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
                 }
@@ -150,12 +161,12 @@ impl File<'_> {
     }
 
     /// Returns the widths of a key head and of a value head, and how many query heads share them.
-    fn heads(&self) -> (usize, usize, usize) {
+    fn heads(&self, layer: u32) -> (usize, usize, usize) {
         match self.model.latent {
             Some(latent) => ((latent.d_plain + latent.d_turned) as usize, latent.d_value as usize, 1),
             None => {
-                let d = self.model.d_head as usize;
-                (d, d, (self.model.n_heads / self.model.n_kv_heads) as usize)
+                let layered::Heads { d, kv } = self.layer_heads(layer);
+                (d, d, self.model.n_heads as usize / kv)
             }
         }
     }
@@ -225,6 +236,12 @@ impl File<'_> {
         if let Some(latent) = self.model.latent {
             return (self.latent_heads(layer, normed, latent), None);
         }
+        if self.is(&["gemma4"]) {
+            let [mut q, mut k, v] = self.heads_under_norms(layer, normed);
+            self.rotate(&mut q, layer, self.layer_heads(layer).d);
+            self.rotate(&mut k, layer, self.layer_heads(layer).d);
+            return ([q, k, v], None);
+        }
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let d = self.model.d_head as usize;
         let (q, kv) = (self.model.n_heads as usize * d, self.model.n_kv_heads as usize * d);
@@ -264,12 +281,16 @@ impl File<'_> {
         ([q, k, v], gates)
     }
 
+    fn gelu(&self, x: f64) -> f64 {
+        0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+    }
+
     /// Returns the output of a gated network: gate, up and down, each with its bias if there is one.
     fn network(&self, x: &Rows, [gate, up, down]: [(Rows, Option<Rows>); 3]) -> Rows {
-        let gelu = self.is(&["gemma", "gemma2", "gemma3"]);
+        let gelu = self.is(&["gemma", "gemma2", "gemma3", "gemma4"]);
         let act = |x: f64, up: f64| {
             if gelu {
-                0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()) * up
+                self.gelu(x) * up
             } else if self.is(&["gpt-oss"]) {
                 let x = x.min(7.0);
                 x / (1.0 + (-1.702 * x).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
@@ -367,8 +388,10 @@ impl File<'_> {
         k: &Rows,
         sees: &dyn Fn(usize, usize, usize) -> bool,
     ) -> Vec<Rows> {
-        let ((d, _, group), heads) = (self.heads(), self.model.n_heads as usize);
-        let width = if self.is(&["gemma3"]) && self.model.n_layers == 62 {
+        let ((d, _, group), heads) = (self.heads(layer), self.model.n_heads as usize);
+        let width = if self.is(&["gemma4"]) {
+            1.0
+        } else if self.is(&["gemma3"]) && self.model.n_layers == 62 {
             f64::from(self.model.d_model / self.model.n_heads)
         } else {
             d as f64
@@ -451,17 +474,19 @@ pub(crate) fn masked_reference(
     let file = File { model, gguf: Gguf::from_bytes(model.to_gguf().unwrap()).unwrap() };
     let table = file.tensor("token_embd.weight").unwrap();
     let mut x: Rows = ids.iter().map(|id| table[*id as usize].clone()).collect();
-    if file.is(&["gemma", "gemma2", "gemma3"]) {
+    if file.is(&["gemma", "gemma2", "gemma3", "gemma4"]) {
         x.iter_mut().flatten().for_each(|v| *v *= f64::from(model.d_model).sqrt());
     }
     let multiplier = |key| file.extra(key).unwrap_or(1.0);
     x.iter_mut().flatten().for_each(|v| *v *= multiplier("embedding_scale"));
-    let ((_, d, group), heads) = (file.heads(), model.n_heads as usize);
-    let mut weights = Vec::new();
+    let inputs = file.inputs_of_layers(ids, &x);
+    let heads = model.n_heads as usize;
+    let (mut weights, mut kept) = (Vec::new(), Vec::new());
     for layer in 0..model.n_layers {
+        let (_, d, group) = file.heads(layer);
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let post = |out: Rows, tensor: &str| match file.tensor(&name(tensor)) {
-            Some(weight) if file.is(&["gemma2", "gemma3", "glm4"]) => norm(&out, &weight[0]),
+            Some(weight) if file.is(&["gemma2", "gemma3", "gemma4", "glm4"]) => norm(&out, &weight[0]),
             _ => out,
         };
         // gpt-oss and the Qwens with recurrent layers call it by another name.
@@ -472,13 +497,16 @@ pub(crate) fn masked_reference(
         if file.is_recurrent(layer) {
             add(&mut x, &file.recurrent(layer, &normed), 1.0);
             weights.push(Vec::new());
+            kept.push([Rows::new(), Rows::new()]);
             let normed = norm(&x, &ffn_norm);
             add(&mut x, &file.feed_forward(layer, &normed), 1.0);
             continue;
         }
         let ([q, k, v], gates) = file.queries_keys_values(layer, &normed);
+        kept.push([k, v]);
+        let [k, v] = &kept[file.source(layer) as usize];
         let window = window.or_else(|| file.window(layer));
-        let layer_weights = file.softmax_weights(layer, &q, &k, &|kv_head, query, key| {
+        let layer_weights = file.softmax_weights(layer, &q, k, &|kv_head, query, key| {
             let head = layer as usize * model.n_kv_heads as usize + kv_head;
             key <= query
                 && window.is_none_or(|w| key < w.sinks || query - key < w.tokens)
@@ -501,6 +529,12 @@ pub(crate) fn masked_reference(
         let bias = file.tensor(&name("attn_output.bias"));
         let out = product(&mixed, &file.tensor(&name("attn_output.weight")).unwrap(), bias.as_ref());
         add(&mut x, &post(out, "post_attention_norm.weight"), multiplier("residual_scale"));
+        if file.is(&["gemma4"]) {
+            let out = file.gemma4_feed_forward(layer, &x);
+            add(&mut x, &out, 1.0);
+            file.end_of_layer(layer, &mut x, inputs.as_ref());
+            continue;
+        }
         let normed = norm(&x, &ffn_norm);
         let out = post(file.feed_forward(layer, &normed), "post_ffw_norm.weight");
         add(&mut x, &out, multiplier("residual_scale"));
