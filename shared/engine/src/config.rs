@@ -224,19 +224,14 @@ impl ModelConfig {
             Some(listed) => (listed.n_kv_heads, None),
             None => keys.kv_heads(family, n_layers, n_heads)?,
         };
-        keys.check("attention.head_count_kv", n_kv_heads, n_heads.is_multiple_of(n_kv_heads), || {
-            format!("a divisor of the {n_heads} query heads")
-        })?;
+        keys.check_kv_heads(n_kv_heads, n_heads)?;
         let latent = if family.latent { Some(keys.latent(n_heads, n_kv_heads)?) } else { None };
         let d_head = match &latent {
             Some(latent) if latent.absorbed => latent.kv_rank + latent.d_turned,
             Some(latent) => latent.d_key(),
             None => keys.d_head(d_model, n_heads)?,
         };
-        let vocab_bound = u32::MAX as usize;
-        keys.check("vocab_size", vocab_len, (1..=vocab_bound).contains(&vocab_len), || {
-            format!("1 to {vocab_bound}")
-        })?;
+        keys.check_vocab(vocab_len)?;
         let (d_ff, d_ffs) = keys.d_ffs(family, n_layers)?;
         let context_len = keys.count("context_length")?;
         let original_context_len =
@@ -249,12 +244,6 @@ impl ModelConfig {
             Some(_) => keys.local_layers(family, listed, heads, &rope)?,
             None => None,
         };
-        if let Some(local) = &local {
-            let Heads { kv, .. } = local.heads;
-            keys.check("attention.head_count_kv", kv, n_heads.is_multiple_of(kv), || {
-                format!("a divisor of the {n_heads} query heads")
-            })?;
-        }
         let d_key = latent.map_or(d_head, |latent| latent.d_key());
         let [embedding_scale, residual_scale, logit_scale] = keys.multipliers(family, d_model)?;
         Ok(Self {

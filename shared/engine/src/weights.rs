@@ -312,7 +312,7 @@ pub struct MixtureWeights<'a> {
     /// The shared expert, if the model has one.
     pub shared: Option<SharedExpert<'a>>,
     /// The dense network beside the experts, if the model has one.
-    pub beside: Option<BesideWeights<'a>>,
+    pub beside: Option<Box<BesideWeights<'a>>>,
 }
 
 /// A dense network beside experts, and what the experts have then.

@@ -38,6 +38,19 @@ impl Keys<'_> {
         Ok(value as usize)
     }
 
+    /// Checks that every key head has as many query heads.
+    pub(super) fn check_kv_heads(&self, n_kv_heads: usize, n_heads: usize) -> Result<(), ConfigError> {
+        self.check("attention.head_count_kv", n_kv_heads, n_heads.is_multiple_of(n_kv_heads), || {
+            format!("a divisor of the {n_heads} query heads")
+        })
+    }
+
+    /// Checks that tokens have ids of 32 bits.
+    pub(super) fn check_vocab(&self, vocab_len: usize) -> Result<(), ConfigError> {
+        let bound = u32::MAX as usize;
+        self.check("vocab_size", vocab_len, (1..=bound).contains(&vocab_len), || format!("1 to {bound}"))
+    }
+
     pub(super) fn check(
         &self,
         name: &str,

@@ -198,6 +198,7 @@ impl Keys<'_> {
         rope.rot_dims = self.opt_count(ROTATED)?.unwrap_or(rope.rot_dims);
         let holds = rope.rot_dims.is_multiple_of(2) && rope.rot_dims <= heads.width;
         self.check(ROTATED, rope.rot_dims, holds, || format!("even and at most {}", heads.width))?;
+        self.check_kv_heads(heads.kv, heads.count)?;
         Ok(Some(LocalLayers { pattern: LocalPattern::Listed(layers), rope, heads }))
     }
 

@@ -161,7 +161,7 @@ impl FfnAt {
                     }),
                     None => None,
                 };
-                let beside = beside.as_ref().map(|beside| beside.all(weight)).transpose()?;
+                let beside = beside.as_ref().map(|beside| beside.all(weight).map(Box::new)).transpose()?;
                 Ok(FfnBody::Experts(MixtureWeights { router, router_bias, choice_bias, shared, beside }))
             }
         }

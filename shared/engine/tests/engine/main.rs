@@ -37,15 +37,20 @@ fn tiny(family: &'static str, format: Format) -> SyntheticModel {
     }
 }
 
-/// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts, and
-/// `llama-biased` is llama's with every bias.
-fn family(name: &'static str, format: Format) -> SyntheticModel {
-    let architecture = match name {
+/// Returns the architecture of a name of [`family`].
+fn architecture(name: &'static str) -> &'static str {
+    match name {
         "mixtral" | "llama-biased" => "llama",
         "deepseek2-joined" => "deepseek2",
         "gemma4-shared" | "gemma4-experts" => "gemma4",
         name => name,
-    };
+    }
+}
+
+/// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts, and
+/// `llama-biased` is llama's with every bias.
+fn family(name: &'static str, format: Format) -> SyntheticModel {
+    let architecture = architecture(name);
     let number = |key, value| (key, ExtraValue::F32(value));
     let window = ("attention.sliding_window", ExtraValue::U32(40));
     let extra = match name {

@@ -150,9 +150,9 @@ impl File<'_> {
         let frequencies: Vec<f64> = (0..dims / 2).map(|pair| self.frequency(layer, pair)).collect();
         for (position, row) in x.iter_mut().enumerate() {
             for head in row.chunks_mut(d) {
-                for pair in 0..dims / 2 {
+                for (pair, frequency) in frequencies.iter().enumerate() {
                     let (a, b) = if adjacent { (2 * pair, 2 * pair + 1) } else { (pair, pair + dims / 2) };
-                    let angle = position as f64 * frequencies[pair];
+                    let angle = position as f64 * frequency;
                     let (cos, sin) = (self.magnitude() * angle.cos(), self.magnitude() * angle.sin());
                     (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
                 }
@@ -464,6 +464,15 @@ pub(crate) fn reference(model: &SyntheticModel, ids: &[u32], window: Option<Slid
     masked_reference(model, ids, window, &|_, _, _| true)
 }
 
+/// Returns each query's sum of weighted values, of all heads; `group` query heads of width `d` share values.
+fn values_mixed(weights: &[Rows], values: &Rows, (heads, group, d): (usize, usize, usize)) -> Rows {
+    let one = |query: usize, i: usize| {
+        let (head, at) = (i / d, i / d / group * d + i % d);
+        (0..=query).map(|key| weights[head][query][key] * values[key][at]).sum()
+    };
+    (0..values.len()).map(|query| (0..heads * d).map(|i| one(query, i)).collect()).collect()
+}
+
 /// As [`reference`], with keys that only some queries see: `seen(layer * g + KV head, query, key)`.
 pub(crate) fn masked_reference(
     model: &SyntheticModel,
@@ -512,16 +521,7 @@ pub(crate) fn masked_reference(
                 && window.is_none_or(|w| key < w.sinks || query - key < w.tokens)
                 && seen(head, query, key)
         });
-        let mut mixed: Rows = (0..ids.len())
-            .map(|query| {
-                let at = |i: usize| (i / d, i / d / group * d + i % d);
-                (0..heads * d)
-                    .map(|i| {
-                        (0..=query).map(|key| layer_weights[at(i).0][query][key] * v[key][at(i).1]).sum()
-                    })
-                    .collect()
-            })
-            .collect();
+        let mut mixed = values_mixed(&layer_weights, v, (heads, group, d));
         weights.push(layer_weights);
         for (x, gate) in mixed.iter_mut().flatten().zip(gates.iter().flatten().flatten()) {
             *x /= 1.0 + (-gate).exp();
