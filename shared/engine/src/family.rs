@@ -169,8 +169,8 @@ pub struct Family {
     pub unscaled_products: bool,
     /// Divisors of rotary frequencies, except those of local layers.
     pub rope_divisors: Presence,
-    /// Whether the file may state what single layers have: an input of their own from each token, the keys
-    /// and values of an earlier layer, a factor of their result, and their own width of the dense network.
+    /// Whether the file may state what single layers have. That is an input of their own from each token, the
+    /// keys and values of an earlier layer, a factor of their result, and their own width of the network.
     pub layer_extras: bool,
     /// Whether the file may list tokens that the model must never choose.
     pub suppresses: bool,
