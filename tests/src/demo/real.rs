@@ -20,8 +20,8 @@ const NAME: &str = "smollm2-135m-instruct";
 const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
 /// What is asked about the article, and words of every right answer.
-pub(super) const QUESTION: &str = "What is the Amazon rainforest, and where is it?";
-pub(super) const WORDS: [&str; 2] = ["south america", "390 billion"];
+pub(super) const QUESTION: &str = "How many trees and species of trees does the Amazon rainforest have?";
+pub(super) const WORDS: [&str; 2] = ["16,000", "species"];
 
 /// Returns the article (tests/data/README.md).
 pub(super) fn article() -> PathBuf {
