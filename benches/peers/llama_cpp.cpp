@@ -1,10 +1,13 @@
 // llama.cpp as a long-lived worker of `baton-bench engine`. It reads one request per line from standard input
 // and writes one JSON object per line to standard output. It uses only llama.h; the bench compiles it against
-// the libllama that it built.
+// the libllama that it built. With -DIK it is compiled against the library of ik_llama.cpp.
 //
 // Requests:
 //
 //   prefill N         N tokens into an empty cache, with the logits of the last one.
+//
+//   extend C N        N tokens after C others, with the logits of the last one. If the C are not in the cache,
+//                     they are computed before the timing starts.
 //
 //   decode C S        S single tokens after C others, with the logits of each. If the C are not in the cache,
 //                     they are computed before the timing starts.
@@ -14,8 +17,10 @@
 // Answers: {"seconds": x} or {"error": "..."}. Tokens are the same pseudo-random ones as in Baton's worker.
 //
 // Arguments: MODEL THREADS REPACK(0|1) KV(f16|q8_0) CONTEXT. Threads are pinned to CPUs 0, 1, ..., one each.
-#include "ggml-cpu.h"
 #include "llama.h"
+#ifndef IK
+#include "ggml-cpu.h"
+#endif
 
 #include <chrono>
 #include <cstdint>
@@ -44,6 +49,39 @@ double now() {
     std::exit(1);
 }
 
+// What the two libraries name differently.
+#ifdef IK
+uint32_t vocab_of(const llama_model * model) { return uint32_t(llama_n_vocab(model)); }
+void clear(llama_context * context) { llama_kv_cache_clear(context); }
+void cut(llama_context * context, int length) { llama_kv_cache_seq_rm(context, 0, length, -1); }
+llama_batch one(llama_token * ids, int count, int position) {
+    return llama_batch_get_one(ids, count, position, 0);
+}
+size_t state_size(llama_context * context) { return llama_state_seq_get_size(context, 0, 0); }
+void get_state(llama_context * context, std::vector<uint8_t> & state) {
+    llama_state_seq_get_data(context, state.data(), state.size(), 0, 0);
+}
+size_t set_state(llama_context * context, const std::vector<uint8_t> & state) {
+    return llama_state_seq_set_data(context, state.data(), state.size(), 0, 0);
+}
+#else
+uint32_t vocab_of(const llama_model * model) {
+    return uint32_t(llama_vocab_n_tokens(llama_model_get_vocab(model)));
+}
+void clear(llama_context * context) { llama_memory_clear(llama_get_memory(context), true); }
+void cut(llama_context * context, int length) {
+    llama_memory_seq_rm(llama_get_memory(context), 0, length, -1);
+}
+llama_batch one(llama_token * ids, int count, int) { return llama_batch_get_one(ids, count); }
+size_t state_size(llama_context * context) { return llama_state_seq_get_size(context, 0); }
+void get_state(llama_context * context, std::vector<uint8_t> & state) {
+    llama_state_seq_get_data(context, state.data(), state.size(), 0);
+}
+size_t set_state(llama_context * context, const std::vector<uint8_t> & state) {
+    return llama_state_seq_set_data(context, state.data(), state.size(), 0);
+}
+#endif
+
 struct Worker {
     llama_model * model = nullptr;
     llama_context * single = nullptr;   // One sequence of any length.
@@ -62,16 +100,21 @@ struct Worker {
         llama_synchronize(context);
     }
 
-    void prefill(int tokens) {
-        llama_memory_clear(llama_get_memory(single), true);
+    // Appends tokens after the `from` tokens of the sequence.
+    void append(int from, int tokens) {
         std::vector<llama_token> ids(tokens);
         for (auto & id : ids) id = token();
         const int most = int(llama_n_batch(single));
         for (int at = 0; at < tokens; at += most) {
-            llama_batch batch = llama_batch_get_one(ids.data() + at, std::min(most, tokens - at));
+            llama_batch batch = one(ids.data() + at, std::min(most, tokens - at), from + at);
             decode(single, batch);
         }
-        length = tokens;
+        length = from + tokens;
+    }
+
+    void prefill(int tokens) {
+        clear(single);
+        append(0, tokens);
     }
 
     double timed_prefill(int tokens) {
@@ -80,41 +123,50 @@ struct Worker {
         return now() - start;
     }
 
+    // Makes the sequence `context` tokens long. Its state is kept, so that it is computed once.
     void restore(int context) {
-        if (length == context) return;
-        if (context == 0) {
-            llama_memory_clear(llama_get_memory(single), true);
-        } else if (auto found = saved.find(context); found != saved.end()) {
-            llama_memory_clear(llama_get_memory(single), true);
-            if (llama_state_seq_set_data(single, found->second.data(), found->second.size(), 0) == 0) {
+        if (length != context) {
+            clear(single);
+            auto found = saved.find(context);
+            if (context > 0 && found == saved.end()) {
+                prefill(context);
+            } else if (context > 0 && set_state(single, found->second) == 0) {
                 fail("restore the state of a sequence");
             }
-        } else {
-            prefill(context);
+            length = context;
         }
+        if (context > 0 && saved.find(context) == saved.end()) {
+            auto & state = saved[context];
+            state.resize(state_size(single));
+            get_state(single, state);
+        }
+    }
+
+    double timed_extend(int context, int tokens) {
+        restore(context);
+        const double start = now();
+        append(context, tokens);
+        const double seconds = now() - start;
+        cut(single, context);
         length = context;
+        return seconds;
     }
 
     double timed_decode(int context, int steps) {
         restore(context);
-        if (context > 0 && saved.find(context) == saved.end()) {
-            auto & state = saved[context];
-            state.resize(llama_state_seq_get_size(single, 0));
-            llama_state_seq_get_data(single, state.data(), state.size(), 0);
-        }
         const double start = now();
         for (int step = 0; step < steps; step++) {
             llama_token id = token();
-            llama_batch batch = llama_batch_get_one(&id, 1);
+            llama_batch batch = one(&id, 1, context + step);
             decode(single, batch);
         }
         const double seconds = now() - start;
-        llama_memory_seq_rm(llama_get_memory(single), 0, context, -1);
+        cut(single, context);
         return seconds;
     }
 
     double timed_batch(int seqs, int steps) {
-        llama_memory_clear(llama_get_memory(batched), true);
+        clear(batched);
         llama_batch batch = llama_batch_init(seqs * SMALL_CONTEXT, 0, 1);
         auto fill = [&](int position, int tokens) {
             batch.n_tokens = 0;
@@ -142,12 +194,17 @@ struct Worker {
     }
 };
 
-ggml_threadpool * pinned_pool(int threads) {
+// Binds the threads of a context to the first CPUs, one each.
+#ifdef IK
+void bind(llama_context *, int) {}  // They are threads of OpenMP, which the bench binds.
+#else
+void bind(llama_context * context, int threads) {
     ggml_threadpool_params params = ggml_threadpool_params_default(threads);
     for (int cpu = 0; cpu < threads; cpu++) params.cpumask[cpu] = true;
     params.strict_cpu = true;
-    return ggml_threadpool_new(&params);
+    llama_attach_threadpool(context, ggml_threadpool_new(&params), nullptr);
 }
+#endif
 
 void answer(const std::string & line, Worker & worker) {
     std::istringstream words(line);
@@ -157,6 +214,8 @@ void answer(const std::string & line, Worker & worker) {
     double seconds = 0;
     if (op == "prefill" && a > 0) {
         seconds = worker.timed_prefill(a);
+    } else if (op == "extend" && a >= 0 && b > 0) {
+        seconds = worker.timed_extend(a, b);
     } else if (op == "decode" && a >= 0 && b > 0) {
         seconds = worker.timed_decode(a, b);
     } else if (op == "batch" && a > 0 && a <= BATCH_SEQS && b > 0 && b <= BATCH_STEPS) {
@@ -179,10 +238,15 @@ int main(int argc, char ** argv) {
     llama_backend_init();
     Worker worker;
     llama_model_params model_params = llama_model_default_params();
+#ifdef IK
+    model_params.repack_tensors = std::atoi(argv[3]) != 0;
+    model_params.use_mmap = !model_params.repack_tensors;
+#else
     model_params.use_extra_bufts = std::atoi(argv[3]) != 0;
+#endif
     worker.model = llama_model_load_from_file(argv[1], model_params);
     if (!worker.model) fail("load the model");
-    worker.vocab = uint32_t(llama_vocab_n_tokens(llama_model_get_vocab(worker.model)));
+    worker.vocab = vocab_of(worker.model);
 
     llama_context_params params = llama_context_default_params();
     params.n_threads = params.n_threads_batch = threads;
@@ -193,8 +257,8 @@ int main(int argc, char ** argv) {
     params.n_ctx = BATCH_SEQS * 256;
     worker.batched = llama_init_from_model(worker.model, params);
     if (!worker.single || !worker.batched) fail("make a context");
-    llama_attach_threadpool(worker.single, pinned_pool(threads), nullptr);
-    llama_attach_threadpool(worker.batched, pinned_pool(threads), nullptr);
+    bind(worker.single, threads);
+    bind(worker.batched, threads);
     worker.prefill(64);  // Warms up and reads every weight once.
     std::puts("{\"ready\": true}");
     std::fflush(stdout);

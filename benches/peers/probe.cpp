@@ -3,7 +3,8 @@
 //
 //   read         Bytes per second that all threads together read from a buffer of 1 GiB on huge pages.
 //
-//   int8         Int8 multiplications and additions per second of all threads together, on registers.
+//   int8         Int8 multiplications and additions per second of all threads together, on registers, by the
+//                best unit of the CPU: tiles (AMX) if it has them, else vectors.
 //
 //   fresh PATH   Drops a file from the page cache and reads it again through a mapping with the advice for
 //                huge pages. So every program that maps it later finds the same pages.
@@ -24,6 +25,9 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+#if defined(__AMX_INT8__)
+#include <sys/syscall.h>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -65,7 +69,50 @@ void read_words(const uint64_t * words, size_t count) {
 // sums hide the latency of one. Each sum is a separate variable, so that it stays in a register.
 #define EACH_SUM(DO) DO(s0) DO(s1) DO(s2) DO(s3) DO(s4) DO(s5) DO(s6) DO(s7) DO(s8) DO(s9) DO(s10) DO(s11)
 
+#if defined(__AMX_INT8__)
+// Sixteen rows of 64 bytes in each tile; four sums, two tiles of each factor.
+struct alignas(64) Tiles {
+    uint8_t palette = 1, start = 0, none[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+double tile_rounds() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) != 0) return 0;
+    Tiles tiles;
+    for (int t = 0; t < 8; t++) {
+        tiles.row_bytes[t] = 64;
+        tiles.rows[t] = 16;
+    }
+    _tile_loadconfig(&tiles);
+    alignas(64) static const uint8_t bytes[1024] = {3};
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, bytes, 64);
+    _tile_loadd(5, bytes, 64);
+    _tile_loadd(6, bytes, 64);
+    _tile_loadd(7, bytes, 64);
+    for (int64_t round = 0; round < INT8_ROUNDS / 10; round++) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    int sums[256];
+    _tile_stored(0, sums, 64);
+    sink = uint64_t(sums[0]);
+    _tile_release();
+    return 4.0 * 2 * 16 * 16 * 64 / 10;
+}
+#endif
+
 double int8_rounds() {
+#if defined(__AMX_INT8__)
+    if (const double tiles = tile_rounds(); tiles > 0) return tiles;
+#endif
 #if defined(__AVX512VNNI__)
     const __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
 #define ZERO(sum) __m512i sum = _mm512_setzero_si512();

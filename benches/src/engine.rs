@@ -13,17 +13,21 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use baton_kernels_cpu::Dispatch;
 
 use crate::make_model;
 use crate::report::Report;
 
+mod figure;
 pub(crate) mod http;
+mod kv;
 pub(crate) mod letters;
 pub(crate) mod machine;
 mod memory;
 pub(crate) mod peer;
 mod perplexity;
 pub(crate) mod process;
+mod programs;
 pub(crate) mod samples;
 mod scores;
 pub(crate) mod server;
@@ -52,6 +56,13 @@ pub(crate) struct Args {
     /// `target/peers`
     #[arg(long)]
     peer: Option<PathBuf>,
+    /// Source folder of ik_llama.cpp with a build of its library in `build`, to compare with it too
+    #[arg(long, value_name = "DIR")]
+    ik: Option<PathBuf>,
+    /// Tokens before which prefill of 512 tokens and decoding are measured too; those that do not fit into a
+    /// model's context are left out
+    #[arg(long, value_delimiter = ',', default_values_t = [7680, 15_872], value_name = "TOKENS")]
+    depths: Vec<usize>,
     /// A short run of a minute or two without checks: one alternation, only prefill of 512 tokens and
     /// decoding at 0
     #[arg(long)]
@@ -60,18 +71,22 @@ pub(crate) struct Args {
 
 /// The name of Baton in tables.
 const OURS: &str = "baton";
+/// Room for what is measured at any depths: a prompt of 8,192 tokens with scores.
+const LONGEST_TOKENS_MIN: usize = 8192 + 64;
 /// The model that the checks of streams and scores are for.
 const MAIN_MODEL: &str = "llama-1b";
 
 /// A part of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Speed of the prefill of 512, 2,048 and 8,192 tokens
+    /// Speed of the prefill of 512 and 2,048 tokens, and of 512 after the tokens of --depths
     Prefill,
-    /// Speed of decoding 64 tokens after 0, 2,048 and 8,192 others
+    /// Speed of decoding 64 tokens after 0, 2,048 and the tokens of --depths
     Decode,
     /// Speed of decoding 8 and 16 sequences at once
     Batch,
+    /// Each format of keys and values: bytes, speed, perplexity
+    Kv,
     /// Eight answers at once over HTTP, compared with llama-server
     Streams,
     /// Cost of capturing attention scores
@@ -90,6 +105,12 @@ impl Args {
 
     fn alternations(&self) -> usize {
         if self.quick { 1 } else { self.alternations }
+    }
+
+    /// Returns the length of the longest sequence that is measured.
+    fn longest_tokens(&self) -> usize {
+        let deepest = self.depths.iter().max().copied().unwrap_or(0);
+        (deepest + figure::DEEP_TOKENS).max(LONGEST_TOKENS_MIN)
     }
 }
 
@@ -125,22 +146,54 @@ pub(crate) struct Subject {
     pub path: PathBuf,
 }
 
+/// The programs that Baton's engine is compared with, and the probe of the machine's limits.
+struct Peers {
+    llama: Peer,
+    ik: Option<Peer>,
+    probe: PathBuf,
+}
+
+impl Peers {
+    fn ready(args: &Args, target: &Path) -> Result<Self> {
+        Ok(Self {
+            llama: Peer::ready(args.peer.as_deref(), target)?,
+            ik: args.ik.as_deref().map(|folder| Peer::ik(folder, target)).transpose()?,
+            probe: peer::probe(target)?,
+        })
+    }
+
+    /// Returns each peer with the names of its variants.
+    fn all(&self) -> Vec<(&Peer, [&'static str; 2])> {
+        let ik = self.ik.as_ref().map(|peer| (peer, programs::IK));
+        [(&self.llama, programs::LLAMA)].into_iter().chain(ik).collect()
+    }
+}
+
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let target = target_folder()?;
-    let peer = Peer::ready(args.peer.as_deref(), &target)?;
+    let peers = Peers::ready(args, &target)?;
     let mut report = Report::new("engine");
-    report.note(format!("{} threads, each on a CPU of its own; compared with {}", args.threads, peer::NAME));
+    report.note(format!(
+        "{} threads, each on a CPU of its own, at kernel level {}; compared with {}{}",
+        args.threads,
+        Dispatch::current().name(),
+        peer::NAME,
+        if peers.ik.is_some() { " and ik_llama.cpp" } else { "" }
+    ));
     report.data("threads", args.threads.get());
     report.data("alternations", args.alternations());
     for model in &args.models {
         let subject = subject(model, &target)?;
-        speed::measure(args, &subject, &peer, &target, &mut report)?;
+        speed::measure(args, &subject, &peers, &mut report)?;
+        if args.wants(Part::Kv) {
+            kv::measure(args, &subject, &mut report)?;
+        }
         if args.wants(Part::Scores) && subject.name == MAIN_MODEL {
             scores::measure(args, &subject, &mut report)?;
         }
         if args.wants(Part::Streams) && subject.name == MAIN_MODEL {
-            streams::measure(args, &subject, &peer, &mut report)?;
+            streams::measure(args, &subject, &peers.llama, &mut report)?;
         }
     }
     if args.wants(Part::Memory) {

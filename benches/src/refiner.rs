@@ -258,6 +258,7 @@ impl TimedPrompt {
             calibration,
             question: "",
             ratio: RATIO,
+            least_value: None,
             mode: Mode::Attention,
         });
         refined.context("choose sentences")

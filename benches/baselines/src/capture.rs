@@ -33,7 +33,7 @@ pub fn needs(
 ) -> Needs {
     let baseline = match ranking {
         Ranking::Baseline(baseline) => baseline,
-        Ranking::Mode(mode) => {
+        Ranking::Mode(mode) | Ranking::AtLeast(mode, _) => {
             let plan = capture_plan(mode, shape, suffix_tokens, calibration);
             return plan.map_or(Needs::Nothing, Needs::Attention);
         }

@@ -7,7 +7,7 @@ use baton_refine::{
 };
 
 use crate::perplexity::{self, LogProbs};
-use crate::ranking::{Baseline, Ranking};
+use crate::ranking::{Baseline, Ranking, THOUSAND};
 use crate::{paper, streaming, token_choice};
 
 /// The input of [`choose`].
@@ -94,12 +94,13 @@ pub enum ChoiceError {
 /// [`ChoiceError`] if the parts of `input` do not match each other, or the evidence is missing or not finite.
 pub fn choose(input: &Input<'_>) -> Result<Chosen, ChoiceError> {
     match input.ranking {
-        Ranking::Mode(mode) => by_mode(input, mode),
+        Ranking::Mode(mode) => by_mode(input, mode, None),
+        Ranking::AtLeast(mode, least) => by_mode(input, mode, Some(f32::from(least) / THOUSAND)),
         Ranking::Baseline(baseline) => by_baseline(input, baseline),
     }
 }
 
-fn by_mode(input: &Input<'_>, mode: Mode) -> Result<Chosen, ChoiceError> {
+fn by_mode(input: &Input<'_>, mode: Mode, least_value: Option<f32>) -> Result<Chosen, ChoiceError> {
     let scores = match &input.evidence {
         Evidence::Attention(scores) => Some(scores.clone()),
         Evidence::Nothing | Evidence::LogProbs(_) => None,
@@ -113,6 +114,7 @@ fn by_mode(input: &Input<'_>, mode: Mode) -> Result<Chosen, ChoiceError> {
         calibration: input.calibration,
         question: input.question,
         ratio: input.ratio,
+        least_value,
         mode,
     })?;
     Ok(Chosen { refined, tokens: None })

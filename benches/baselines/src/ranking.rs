@@ -64,11 +64,17 @@ impl fmt::Display for Baseline {
     }
 }
 
+/// Thousandths of a share.
+pub(crate) const THOUSAND: f32 = 1000.0;
+
 /// How sentences are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ranking {
     /// A mode of the refiner.
     Mode(Mode),
+    /// A mode that leaves out sentences whose value is less than this share of the best one's, in thousandths.
+    /// So r is only the largest share that is kept.
+    AtLeast(Mode, u16),
     /// A baseline.
     Baseline(Baseline),
 }
@@ -89,6 +95,7 @@ impl fmt::Display for Ranking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mode(mode) => mode.fmt(f),
+            Self::AtLeast(mode, least) => write!(f, "{mode}:{}", f32::from(*least) / THOUSAND),
             Self::Baseline(baseline) => baseline.fmt(f),
         }
     }
@@ -98,7 +105,7 @@ impl fmt::Display for Ranking {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown ranking `{name}`, must be attention, bm25, none, paper, tokens, gemfilter, chunk, streaming, perplexity, \
-     random or random:SEED"
+     random, random:SEED or MODE:SHARE"
 )]
 pub struct UnknownRanking {
     name: String,
@@ -107,13 +114,20 @@ pub struct UnknownRanking {
 impl FromStr for Ranking {
     type Err = UnknownRanking;
 
-    /// Reads the name of a mode or of a baseline; `random` alone has seed 0.
+    /// Reads the name of a mode or of a baseline; `random` alone has seed 0. A share, 0 to 1, may follow a
+    /// mode.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Ok(mode) = text.parse::<Mode>() {
             return Ok(Self::Mode(mode));
         }
         if let Some(baseline) = Baseline::ALL.into_iter().find(|baseline| baseline.name() == text) {
             return Ok(Self::Baseline(baseline));
+        }
+        if let Some((mode, share)) = text.split_once(':')
+            && let (Ok(mode), Ok(share)) = (mode.parse::<Mode>(), share.parse::<f32>())
+            && (0.0..=1.0).contains(&share)
+        {
+            return Ok(Self::AtLeast(mode, (share * THOUSAND).round() as u16));
         }
         let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
         seed.map(|seed| Self::Baseline(Baseline::Random { seed }))
@@ -130,10 +144,23 @@ mod tests {
         let modes = Mode::ALL.map(Ranking::Mode).into_iter();
         let baselines = Baseline::ALL.map(Ranking::Baseline).into_iter();
         let all: Vec<Ranking> = modes.chain(baselines).collect();
-        for ranking in all.iter().copied().chain([Baseline::Random { seed: u64::MAX }.into()]) {
+        let with_share = [0, 5, 250, 1000].map(|share| Ranking::AtLeast(Mode::Attention, share));
+        let others = with_share.into_iter().chain([Baseline::Random { seed: u64::MAX }.into()]);
+        for ranking in all.iter().copied().chain(others) {
             assert_eq!(ranking.to_string().parse(), Ok(ranking));
         }
-        for bad in ["", "Attention", "random:", "random:-1", "random:x", "none ", "snapkv"] {
+        for bad in [
+            "",
+            "Attention",
+            "random:",
+            "random:-1",
+            "random:x",
+            "none ",
+            "snapkv",
+            "attention:",
+            "attention:1.1",
+            "paper:0.5",
+        ] {
             let said = bad.parse::<Ranking>().unwrap_err().to_string();
             assert!(all.iter().all(|ranking| said.contains(&ranking.to_string())), "{said}");
         }

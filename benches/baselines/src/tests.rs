@@ -165,6 +165,7 @@ fn a_mode_of_the_refiner_is_the_refiners_own_choice() {
         calibration: None,
         question: "cccc gggg",
         ratio: 0.2,
+        least_value: None,
         mode,
     });
     assert_eq!(chosen.unwrap(), Chosen { refined: refined.unwrap(), tokens: None });

@@ -31,6 +31,8 @@ pub struct Figures {
     pub score: Option<Estimate>,
     /// Mean recall of gold sentences, over cases whose gold sentences fit into the budget.
     pub recall: Option<Estimate>,
+    /// Mean share of the content's tokens that masks keep.
+    pub ratio: Option<f64>,
     /// Mean natural logarithm of the probability of the right answer's tokens.
     pub right_ln_p: Option<Estimate>,
     /// Mean share of the cloud's answer that the device's model finds most probable too.
@@ -68,10 +70,12 @@ fn figures_of(key: Key, rows: &[&Row]) -> Figures {
     let answered: Vec<&&Row> =
         rows.iter().filter(|row| row.score.is_some() || row.right_ln_p.is_some()).collect();
     let count = |test: fn(&Row) -> bool| rows.iter().filter(|row| test(row)).count();
+    let ratios: Vec<f64> = rows.iter().filter_map(|row| row.ratio.map(f64::from)).collect();
     Figures {
         key,
         score: estimate(&samples(rows, |row| row.score)),
         recall: estimate(&samples(rows, fitting_recall)),
+        ratio: (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64),
         right_ln_p: estimate(&samples(rows, |row| row.right_ln_p)),
         acceptance: estimate(&samples(rows, |row| row.acceptance)),
         gold_too_large: count(|row| row.gold_fits == Some(false)),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::process::Worker;
-use super::speed::{start_ours, start_own};
+use super::programs::{start_ours, start_own};
 use super::worker::SHIPPED_KV;
 use super::{Args, Subject, subject};
 use crate::report::Report;

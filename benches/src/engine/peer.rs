@@ -36,15 +36,69 @@ const FETCH: [&str; 9] = [
     "off",
 ];
 
-/// A built llama.cpp.
+/// A built llama.cpp, or ik_llama.cpp.
 pub(crate) struct Peer {
-    /// The top folder of its source; programs and libraries are in `build/bin`.
+    kind: Kind,
+    /// The top folder of its source; programs and libraries are in `build`.
     folder: PathBuf,
     /// The folder for programs that the bench compiles itself.
     tools: PathBuf,
 }
 
+/// Which project a peer is of. Their libraries have the same origin, and differ in names and folders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Llama,
+    Ik,
+}
+
+impl Kind {
+    /// The name of the worker's program.
+    fn driver(self) -> &'static str {
+        match self {
+            Self::Llama => "llama_cpp",
+            Self::Ik => "ik_llama_cpp",
+        }
+    }
+
+    /// The folders of the libraries in the build folder, and their names.
+    fn libraries(self) -> &'static [(&'static str, &'static [&'static str])] {
+        match self {
+            Self::Llama => &[("bin", &["llama", "ggml", "ggml-base", "ggml-cpu"])],
+            Self::Ik => &[("src", &["llama"]), ("ggml/src", &["ggml"])],
+        }
+    }
+}
+
 impl Peer {
+    /// Returns the build of ik_llama.cpp at `folder`. Only its library is needed.
+    ///
+    /// # Errors
+    /// If a library is not there.
+    pub(crate) fn ik(folder: &Path, target: &Path) -> Result<Self> {
+        let tools = target.join("peers");
+        fs::create_dir_all(&tools).with_context(|| format!("create {}", tools.display()))?;
+        let folder = folder.canonicalize().with_context(|| format!("find {}", folder.display()))?;
+        let peer = Self { kind: Kind::Ik, folder, tools };
+        peer.has_libraries()?;
+        Ok(peer)
+    }
+
+    fn has_libraries(&self) -> Result<()> {
+        for (folder, names) in self.kind.libraries() {
+            for name in *names {
+                let library = self.folder.join("build").join(folder).join(format!("lib{name}.so"));
+                if !library.is_file() {
+                    bail!(
+                        "{} is not there: build the target `llama` with cmake in the folder `build`",
+                        library.display()
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the build at `given`, or the one under `target`, which is made if it is missing.
     pub(crate) fn ready(given: Option<&Path>, target: &Path) -> Result<Self> {
         let tools = target.join("peers");
@@ -53,11 +107,8 @@ impl Peer {
             Some(folder) => folder.canonicalize().with_context(|| format!("find {}", folder.display()))?,
             None => build(&tools)?,
         };
-        let peer = Self { folder, tools };
-        let library = peer.bin().join("libllama.so");
-        if !library.is_file() {
-            bail!("{} is not there: llama.cpp must be built in `build`", library.display());
-        }
+        let peer = Self { kind: Kind::Llama, folder, tools };
+        peer.has_libraries()?;
         Ok(peer)
     }
 
@@ -86,15 +137,20 @@ impl Peer {
 
     /// Compiles the worker that uses its library, and returns its path.
     pub(crate) fn driver(&self) -> Result<PathBuf> {
-        let bin = self.bin();
         let mut flags: Vec<String> = vec!["-O2".to_owned()];
         for folder in ["include", "ggml/include"] {
             flags.push(format!("-I{}", self.folder.join(folder).display()));
         }
-        flags.push(format!("-L{}", bin.display()));
-        flags.push(format!("-Wl,-rpath,{}", bin.display()));
-        flags.extend(["-lllama", "-lggml", "-lggml-base", "-lggml-cpu"].map(str::to_owned));
-        compile("llama_cpp", include_str!("../../peers/llama_cpp.cpp"), &self.tools, &flags)
+        if self.kind == Kind::Ik {
+            flags.push("-DIK".to_owned());
+        }
+        for (folder, names) in self.kind.libraries() {
+            let folder = self.folder.join("build").join(folder);
+            flags.push(format!("-L{}", folder.display()));
+            flags.push(format!("-Wl,-rpath,{}", folder.display()));
+            flags.extend(names.iter().map(|name| format!("-l{name}")));
+        }
+        compile(self.kind.driver(), include_str!("../../peers/llama_cpp.cpp"), &self.tools, &flags)
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use baton_pacing::refit::median;
 use serde_json::json;
 
-use super::speed::start_ours;
+use super::programs::start_ours;
 use super::worker::SHIPPED_KV;
 use super::{Args, Subject};
 use crate::report::Report;

@@ -27,6 +27,8 @@ use super::machine;
 
 /// Tokens per prefill step, as many as in llama.cpp's default micro-batch.
 const CHUNK_TOKENS: usize = 512;
+/// Tokens per step when perplexity is computed; the logits of all are held at once.
+const PERPLEXITY_TOKENS: usize = 256;
 /// Default number of tokens in each sequence before a batched step.
 const SMALL_CONTEXT: usize = 16;
 /// Number of heads in a calibration, as in that of the demo model.
@@ -108,6 +110,7 @@ impl Worker {
         };
         let seconds = match words.first().copied() {
             Some("prefill") => self.timed_prefill(number(1)?)?,
+            Some("extend") => self.timed_extend(number(1)?, number(2)?)?,
             Some("decode") => self.timed_decode(number(1)?, number(2)?)?,
             Some("batch") => {
                 let context = if words.len() > 3 { number(3)? } else { SMALL_CONTEXT };
@@ -163,6 +166,17 @@ impl Worker {
         }
     }
 
+    /// Returns the kept sequence of this many tokens, which is computed if there is none.
+    fn kept_prefill(&mut self, tokens: usize) -> Result<SeqId> {
+        let seq = match self.kept.get(&tokens) {
+            Some(seq) => return Ok(*seq),
+            None if tokens == 0 => self.engine.create(),
+            None => self.prefill(tokens)?,
+        };
+        self.keep(tokens, seq);
+        Ok(seq)
+    }
+
     fn timed_prefill(&mut self, tokens: usize) -> Result<f64> {
         if let Some(old) = self.kept.remove(&tokens) {
             self.engine.release(old);
@@ -175,18 +189,24 @@ impl Worker {
     }
 
     fn timed_decode(&mut self, context: usize, steps: usize) -> Result<f64> {
-        let seq = match self.kept.get(&context) {
-            Some(seq) => *seq,
-            None if context == 0 => self.engine.create(),
-            None => self.prefill(context)?,
-        };
-        self.kept.insert(context, seq);
+        let seq = self.kept_prefill(context)?;
         let start = Instant::now();
         for _ in 0..steps {
             let id = [self.token()];
             let batch = [StepSeq { seq, ids: &id, logits: Wanted::Last, capture: None }];
             self.engine.step(&batch, &mut ()).context("decode")?;
         }
+        let seconds = start.elapsed().as_secs_f64();
+        self.engine.truncate(seq, context).context("cut the sequence")?;
+        Ok(seconds)
+    }
+
+    /// Times `count` tokens after `context` others.
+    fn timed_extend(&mut self, context: usize, count: usize) -> Result<f64> {
+        let seq = self.kept_prefill(context)?;
+        let ids = self.tokens(count);
+        let start = Instant::now();
+        self.extend(seq, &ids, None)?;
         let seconds = start.elapsed().as_secs_f64();
         self.engine.truncate(seq, context).context("cut the sequence")?;
         Ok(seconds)
@@ -223,11 +243,7 @@ impl Worker {
             _ => bail!("no heads are called `{which}`"),
         };
         let before = tokens.checked_sub(CHUNK_TOKENS).context("the prompt is shorter than a chunk")?;
-        if !self.kept.contains_key(&before) {
-            let seq = self.prefill(before)?;
-            self.keep(before, seq);
-        }
-        let seq = self.kept[&before];
+        let seq = self.kept_prefill(before)?;
         let ids = self.tokens(CHUNK_TOKENS);
         let window = CHUNK_TOKENS - WINDOW_TOKENS..CHUNK_TOKENS;
         let capture = (!heads.is_empty()).then_some(Capture { window, heads });
@@ -247,11 +263,15 @@ impl Worker {
             bail!("perplexity of {} tokens, must be at least 2", ids.len());
         }
         let seq = self.engine.create();
-        let batch = [StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None }];
-        let logits = self.engine.step(&batch, &mut ()).context("prefill")?.remove(0).logits;
+        let mut sum = 0.0;
+        for (at, chunk) in ids.chunks(PERPLEXITY_TOKENS).enumerate() {
+            let batch = [StepSeq { seq, ids: chunk, logits: Wanted::All, capture: None }];
+            let logits = self.engine.step(&batch, &mut ()).context("prefill")?.remove(0).logits;
+            let next = &ids[at * PERPLEXITY_TOKENS + 1..];
+            let rows = logits.chunks(self.model.config().vocab_len);
+            sum += rows.zip(next).map(|(row, id)| surprise(row, *id)).sum::<f64>();
+        }
         self.engine.release(seq);
-        let rows = logits.chunks(self.model.config().vocab_len);
-        let sum: f64 = rows.zip(&ids[1..]).map(|(row, id)| surprise(row, *id)).sum();
         Ok((sum / (ids.len() - 1) as f64).exp())
     }
 
@@ -273,8 +293,7 @@ impl Worker {
                 layer_weights += weights;
             }
         }
-        let config = self.model.config();
-        let kv_bytes = config.n_layers * config.n_kv_heads * self.kv_format.token_bytes(config.d_head);
+        let kv_bytes = self.model.config().kv_token_bytes(self.kv_format);
         Ok(json!({
             "weight_bytes": weight_bytes,
             "layer_weights": layer_weights,

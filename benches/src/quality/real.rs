@@ -38,6 +38,10 @@ const ENDS: Ranking = Ranking::Baseline(Baseline::Streaming);
 const RANKINGS: [Ranking; 4] = [DEFAULT, BM25, RANDOM, ENDS];
 /// The r of the checks.
 const CHECKED: f32 = 0.25;
+/// A dynamic r: sentences below a share of the best one's value are left out, in thousandths.
+const DYNAMIC: [Ranking; 3] = [100, 200, 300].map(|share| Ranking::AtLeast(Mode::Attention, share));
+/// The dynamic r that is checked.
+const DYNAMIC_CHECKED: Ranking = DYNAMIC[1];
 /// The name of the device.
 const SAME: &str = "same";
 /// Seed of the generated documents: none of them was used for anything else.
@@ -181,7 +185,8 @@ fn some(cases: Vec<Case>, count: usize) -> Vec<Case> {
 
 /// Returns the arms that choose sentences.
 fn masks() -> Vec<Arm> {
-    RANKINGS.into_iter().flat_map(|ranking| RATIOS.map(|ratio| Arm::Mask { ranking, ratio })).collect()
+    let fixed = RANKINGS.into_iter().flat_map(|ranking| RATIOS.map(|ratio| Arm::Mask { ranking, ratio }));
+    fixed.chain(DYNAMIC.map(|ranking| Arm::Mask { ranking, ratio: CHECKED })).collect()
 }
 
 /// Returns all arms: r varies for the default and for BM25 only, because every r is another prompt to read.
@@ -190,7 +195,7 @@ fn arms() -> Vec<Arm> {
     let mut arms = vec![Arm::Cloud, predict(Ranking::Mode(Mode::None), 1.0)];
     arms.extend(masks());
     arms.extend([DEFAULT, BM25].into_iter().flat_map(|ranking| RATIOS.map(|ratio| predict(ranking, ratio))));
-    arms.extend([RANDOM, ENDS].map(|ranking| predict(ranking, CHECKED)));
+    arms.extend([RANDOM, ENDS, DYNAMIC_CHECKED].map(|ranking| predict(ranking, CHECKED)));
     arms.push(Arm::Evict { device: SAME.to_owned(), policy: Eviction::SnapKv, ratio: CHECKED });
     arms
 }
@@ -233,6 +238,7 @@ fn checks(report: &mut Report, model: &str, rows: &[&Row]) {
             false => report.check_at_least(name, mean(gap), 0.0),
         }
     }
+    dynamic(report, model, rows);
     let whole = predict(Ranking::Mode(Mode::None), 1.0);
     let real: Vec<&Row> = rows.iter().copied().filter(|row| row.suite == "xquad").collect();
     for (what, value) in MEASURES {
@@ -248,6 +254,21 @@ fn checks(report: &mut Report, model: &str, rows: &[&Row]) {
     }
 }
 
+/// Checks what a dynamic r keeps, beside the fixed r that bounds it.
+fn dynamic(report: &mut Report, model: &str, rows: &[&Row]) {
+    let mean = |arm: &str, value: fn(&Row) -> Option<f64>| {
+        let own: Vec<f64> = rows.iter().filter(|row| row.arm == arm).filter_map(|row| value(row)).collect();
+        own.iter().sum::<f64>() / own.len() as f64
+    };
+    let share =
+        |value: fn(&Row) -> Option<f64>| mean(&mask(DYNAMIC_CHECKED), value) / mean(&mask(DEFAULT), value);
+    let name = format!("{model}: dynamic r of at most {CHECKED}");
+    let kept = share(fitting_recall);
+    report.check_at_least(format!("{name}: gold sentences kept, of those at the fixed r"), kept, 0.95);
+    let tokens = share(|row| row.ratio.map(f64::from));
+    report.check_at_most(format!("{name}: mean share of tokens, of that of the fixed r"), tokens, 0.6);
+}
+
 /// Prints one row for each set and arm.
 fn table(report: &mut Report, model: &str, rows: &[&Row]) {
     let number = |value: Option<Estimate>, digits: usize, scale: f64| {
@@ -256,7 +277,8 @@ fn table(report: &mut Report, model: &str, rows: &[&Row]) {
             format!("{mean:.digits$} [{low:.digits$} {high:.digits$}]")
         })
     };
-    let header = ["arm", "n", "F1, %", "gold kept, %", "ln p of right", "accepted, %", "prompt"];
+    let header =
+        ["arm", "n", "F1, %", "gold kept, %", "tokens kept, %", "ln p of right", "accepted, %", "prompt"];
     let mut groups: Vec<&str> = rows.iter().map(|row| row.group.as_str()).collect();
     groups.sort_unstable();
     groups.dedup();
@@ -273,6 +295,7 @@ fn table(report: &mut Report, model: &str, rows: &[&Row]) {
                     n.to_string(),
                     number(f.score, 1, 100.0),
                     number(f.recall, 1, 100.0),
+                    f.ratio.map_or_else(String::new, |ratio| format!("{:.1}", 100.0 * ratio)),
                     number(f.right_ln_p, 3, 1.0),
                     number(f.acceptance, 1, 100.0),
                     prompt,

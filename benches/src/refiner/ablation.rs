@@ -179,6 +179,7 @@ impl<'a> Asked<'a> {
             calibration: choice.calibration.as_ref(),
             question: &self.question.text,
             ratio,
+            least_value: None,
             mode: Mode::Attention,
         })?;
         let kept = |start: usize| {

@@ -26,7 +26,7 @@ use crate::scene::Scene;
 use crate::service::constrain::Constraint;
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
-use crate::service::refining::{RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
+use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
 use crate::service::stream::AssistStream;
 use crate::service::{Served, ServiceError};
 
@@ -58,8 +58,9 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
     let refines = continued.is_empty() && mode != Mode::None;
     let planned = planned(served, request, scene, &prompt, room, refines)?;
     let ratio = if refines { planned.ratio } else { 1.0 };
+    let keep = Keep { ratio, least_value: scene.settings.least_value };
     let RefinePlan { mask, window } =
-        plan_mask(scoring_model(served), &request.segments, &prompt, mode, ratio)?;
+        plan_mask(scoring_model(served), &request.segments, &prompt, mode, keep)?;
     let first = first_event(served, scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
     let draft = Draft {

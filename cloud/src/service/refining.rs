@@ -24,11 +24,20 @@ pub(crate) struct MaskJob {
     content: Vec<SegmentPlace>,
     prompt_tokens: usize,
     question: String,
-    ratio: f32,
+    keep: Keep,
     mode: Mode,
     calibration: Option<Arc<Calibration>>,
     /// Prompt positions of the scoring window.
     queries: Range<usize>,
+}
+
+/// How many sentences a mask keeps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keep {
+    /// Largest share of the content's tokens (r).
+    pub(crate) ratio: f32,
+    /// The scene's `least_value`.
+    pub(crate) least_value: Option<f32>,
 }
 
 /// Position of the tokens of one refinable segment in the prompt.
@@ -74,10 +83,10 @@ pub(crate) fn plan_mask(
     segments: &[Segment],
     prompt: &Prompt,
     mode: Mode,
-    ratio: f32,
+    keep: Keep,
 ) -> Result<RefinePlan, RefineError> {
     let none = RefinePlan { mask: MaskSource::None, window: None };
-    if ratio >= 1.0 || matches!(mode, Mode::None) || !segments.iter().any(|segment| segment.refine) {
+    if keep.ratio >= 1.0 || matches!(mode, Mode::None) || !segments.iter().any(|segment| segment.refine) {
         return Ok(none);
     }
     let Some(last) = prompt.segments.last() else { return Ok(none) };
@@ -93,7 +102,7 @@ pub(crate) fn plan_mask(
         content: content.collect(),
         prompt_tokens: prompt.ids.len(),
         question: segments.last().map(|segment| segment.text.clone()).unwrap_or_default(),
-        ratio,
+        keep,
         mode,
         calibration: model.calibration.cloned(),
         queries: 0..0,
@@ -142,7 +151,8 @@ impl MaskJob {
             scores,
             calibration: self.calibration.as_deref(),
             question: &self.question,
-            ratio: self.ratio,
+            ratio: self.keep.ratio,
+            least_value: self.keep.least_value,
             mode: self.mode,
         })?;
         Ok(MaskEvent::new(&self.map, &refined.kept, refined.ratio, refined.prompt_ratio))

@@ -83,6 +83,7 @@ pub(crate) fn special() -> SceneSettings {
         tolerance: 0.015,
         refine: true,
         mode: "bm25".into(),
+        least_value: Some(0.125),
         corrector: Corrector::Device,
         model: Some("llama-3.2".into()),
         adapter: Some("law@2".into()),

@@ -77,6 +77,7 @@ pub(crate) fn shortened(
             calibration: None,
             question,
             ratio,
+            least_value: None,
             mode: Mode::Bm25,
         };
         let refined = refine(input).map_err(|err| chain(&err))?;

@@ -10,13 +10,15 @@ use crate::content::Content;
 const GAP_TOKENS_MAX: usize = 8;
 
 /// Options of [`fill`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct FillRules {
     /// Keep, together with a sentence, the title lines above it, and count their tokens. Such lines are not
     /// chosen on their own.
     pub titles: bool,
     /// Close small gaps at the end.
     pub gaps: bool,
+    /// Smallest value of a chosen unit, as a share of the largest value; 0 for no limit.
+    pub least_value: f64,
 }
 
 /// Returns the largest number of content tokens whose share is at most `ratio`.
@@ -30,7 +32,7 @@ pub(crate) fn token_budget(ratio: f32, content_tokens: usize) -> usize {
 }
 
 /// Chooses units by descending value (ties: the earlier first), as many as fit into `budget` tokens; a unit
-/// that does not fit is skipped. `forced` units come before all others, from the last to the first. At least
+/// that does not fit is skipped, and so are units below [`FillRules::least_value`]. `forced` units come before all others, from the last to the first. At least
 /// one unit with a token is kept, so the budget is exceeded only if every such unit is larger than it.
 ///
 /// `values` has one entry per unit of `map`; the content must have at least one token.
@@ -49,7 +51,8 @@ pub(crate) fn fill(
     for &unit in forced.iter().rev() {
         take(&mut kept, &mut left, content, &[unit]);
     }
-    for &unit in &order {
+    let least = order.first().map_or(0.0, |&best| rules.least_value * values[best]);
+    for &unit in order.iter().take_while(|&&unit| rules.least_value == 0.0 || values[unit] >= least) {
         if kept[unit] {
             continue;
         }

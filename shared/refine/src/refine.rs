@@ -32,6 +32,9 @@ pub struct RefineInput<'a> {
     pub question: &'a str,
     /// Share of the content's tokens to keep (r), above 0 and at most 1.
     pub ratio: f32,
+    /// Smallest value of a kept sentence, as a share of the best sentence's value, from 0 to 1. So a question
+    /// that few sentences answer keeps fewer than `ratio` allows. `None` fills the budget.
+    pub least_value: Option<f32>,
     /// How sentences are ranked.
     pub mode: Mode,
 }
@@ -75,6 +78,12 @@ pub enum RefineError {
     Ratio {
         /// The given ratio.
         ratio: f32,
+    },
+    /// The smallest value is not a share from 0 to 1.
+    #[error("least value is {least}, must be 0 to 1")]
+    LeastValue {
+        /// The given share.
+        least: f32,
     },
     /// Tokens belong to a segment that is not refinable or does not exist.
     #[error("segment {segment} is not a refinable segment of the prompt")]
@@ -173,8 +182,12 @@ pub fn refine(input: RefineInput<'_>) -> Result<Refined, RefineError> {
 
 /// Returns which units are kept.
 fn choose(input: &RefineInput<'_>, content: &Content, budget: usize) -> Result<Vec<bool>, RefineError> {
-    let RefineInput { segments, map, question, mode, .. } = *input;
-    let rules = FillRules { titles: true, gaps: true };
+    let RefineInput { segments, map, question, mode, least_value, .. } = *input;
+    let least = least_value.unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&least) {
+        return Err(RefineError::LeastValue { least });
+    }
+    let rules = FillRules { titles: true, gaps: true, least_value: f64::from(least) };
     Ok(match mode {
         Mode::Attention => {
             let scores = input.scores.as_ref().ok_or(RefineError::NoScores { mode })?;

@@ -43,6 +43,7 @@ fn bm25_finds_the_gold_of_short_questions_where_words_are_shared() {
                 calibration: None,
                 question: &question.text,
                 ratio: 0.25,
+                least_value: None,
                 mode: Mode::Bm25,
             })
             .unwrap();

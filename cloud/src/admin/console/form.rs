@@ -19,7 +19,7 @@ pub(super) struct SettingsForm(Vec<Typed>);
 
 struct Typed {
     text: String,
-    /// The optimizer chooses the value, whatever the text is.
+    /// A number without a value, such as one that the optimizer chooses, whatever the text is.
     is_auto: bool,
 }
 
@@ -45,6 +45,8 @@ pub(super) struct Input {
     pub(super) title: &'static str,
     pub(super) text: String,
     pub(super) may_be_auto: bool,
+    /// The meaning of a setting without a value.
+    pub(super) absent: &'static str,
     pub(super) is_auto: bool,
     pub(super) control: Control,
     /// HTML attributes that mark the field if it is wrong.
@@ -144,6 +146,7 @@ impl Typed {
             title: field.title,
             text: self.text.clone(),
             may_be_auto: field.may_be_automatic(),
+            absent,
             is_auto: self.is_auto,
             control: match field.kind {
                 SettingKind::Text { lines } => Control::Text(lines),
@@ -220,7 +223,7 @@ pub(super) fn settings(fields: &Fields) -> Result<SceneSettings, Problem> {
     Ok(settings)
 }
 
-/// Returns whether the form leaves a number to the optimizer.
+/// Returns whether the form leaves a number without a value.
 fn is_auto(field: &SettingField, fields: &Fields) -> bool {
     field.may_be_automatic() && fields.text(&format!("{}_mode", field.name)) != "manual"
 }
@@ -285,6 +288,7 @@ mod tests {
         let settings = settings(&fields(&[])).unwrap();
         // An L that was typed beside `automatic` is ignored; blanks of texts are kept.
         assert_eq!((settings.ratio, settings.assist_tokens), (Some(0.5), None));
+        assert_eq!(settings.least_value, None);
         assert_eq!((settings.model, settings.adapter.as_deref()), (None, Some("law")));
         assert_eq!(
             (settings.system.as_str(), settings.question_prefix.as_str()),

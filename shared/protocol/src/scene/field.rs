@@ -46,7 +46,7 @@ impl SettingField {
         Self { on_device: false, ..self }
     }
 
-    /// Returns whether the setting is a number that may be left to the optimizer.
+    /// Returns whether the setting is a number that may have no value, such as one that the optimizer chooses.
     pub fn may_be_automatic(&self) -> bool {
         self.absent.is_some() && matches!(self.kind, SettingKind::Number(_) | SettingKind::Whole(_))
     }

@@ -19,6 +19,9 @@ pub const DEFAULT_MODE: &str = "attention";
 
 /// Range of the tolerated loss, as a share of the score.
 const TOLERANCE: NumberRange = NumberRange::new(0.0, 1.0);
+/// Range of the smallest value of a kept sentence.
+const LEAST_VALUE: NumberRange = NumberRange::new(0.0, 1.0);
+const NO_LIMIT: Absent = Absent { word: "none", meaning: "as many as r allows" };
 const AUTOMATIC: Absent = Absent { word: "auto", meaning: "automatic" };
 const ANY_MODEL: Absent = Absent { word: "default", meaning: "the service's default" };
 const NO_ADAPTER: Absent = Absent { word: "none", meaning: "none" };
@@ -91,6 +94,9 @@ settings! {
     /// How sentences are ranked if a request does not say
     mode: String = DEFAULT_MODE.to_owned(),
         SettingField::new("Ranked by", Group::Refiner, Kind::Mode).in_cloud();
+    /// Smallest value of a kept sentence, as a share of the best sentence's; then r is only the largest share
+    least_value: Option<f32> = None,
+        SettingField::new("Least value of a sentence", Group::Refiner, Kind::Number(LEAST_VALUE)).or(NO_LIMIT).in_cloud();
     /// Whose token is used if cloud and device disagree
     corrector: Corrector = Corrector::Cloud,
         SettingField::new("Corrector", Group::Refiner, Kind::Word(&Corrector::NAMES));

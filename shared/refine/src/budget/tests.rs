@@ -28,9 +28,9 @@ fn check(lines: &[&str], values: &[f64], budget: usize, rules: FillRules, want: 
     assert_eq!(got, want);
 }
 
-const PLAIN: FillRules = FillRules { titles: false, gaps: false };
-const TITLES: FillRules = FillRules { titles: true, gaps: false };
-const GAPS: FillRules = FillRules { titles: false, gaps: true };
+const PLAIN: FillRules = FillRules { titles: false, gaps: false, least_value: 0.0 };
+const TITLES: FillRules = FillRules { titles: true, gaps: false, least_value: 0.0 };
+const GAPS: FillRules = FillRules { titles: false, gaps: true, least_value: 0.0 };
 const LIST: &[&str] = &["- aaaa", "- bbbb", "- cc", "- dddddddddd", "- e"];
 
 #[test]
@@ -41,6 +41,16 @@ fn the_best_that_fit_are_taken_and_the_rest_skipped() {
     check(LIST, &[0.0; 5], 0, PLAIN, &[0]);
     check(LIST, &[0.0, 0.0, 0.0, 9.0, 0.0], 1, PLAIN, &[4]);
     check(&LIST[..4], &[0.0, 0.0, 0.0, 9.0], 1, PLAIN, &[3]);
+}
+
+#[test]
+fn sentences_far_below_the_best_one_are_left_out() {
+    let least = |least_value: f64| FillRules { least_value, ..PLAIN };
+    check(LIST, &[1.0, 2.0, 3.0, 4.0, 5.0], 100, least(0.5), &[2, 3, 4]);
+    check(LIST, &[1.0, 2.0, 3.0, 4.0, 5.0], 100, least(0.6), &[2, 3, 4]);
+    check(LIST, &[1.0, 2.0, 3.0, 4.0, 5.0], 100, least(1.0), &[4]);
+    check(LIST, &[0.0; 5], 100, least(0.5), &[0, 1, 2, 3, 4]);
+    check(LIST, &[0.0, 0.0, 0.0, 9.0, 0.0], 1, least(0.5), &[4]);
 }
 
 #[test]

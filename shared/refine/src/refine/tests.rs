@@ -69,6 +69,7 @@ impl Prompt {
             // The default ranking is tested without words here; words have their own tests.
             question: if mode == Mode::Bm25 { "What is the colour of the crane?" } else { "" },
             ratio,
+            least_value: None,
             mode,
         })
     }
@@ -96,6 +97,33 @@ impl Prompt {
 const DOCUMENT: &str = "# City report\n\n## Harbour\nThe crane is red in all of its parts. The quay is made of old \
 grey stone. The gate is open most of the day.\n\n## Tower\nThe roof is green since the last repair. The bell is \
 cracked. The stair is steep and has many steps.\n";
+
+#[test]
+fn a_least_value_keeps_less_than_the_ratio_allows() {
+    let prompt = Prompt::new(DOCUMENT);
+    let mean = prompt.look_at("quay", 0.1);
+    let scores = Scores { heads: &[(1, 0)], keys: prompt.keys(), mean: &mean, queries: 0..0 };
+    let with = |least_value| {
+        refine(RefineInput {
+            segments: &prompt.segments,
+            map: &prompt.map,
+            content: &[ContentTokens { segment: 1, first: PREFIX, spans: &prompt.spans }],
+            prompt_tokens: prompt.keys(),
+            scores: Some(scores.clone()),
+            calibration: None,
+            question: "",
+            ratio: 0.8,
+            least_value,
+            mode: Mode::Attention,
+        })
+    };
+    let few = with(Some(0.5)).unwrap();
+    assert_eq!(prompt.kept_text(&few), "# City report\n\n## Harbour\nThe quay is made of old grey stone.\n");
+    assert!(with(None).unwrap().kept_tokens > few.kept_tokens);
+    for least in [-0.1, 1.5, f32::NAN] {
+        assert!(matches!(with(Some(least)), Err(RefineError::LeastValue { .. })));
+    }
+}
 
 #[test]
 fn what_is_looked_at_is_kept_under_its_titles() {
@@ -166,6 +194,7 @@ fn the_first_positions_and_marks_do_not_count() {
             calibration: None,
             question: "",
             ratio: 0.34,
+            least_value: None,
             mode: Mode::Attention,
         };
         refine(input).unwrap().kept
@@ -192,6 +221,7 @@ fn sentences_under_the_window_are_kept() {
             calibration: None,
             question: "",
             ratio: 0.35,
+            least_value: None,
             mode: Mode::Attention,
         };
         let refined = refine(input).unwrap();

@@ -42,6 +42,7 @@ fn every_bound_is_named() {
     check(|s| s.tau_ms = -1.0, Some("field `tau_ms` is -1, must be 1 to 60000"));
     check(|s| s.tau_ms = f32::NAN, Some("field `tau_ms` is NaN, must be 1 to 60000"));
     check(|s| s.tolerance = 1.5, Some("field `tolerance` is 1.5, must be 0 to 1"));
+    check(|s| s.least_value = Some(1.5), Some("field `least_value` is 1.5, must be 0 to 1"));
     check(|s| s.model = Some(String::new()), Some("model `` must be 1 to 128 visible ASCII characters"));
     check(
         |s| s.adapter = Some("a b".into()),
@@ -78,6 +79,7 @@ fn full() -> SceneSettings {
     SceneSettings {
         ratio: Some(0.3),
         assist_tokens: Some(9),
+        least_value: Some(0.2),
         model: Some("m".into()),
         adapter: Some("law".into()),
         ..SceneSettings::with_system("s")
