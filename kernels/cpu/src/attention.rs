@@ -1,7 +1,9 @@
 //! Attention of query rows to a KV cache kept in blocks, with an online softmax.
 //!
-//! Blocks of up to [`CHUNK`] keys are taken in the order given. The steps for one query and one block with at
-//! least one visible key are as follows. `fma` rounds once; hidden keys have score -inf and weight 0.
+//! Keys are taken in parts: part `p` has the blocks that begin at positions `p * PART` to
+//! `(p + 1) * PART - 1`. Within a part, blocks of up to [`CHUNK`] keys are taken in the order given, from
+//! `top = -inf`, `sum = 0`, `out = 0`. The steps for one query and one block with at least one visible key
+//! are as follows. `fma` rounds once; hidden keys have score -inf and weight 0.
 //!
 //! 1. Scores: `s[i] = scale * dot(q, k[i])`, with the dot product of [`mod@crate::matmul`]. For keys in
 //!    floats: per 32 elements `p = fma(q, k, p)` in order, then `dot += p`. For keys in bytes: per 32
@@ -11,6 +13,11 @@
 //! 3. Sum: `sum = fma(sum, c, Σ w)`, adding lanes sixteen apart, then eight, four, two, one.
 //! 4. Output: `out = out * c`, then `out = fma(w[i], v[i], out)` for the visible keys in order.
 //!
+//! The parts are joined in order, to a total that begins as a part does. A part without a visible key changes
+//! nothing. Else `top' = max(top, top_p)`, `a = exp(top - top')`, `b = exp(top_p - top')`,
+//! `sum = fma(sum_p, b, sum * a)`, `out = fma(out_p, b, out * a)`. So parts can be computed on different
+//! threads ([`attend_part`], [`join_parts`]).
+//!
 //! A head may have a sink: one more score, whose value is zero. It is added last: `top' = max(top, sink)`,
 //! `c = exp(top - top')`, `sum = fma(sum, c, exp(sink - top'))`, `out = out * c`.
 //!
@@ -18,17 +25,20 @@
 //! visible keys and the positions at which blocks begin, never on other queries of the same call. Chunked
 //! prefill, several queries at once and one query at a time are equal bit for bit as long as blocks begin at
 //! the same positions.
-//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1. The cap:
+//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1. Parts: Dao and
+//! others 2023, Flash-Decoding. The cap:
 //! Gemma Team 2024, Gemma 2, section 2. Sinks of heads: OpenAI 2025, gpt-oss model card, section 2.
 
 mod lanes;
 mod memory;
+mod parts;
 mod quants;
 mod scalar;
 mod store;
 mod values;
 
 pub use memory::KvMemory;
+pub use parts::PartState;
 pub use store::{KvBlock, KvFormat, KvStore, UnknownKvFormat};
 
 use std::cell::RefCell;
@@ -38,11 +48,21 @@ use crate::simd::run;
 
 thread_local! {
     /// Buffers for the calls of this thread, reused from call to call.
-    static SCRATCH: RefCell<lanes::Scratch> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Scratch {
+    lanes: lanes::Scratch,
+    part: PartState,
+    total: PartState,
 }
 
 /// Keys of a block. One block is one step of the online softmax.
 pub const CHUNK: usize = 32;
+
+/// Positions of a part of the keys. Parts are joined in order, and may be computed on different threads.
+pub const PART: usize = 256;
 
 /// How the vectors of a group of heads lie in a buffer: token `i`, head `j` starts at `i * stride + j * d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,9 +146,13 @@ pub struct Queries<'a> {
 
 impl Queries<'_> {
     fn check(&self, blocks: &[KvBlock<'_>], lse: &[f32]) {
+        assert_eq!(lse.len(), self.rows.tokens * self.rows.heads, "length of the log-sum-exps");
+        self.check_inputs(blocks);
+    }
+
+    fn check_inputs(&self, blocks: &[KvBlock<'_>]) {
         let d = self.rows.d;
         self.rows.check(self.q.len(), "queries");
-        assert_eq!(lse.len(), self.rows.tokens * self.rows.heads, "length of the log-sum-exps");
         assert!(
             self.sinks.is_empty() || self.sinks.len() == self.rows.heads,
             "{} sinks of {} heads",
@@ -169,9 +193,107 @@ pub fn attend_rows_at(
     queries.check(blocks, lse);
     queries.rows.check(out.len(), "outputs");
     SCRATCH.with_borrow_mut(|scratch| {
-        if let Err(kernel) = run(level, lanes::Attend { queries, blocks, out, lse, scratch }) {
-            scalar::attend(queries, blocks, kernel.out, kernel.lse);
+        let Scratch { lanes, part, total } = scratch;
+        total.reset(queries.rows);
+        attend_blocks(level, queries, blocks, part, total, lanes);
+        finish(level, queries, std::slice::from_ref(part), total, out, lse);
+    });
+}
+
+/// Leaves the state over the last part in `part`, and joins those before it to `total`.
+fn attend_blocks(
+    level: Dispatch,
+    queries: &Queries<'_>,
+    blocks: &[KvBlock<'_>],
+    part: &mut PartState,
+    total: &mut PartState,
+    scratch: &mut lanes::Scratch,
+) {
+    if let Err(kernel) = run(level, lanes::Attend { queries, blocks, part, total, scratch }) {
+        let mut before = false;
+        for blocks in parts_of(blocks) {
+            if before {
+                kernel.total.join(kernel.part);
+            }
+            scalar::attend(queries, blocks, kernel.part);
+            before = true;
         }
+        if !before {
+            kernel.part.reset(queries.rows);
+        }
+    }
+}
+
+/// Joins the parts to `total`, and writes outputs and log-sum-exps.
+fn finish(
+    level: Dispatch,
+    queries: &Queries<'_>,
+    parts: &[PartState],
+    total: &mut PartState,
+    out: &mut [f32],
+    lse: &mut [f32],
+) {
+    if let Err(kernel) = run(level, parts::Finish { queries, parts, total, out, lse }) {
+        kernel.all();
+    }
+}
+
+/// Returns the blocks of each part, in order.
+pub fn parts_of<'a, 'b>(blocks: &'a [KvBlock<'b>]) -> impl Iterator<Item = &'a [KvBlock<'b>]> {
+    blocks.chunk_by(|a, b| a.part() == b.part())
+}
+
+/// Attends all query rows to the keys of one part, as a part of [`attend_rows`] that another thread may
+/// compute. Returns the state for [`join_parts`].
+///
+/// # Panics
+/// If a buffer is shorter than its shape says, or the blocks are of more than one part.
+pub fn attend_part(queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> PartState {
+    attend_part_at(Dispatch::current(), queries, blocks)
+}
+
+/// [`attend_part`] at a given level. If the CPU lacks that level, the scalar definition runs.
+///
+/// # Panics
+/// As [`attend_part`].
+pub fn attend_part_at(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> PartState {
+    queries.check_inputs(blocks);
+    assert!(blocks.iter().all(|block| block.part() == blocks[0].part()), "blocks of more than one part");
+    let (mut part, mut total) = (PartState::default(), PartState::default());
+    SCRATCH.with_borrow_mut(|scratch| {
+        attend_blocks(level, queries, blocks, &mut part, &mut total, &mut scratch.lanes);
+    });
+    part
+}
+
+/// Joins the states of the parts, in the order of their positions. The result has the bits of
+/// [`attend_rows`] over the blocks of all of them.
+///
+/// # Panics
+/// If a buffer is shorter than its shape says, or a state is of other query rows.
+pub fn join_parts(queries: &Queries<'_>, parts: &[PartState], out: &mut [f32], lse: &mut [f32]) {
+    join_parts_at(Dispatch::current(), queries, parts, out, lse);
+}
+
+/// [`join_parts`] at a given level. If the CPU lacks that level, the scalar definition runs.
+///
+/// # Panics
+/// As [`join_parts`].
+pub fn join_parts_at(
+    level: Dispatch,
+    queries: &Queries<'_>,
+    parts: &[PartState],
+    out: &mut [f32],
+    lse: &mut [f32],
+) {
+    queries.check(&[], lse);
+    queries.rows.check(out.len(), "outputs");
+    for part in parts {
+        part.check(queries.rows);
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.total.reset(queries.rows);
+        finish(level, queries, parts, &mut scratch.total, out, lse);
     });
 }
 
@@ -202,6 +324,7 @@ pub fn score_rows_at(
     let keys: usize = blocks.iter().map(|block| block.n).sum();
     assert_eq!(acc.len(), queries.rows.heads * keys, "length of the sums of attention weights");
     SCRATCH.with_borrow_mut(|scratch| {
+        let scratch = &mut scratch.lanes;
         if let Err(kernel) = run(level, lanes::Score { queries, blocks, keys, lse, acc, scratch }) {
             scalar::score(queries, blocks, keys, lse, kernel.acc);
         }

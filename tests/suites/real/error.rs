@@ -11,7 +11,7 @@ use super::super::{Real, World, logits};
 use super::texts;
 
 /// Pieces of text, their tokens, and the tokens at the beginning whose logits are not compared.
-const PIECES: usize = 6;
+const PIECES: usize = 16;
 const TOKENS: usize = 512;
 const FIRST: usize = 64;
 /// The most mean divergence from the floats, as a multiple of llama.cpp's.

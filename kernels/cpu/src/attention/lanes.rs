@@ -10,12 +10,12 @@
 )]
 
 use super::Queries;
+use super::parts::PartState;
 use super::quants::Spread;
 use super::store::{HALF as LANES, Keys, KvBlock, Values};
 use super::values::{ByteRows, ValueRows, value_rows, weigh_all, widened};
 use crate::activations::{quantize_block, sum_bytes};
 use crate::blocks::SHORT_LEN;
-use crate::exp::exp;
 use crate::matmul::tile;
 use crate::rows::larger;
 use crate::simd::{Kernel, Line, Simd};
@@ -23,12 +23,13 @@ use crate::simd::{Kernel, Line, Simd};
 /// How many blocks ahead of the current one are prefetched.
 const AHEAD: usize = 4;
 
-/// [`super::attend_rows`] as a kernel.
+/// [`super::attend_part`] as a kernel, for any number of parts: the last one is left in `part`, those before it
+/// are joined to `total`.
 pub(super) struct Attend<'a> {
     pub queries: &'a Queries<'a>,
     pub blocks: &'a [KvBlock<'a>],
-    pub out: &'a mut [f32],
-    pub lse: &'a mut [f32],
+    pub part: &'a mut PartState,
+    pub total: &'a mut PartState,
     pub scratch: &'a mut Scratch,
 }
 
@@ -51,18 +52,8 @@ pub(super) struct Scratch {
     values: Vec<f32>,
     /// Visible keys of each token.
     masks: Vec<u32>,
-    rows: Rows,
     bytes: RowBytes,
     spread: Spread,
-}
-
-/// The state of every query row.
-#[derive(Default)]
-struct Rows {
-    top: Vec<f32>,
-    sum: Vec<f32>,
-    /// `[rows, width]`: weighted sums of the values.
-    acc: Vec<f32>,
 }
 
 /// Query rows as signed bytes, for keys kept as such.
@@ -95,14 +86,17 @@ impl Kernel for Attend<'_> {
 
 #[inline(always)]
 fn attend<S: Simd>(s: S, task: Attend<'_>) {
-    let Attend { queries, blocks, out, lse, scratch } = task;
+    let Attend { queries, blocks, part, total, scratch } = task;
     let layout = queries.rows;
-    let width = layout.d.next_multiple_of(LANES);
     let n_rows = layout.tokens * layout.heads;
-    let Scratch { keys, values, masks, rows, bytes, spread } = scratch;
-    rows.reset(n_rows, width);
+    let Scratch { keys, values, masks, bytes, spread } = scratch;
+    part.reset(layout);
     bytes.fill(queries, blocks);
     for (i, block) in blocks.iter().enumerate() {
+        if i > 0 && block.part() != blocks[i - 1].part() {
+            total.join(part);
+            part.reset(layout);
+        }
         if !see(queries, block.first, block.n, masks) {
             continue;
         }
@@ -117,20 +111,13 @@ fn attend<S: Simd>(s: S, task: Attend<'_>) {
                 let groups = layout.d.div_ceil(SHORT_LEN);
                 let next = next.values_at();
                 let values = ByteRows { rows: q, scales: widened(s, scale, values), groups, next };
-                Step { queries, keys, bytes, values }.all_rows(s, rows, masks);
+                Step { queries, keys, bytes, values }.all_rows(s, part, masks);
             }
             _ => {
                 let values = value_rows(s, block, next, values);
-                Step { queries, keys, bytes, values }.all_rows(s, rows, masks);
+                Step { queries, keys, bytes, values }.all_rows(s, part, masks);
             }
         }
-    }
-    for (r, lse) in lse.iter_mut().enumerate() {
-        let out = &mut out[layout.at(r / layout.heads, r % layout.heads)];
-        if let Some(sink) = queries.sinks.get(r % layout.heads) {
-            rows.add_sink(r, *sink);
-        }
-        *lse = rows.finish(r, out);
     }
 }
 
@@ -295,7 +282,7 @@ impl<V: Copy> Step<'_, V> {
 
     /// Does one step of the online softmax for every row, as many rows at a time as the registers hold.
     #[inline(always)]
-    fn all_rows<S: Simd>(&self, s: S, state: &mut Rows, masks: &[u32])
+    fn all_rows<S: Simd>(&self, s: S, state: &mut PartState, masks: &[u32])
     where
         V: ValueRows<S>,
     {
@@ -320,7 +307,7 @@ impl<V: Copy> Step<'_, V> {
 
     /// Does one step of the online softmax for rows `first..first + T`, which all see the keys of `mask`.
     #[inline(always)]
-    fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut Rows, first: usize, mask: u32)
+    fn rows<S: Simd, const T: usize>(&self, s: S, state: &mut PartState, first: usize, mask: u32)
     where
         V: ValueRows<S>,
     {
@@ -355,49 +342,6 @@ impl<V: Copy> Step<'_, V> {
         let width = self.queries.rows.d.next_multiple_of(LANES);
         let acc = &mut state.acc[first * width..(first + T) * width];
         weigh_all(s, acc, &fade, &weights, mask, self.values);
-    }
-}
-
-impl Rows {
-    #[inline(always)]
-    fn reset(&mut self, n_rows: usize, width: usize) {
-        for (state, start, len) in [
-            (&mut self.top, f32::NEG_INFINITY, n_rows),
-            (&mut self.sum, 0.0, n_rows),
-            (&mut self.acc, 0.0, n_rows * width),
-        ] {
-            state.clear();
-            state.resize(len, start);
-        }
-    }
-
-    /// Adds a score whose value is zero to row `r`.
-    #[inline(always)]
-    fn add_sink(&mut self, r: usize, sink: f32) {
-        let width = self.acc.len() / self.top.len();
-        let top = larger(self.top[r], sink);
-        let c = exp(self.top[r] - top);
-        self.sum[r] = self.sum[r].mul_add(c, exp(sink - top));
-        self.top[r] = top;
-        for acc in &mut self.acc[r * width..(r + 1) * width] {
-            *acc *= c;
-        }
-    }
-
-    /// Writes the output of row `r` and returns its log-sum-exp.
-    #[inline(always)]
-    fn finish(&self, r: usize, out: &mut [f32]) -> f32 {
-        let width = self.acc.len() / self.top.len();
-        let sum = self.sum[r];
-        let acc = &self.acc[r * width..][..out.len()];
-        if sum == 0.0 {
-            out.copy_from_slice(acc);
-            return f32::NEG_INFINITY;
-        }
-        for (out, acc) in out.iter_mut().zip(acc) {
-            *out = acc / sum;
-        }
-        self.top[r] + sum.ln()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The definition of attention in plain Rust: one query row at a time, one key at a time.
 
+use super::parts::{PartState, width};
 use super::store::{HALF, Keys, KvBlock, Values};
 use super::{CHUNK, Queries, quants};
 use crate::activations::quantize_block;
@@ -102,68 +103,44 @@ fn largest(s: &[f32; CHUNK]) -> f32 {
 }
 
 /// The running softmax of one query row.
-struct Online {
-    top: f32,
-    sum: f32,
+struct Online<'a> {
+    top: &'a mut f32,
+    sum: &'a mut f32,
+    out: &'a mut [f32],
 }
 
-impl Online {
-    fn add(&mut self, block: &KvBlock<'_>, scores: &[f32; CHUNK], mask: u32, out: &mut [f32]) {
-        let top = larger(self.top, largest(scores));
-        let c = exp(self.top - top);
+impl Online<'_> {
+    fn add(&mut self, block: &KvBlock<'_>, scores: &[f32; CHUNK], mask: u32) {
+        let top = larger(*self.top, largest(scores));
+        let c = exp(*self.top - top);
         let w: [f32; CHUNK] =
             std::array::from_fn(|i| if mask >> i & 1 == 1 { exp(scores[i] - top) } else { 0.0 });
-        self.sum = self.sum.mul_add(c, tree_sum(std::array::from_fn(|i| w[i] + w[i + 16])));
-        self.top = top;
-        for (j, out) in out.iter_mut().enumerate() {
+        *self.sum = self.sum.mul_add(c, tree_sum(std::array::from_fn(|i| w[i] + w[i + 16])));
+        *self.top = top;
+        for (j, out) in self.out.iter_mut().enumerate() {
             *out *= c;
             for i in (0..CHUNK).filter(|i| mask >> i & 1 == 1) {
                 *out = w[i].mul_add(value(block, i, j), *out);
             }
         }
     }
-
-    /// Adds a score whose value is zero.
-    fn add_sink(&mut self, sink: f32, out: &mut [f32]) {
-        let top = larger(self.top, sink);
-        let c = exp(self.top - top);
-        self.sum = self.sum.mul_add(c, exp(sink - top));
-        self.top = top;
-        for out in out {
-            *out *= c;
-        }
-    }
-
-    fn finish(self, out: &mut [f32]) -> f32 {
-        if self.sum == 0.0 {
-            return f32::NEG_INFINITY;
-        }
-        for out in out {
-            *out /= self.sum;
-        }
-        self.top + self.sum.ln()
-    }
 }
 
-/// See [`super::attend_rows`].
-pub(super) fn attend(queries: &Queries<'_>, blocks: &[KvBlock<'_>], out: &mut [f32], lse: &mut [f32]) {
+/// Attends to the blocks of one part, see [`super::attend_part`].
+pub(super) fn attend(queries: &Queries<'_>, blocks: &[KvBlock<'_>], part: &mut PartState) {
     let rows = queries.rows;
-    for token in 0..rows.tokens {
-        for head in 0..rows.heads {
-            let q = &queries.q[rows.at(token, head)];
-            let out = &mut out[rows.at(token, head)];
-            out.fill(0.0);
-            let mut online = Online { top: f32::NEG_INFINITY, sum: 0.0 };
-            for block in blocks {
-                let mask = queries.visible.mask(token, block.first, block.n);
-                if mask != 0 {
-                    online.add(block, &scores(q, block, mask, queries), mask, out);
-                }
+    part.reset(rows);
+    let PartState { top, sum, acc } = part;
+    let states = top.iter_mut().zip(sum).zip(acc.chunks_exact_mut(width(rows)));
+    for (r, ((top, sum), acc)) in states.enumerate() {
+        let (token, head) = (r / rows.heads, r % rows.heads);
+        let q = &queries.q[rows.at(token, head)];
+        let mut online = Online { top, sum, out: &mut acc[..rows.d] };
+        for block in blocks {
+            let mask = queries.visible.mask(token, block.first, block.n);
+            if mask != 0 {
+                online.add(block, &scores(q, block, mask, queries), mask);
             }
-            if let Some(sink) = queries.sinks.get(head) {
-                online.add_sink(*sink, out);
-            }
-            lse[token * rows.heads + head] = online.finish(out);
         }
     }
 }

@@ -7,9 +7,9 @@
 //! Q4_0. A line of byte keys holds four dimensions of sixteen tokens. With four bits a byte holds dimension
 //! `i` of its group in its low half and dimension `i + 16` in its high half, both plus 8.
 
-use super::CHUNK;
 use super::memory::{KvMemory, Part};
 use super::quants::{GroupBytes, NIBBLE_BYTES, to_bytes, to_nibbles};
+use super::{CHUNK, PART};
 use crate::blocks::SHORT_LEN;
 use crate::f16::f32_to_f16;
 use crate::simd::Line;
@@ -147,6 +147,11 @@ pub struct KvBlock<'a> {
 }
 
 impl KvBlock<'_> {
+    /// Returns the number of the part of the keys that the block belongs to.
+    pub(super) fn part(&self) -> usize {
+        self.first / PART
+    }
+
     /// Returns the address of its keys.
     pub(super) fn keys_at(&self) -> *const u8 {
         match self.k {

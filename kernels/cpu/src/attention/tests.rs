@@ -106,7 +106,7 @@ fn masks_follow_the_definition() {
 
 #[test]
 fn every_level_equals_the_definition() {
-    let cases: [(usize, usize, usize, usize); 7] = [
+    let cases: [(usize, usize, usize, usize); 8] = [
         (1, 1, 1, 16),
         (7, 3, 2, 8),
         (33, 5, 4, 20),
@@ -114,6 +114,7 @@ fn every_level_equals_the_definition() {
         (100, 4, 3, 128),
         (131, 6, 2, 96),
         (64, 2, 7, 33),
+        (2 * PART + 40, 3, 2, 16),
     ];
     for (keys, tokens, heads, d) in cases {
         let rows = RowLayout { tokens, heads, d, stride: heads * d + 3 };
@@ -146,7 +147,7 @@ fn every_level_equals_the_definition() {
 
 #[test]
 fn the_definition_is_near_exact_softmax() {
-    let (keys, tokens, heads, d) = (150, 6, 2, 48);
+    let (keys, tokens, heads, d) = (2 * PART + 150, 6, 2, 48);
     let (k, v) = rows(keys, d);
     let rows = RowLayout { tokens, heads, d, stride: heads * d };
     let q = row(15, tokens * rows.stride);
@@ -224,6 +225,28 @@ fn rows_together_equal_rows_alone() {
             let (alone, lse) = attended(Dispatch::best(), &one, &ended.blocks(32));
             assert_eq!(bits(&alone), bits(&together[at]), "token {token}, head {head}");
             assert_eq!(lse[0].to_bits(), together_lse[token * heads + head].to_bits());
+        }
+    }
+}
+
+#[test]
+fn parts_joined_equal_all_at_once() {
+    let (keys, tokens, heads, d) = (3 * PART + 10, 5, 2, 24);
+    let rows = RowLayout { tokens, heads, d, stride: heads * d };
+    let q = row(20, tokens * rows.stride);
+    for (format, window) in FORMATS.into_iter().flat_map(|format| [(format, usize::MAX), (format, 300)]) {
+        let visible = Visible { position: keys - tokens, sinks: 3, window };
+        let queries = Queries { q: &q, rows, visible, scale: 0.2, cap: None, sinks: &[0.3, -0.4] };
+        let cache = Cache::new(keys, d, 32, format);
+        let blocks = cache.blocks(32);
+        for level in levels() {
+            let want = attended(level, &queries, &blocks);
+            let of_part = |blocks: &[KvBlock<'_>]| attend_part_at(level, &queries, blocks);
+            let parts: Vec<PartState> = parts_of(&blocks).map(of_part).collect();
+            assert_eq!(parts.len(), 4);
+            let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; tokens * heads]);
+            join_parts_at(level, &queries, &parts, &mut out, &mut lse);
+            assert_eq!((bits(&out), bits(&lse)), (bits(&want.0), bits(&want.1)), "{level:?} {format:?}");
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use baton_kernels_cpu::{
-    Activations, Matrix, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible, add_assign, add_scaled,
-    attend_rows, gate_by_sigmoid, geglu, matmul_rows, rms_norm, rms_norm_heads, rope, scale, score_rows,
-    soft_cap, swiglu, swiglu_clamped,
+    Activations, KvBlock, Matrix, PartState, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible,
+    add_assign, add_scaled, attend_part, attend_rows, gate_by_sigmoid, geglu, join_parts, matmul_rows,
+    parts_of, rms_norm, rms_norm_heads, rope, scale, score_rows, soft_cap, swiglu, swiglu_clamped,
 };
 
 use super::cpu_kv::CpuKv;
@@ -45,6 +45,9 @@ const ROWS_EACH: usize = 16;
 
 /// Query tokens that share one pass over the keys.
 const TILE_TOKENS: usize = 32;
+
+/// If there are fewer tiles for each thread than this, the keys of a tile are divided among threads too.
+const TILES_EACH_MIN: usize = 4;
 
 impl CpuRows {
     /// Calls `f(row, numbers)` for every row.
@@ -102,7 +105,14 @@ impl Tile<'_> {
         self.span.start + self.rows.start - self.span.rows.start
     }
 
-    fn attend(&self, kv: &CpuKv, layer: usize, shape: &AttentionShape<'_>, q: &CpuRows) -> Mixed {
+    /// Returns the queries of the tile and the blocks that they may see.
+    fn gathered<'a>(
+        &self,
+        kv: &'a CpuKv,
+        layer: usize,
+        shape: &AttentionShape<'a>,
+        q: &CpuRows,
+    ) -> Gathered<'a> {
         let (tokens, heads, d) = (self.rows.len(), shape.group(), shape.d_head);
         let position = self.position();
         let keys = position + tokens;
@@ -116,18 +126,66 @@ impl Tile<'_> {
         for row in self.rows.clone() {
             own.extend_from_slice(&q.row(row)[first..first + width]);
         }
-        let queries = Queries {
-            q: &own,
+        Gathered {
+            q: own,
             rows: RowLayout { tokens, heads, d, stride: width },
             visible: visible(shape, position),
             scale: shape.scale,
             cap: shape.cap,
             sinks: shape.sinks_of(self.kv_head * heads..(self.kv_head + 1) * heads),
-        };
-        let mut mixed = Mixed { out: vec![0.0; tokens * width], lse: vec![0.0; tokens * heads] };
-        attend_rows(&queries, &blocks, &mut mixed.out, &mut mixed.lse);
+            blocks,
+        }
+    }
+}
+
+/// The queries of a tile, and the blocks that they may see.
+struct Gathered<'a> {
+    q: Vec<f32>,
+    rows: RowLayout,
+    visible: Visible,
+    scale: f32,
+    cap: Option<f32>,
+    sinks: &'a [f32],
+    blocks: Vec<KvBlock<'a>>,
+}
+
+impl Gathered<'_> {
+    fn queries(&self) -> Queries<'_> {
+        let Self { q, rows, visible, scale, cap, sinks, .. } = self;
+        Queries { q, rows: *rows, visible: *visible, scale: *scale, cap: *cap, sinks }
+    }
+
+    fn mixed(&self, fill: impl FnOnce(&Queries<'_>, &mut [f32], &mut [f32])) -> Mixed {
+        let (tokens, heads) = (self.rows.tokens, self.rows.heads);
+        let mut mixed = Mixed { out: vec![0.0; self.q.len()], lse: vec![0.0; tokens * heads] };
+        fill(&self.queries(), &mut mixed.out, &mut mixed.lse);
         mixed
     }
+
+    fn attend(&self) -> Mixed {
+        self.mixed(|queries, out, lse| attend_rows(queries, &self.blocks, out, lse))
+    }
+
+    fn joined(&self, parts: &[PartState]) -> Mixed {
+        self.mixed(|queries, out, lse| join_parts(queries, parts, out, lse))
+    }
+}
+
+/// Attends with every part of the keys of a tile as a task of its own. The bits are those of whole tiles.
+fn attend_in_parts(pool: &Pool, tiles: &[Gathered<'_>]) -> Vec<Mixed> {
+    let tasks: Vec<(&Gathered<'_>, &[KvBlock<'_>])> =
+        tiles.iter().flat_map(|tile| parts_of(&tile.blocks).map(move |part| (tile, part))).collect();
+    let states = pool.map(tasks.len(), |i| attend_part(&tasks[i].0.queries(), tasks[i].1));
+    let mut rest = states.as_slice();
+    let of_tiles: Vec<&[PartState]> = tiles
+        .iter()
+        .map(|tile| {
+            let (own, after) = rest.split_at(parts_of(&tile.blocks).count());
+            rest = after;
+            own
+        })
+        .collect();
+    pool.map(tiles.len(), |i| tiles[i].joined(of_tiles[i]))
 }
 
 fn visible(shape: &AttentionShape<'_>, position: usize) -> Visible {
@@ -310,7 +368,12 @@ impl Backend for CpuBackend {
         lse: &mut CpuRows,
     ) {
         let tiles = tiles(spans, shape);
-        let mixed = self.pool.map(tiles.len(), |i| tiles[i].attend(kv, layer, shape, q));
+        let gathered = |i: usize| tiles[i].gathered(kv, layer, shape, q);
+        let threads = self.pool.threads();
+        let mixed = match threads > 1 && tiles.len() < TILES_EACH_MIN * threads {
+            true => attend_in_parts(&self.pool, &self.pool.map(tiles.len(), gathered)),
+            false => self.pool.map(tiles.len(), |i| gathered(i).attend()),
+        };
         let (heads, d) = (shape.group(), shape.d_head);
         for (tile, mixed) in tiles.iter().zip(mixed) {
             let sources = mixed.out.chunks_exact(heads * d).zip(mixed.lse.chunks_exact(heads));
