@@ -24,6 +24,7 @@ mod kv;
 pub(crate) mod letters;
 pub(crate) mod machine;
 mod memory;
+mod order;
 pub(crate) mod peer;
 mod perplexity;
 pub(crate) mod process;
@@ -93,6 +94,8 @@ enum Part {
     Scores,
     /// Unreclaimable memory with a model of 8 billion weights
     Memory,
+    /// The cost of a fixed order of additions, at each level of instructions
+    Order,
     /// Perplexity, compared with that of the scalar code
     Perplexity,
 }
@@ -201,6 +204,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     if args.wants(Part::Perplexity) {
         perplexity::measure(args, &target, &mut report)?;
+    }
+    // The last part, because it binds this program to one CPU.
+    if args.wants(Part::Order) {
+        order::measure(args, &mut report)?;
     }
     if !args.quick {
         report.check_at_least("alternations", args.alternations() as f64, ALTERNATIONS_MIN);

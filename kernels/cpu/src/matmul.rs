@@ -20,11 +20,14 @@ mod across;
 mod along;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(feature = "free-order")]
+mod free;
 mod heads;
 mod output;
 mod panel;
 mod quants;
 mod scalar;
+mod steps;
 mod strip;
 mod tasks;
 pub(crate) mod tile;
@@ -36,6 +39,8 @@ use std::ops::Range;
 use crate::activations::{Activations, LONG_TILE, SHORT_TILE};
 use crate::blocks::{K_LEN, Long, SHORT_LEN, Short, Visitor, visit};
 use crate::dispatch::Dispatch;
+#[cfg(feature = "free-order")]
+use crate::format::Format;
 use crate::format::Matrix;
 use crate::pool::Pool;
 use crate::simd::{Floats, Kernel, Simd, run};
@@ -43,6 +48,7 @@ use crate::simd::{Floats, Kernel, Simd, run};
 use output::Output;
 use panel::{Panel, ROWS};
 pub(crate) use scalar::FLOAT_BLOCK;
+use steps::{PackTask, StripTask, TileTask};
 use strip::Strip;
 use tasks::{Tasks, UNIT};
 
@@ -79,7 +85,7 @@ pub struct RowsInto<'a> {
 /// # Panics
 /// If a matrix and `x` differ in columns, or its rows do not lie in an output of `t * rows` numbers.
 pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>) {
-    matmuls_at(Dispatch::current(), pool, x, products);
+    matmuls_at(Dispatch::current(), pool, x, products, false);
 }
 
 /// [`matmul`] at a given level. If the CPU lacks that level, the scalar definition runs.
@@ -87,10 +93,23 @@ pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>
 /// # Panics
 /// As [`matmul`].
 pub fn matmul_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
-    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }]);
+    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }], false);
 }
 
-fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: Vec<RowsInto<'_>>) {
+#[cfg(feature = "free-order")]
+pub use free::matmul_free_at;
+
+#[cfg_attr(
+    not(feature = "free-order"),
+    expect(unused_variables, reason = "only that feature has another order")
+)]
+fn matmuls_at(
+    level: Dispatch,
+    pool: &Pool,
+    x: &Activations<'_>,
+    mut products: Vec<RowsInto<'_>>,
+    free: bool,
+) {
     let total: usize = products.iter().map(|product| product.w.rows()).sum();
     let mut jobs = Vec::with_capacity(products.len());
     let mut first = 0;
@@ -110,7 +129,16 @@ fn matmuls_at(level: Dispatch, pool: &Pool, x: &Activations<'_>, mut products: V
         x.prepare(pool, block_len, tiles.is_some());
         let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols(), tiles.unwrap_or(1));
         let out = Output::new(out, *rows, *first_row);
-        jobs.push((Product { level, in_tiles: tiles.is_some(), w: &*w, x, out }, tasks, first));
+        let product = Product {
+            level,
+            in_tiles: tiles.is_some(),
+            #[cfg(feature = "free-order")]
+            free,
+            w: &*w,
+            x,
+            out,
+        };
+        jobs.push((product, tasks, first));
         first += tasks.count();
     }
     pool.run(first, |i| {
@@ -139,6 +167,9 @@ struct Product<'a> {
     /// Whether [`tile_rows`] chose the tile unit.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has a tile unit"))]
     in_tiles: bool,
+    /// Whether [`free`] computes it.
+    #[cfg(feature = "free-order")]
+    free: bool,
     w: &'a Matrix<'a>,
     x: &'a Activations<'a>,
     out: Output<'a>,
@@ -204,6 +235,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
 
     #[inline(always)]
     fn f16(self) {
+        #[cfg(feature = "free-order")]
+        if self.work.product.free {
+            return self.packed::<free::F16Rows>();
+        }
         self.packed::<F16Rows>();
     }
 
@@ -218,6 +253,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
         if let Some(tiles) = self.s.tiles().filter(|_| self.work.product.in_tiles) {
             return amx::short::<S, B>(self.s, tiles, self.work);
         }
+        #[cfg(feature = "free-order")]
+        if self.work.product.free && matches!(B::FORMAT, Format::Q8_0) {
+            return self.along_tokens::<free::ShortRows<B>, 1>();
+        }
         if self.work.tokens.len() <= along::TOKENS_MAX {
             self.along::<ShortRows<B>>();
         } else {
@@ -230,6 +269,10 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
         #[cfg(target_arch = "x86_64")]
         if let Some(tiles) = self.s.tiles().filter(|_| self.work.product.in_tiles) {
             return amx::long::<S, B>(self.s, tiles, self.work);
+        }
+        #[cfg(feature = "free-order")]
+        if self.work.product.free && matches!(B::FORMAT, Format::Q4K) {
+            return self.along_tokens::<free::LongRows<B>, 1>();
         }
         let tokens = self.work.tokens.len();
         if S::WIDE && across::is_made_for(B::FORMAT) && across::TOKENS.contains(&tokens) {
@@ -307,7 +350,7 @@ macro_rules! float_rows {
                 side: usize,
                 sums: &mut tile::Sums<T>,
             ) {
-                tile::float_rows(s, panels, float_columns(x, t, cols), side, sums);
+                tile::float_rows::<S, P, T, 1>(s, panels, float_columns(x, t, cols), side, sums);
             }
         }
     };
@@ -356,7 +399,7 @@ macro_rules! block_rows {
                 x: &Activations<'_>,
                 first: usize,
             ) -> [S::F; T] {
-                along::$form::<S, B, T>(s, rows, x.$form(), first)
+                along::$form::<S, B, T, 1>(s, rows, x.$form(), first)
             }
         }
     };
@@ -495,97 +538,6 @@ impl<S: Simd> AtLevel<'_, S> {
             done,
             kind: PhantomData,
         });
-    }
-}
-
-/// Packing of one panel.
-struct PackTask<'a, K> {
-    panel: &'a mut Panel,
-    rows: Strip<'a>,
-    cols: Range<usize>,
-    kind: PhantomData<K>,
-}
-
-impl<K: Packed> Kernel for PackTask<'_, K> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        K::pack(s, self.panel, &self.rows, self.cols);
-    }
-}
-
-/// One tile: `P` panels from `side` on, and activation rows `token..token + T`.
-struct TileTask<'a, K, const P: usize, const T: usize> {
-    product: &'a Product<'a>,
-    panels: &'a [Panel; 2],
-    side: usize,
-    token: usize,
-    cols: Range<usize>,
-    sums: &'a mut tile::Sums<T>,
-    /// The row of the first panel's first element, if these columns complete the elements.
-    done: Option<usize>,
-    kind: PhantomData<K>,
-}
-
-impl<K: Packed, const P: usize, const T: usize> Kernel for TileTask<'_, K, P, T> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { product, side, token, sums, .. } = self;
-        let mut panels = [&self.panels[side]; P];
-        for (p, panel) in panels.iter_mut().enumerate() {
-            *panel = &self.panels[side + p];
-        }
-        if let Some(first) = self.done {
-            // Without this prefetch the stores wait for page table entries and cache lines, and stall what
-            // follows.
-            for t in 0..T {
-                for p in side..side + P {
-                    s.prefetch(product.out.address(token + t, first + p * ROWS));
-                }
-            }
-        }
-        K::tile::<S, P, T>(s, panels, product.x, token, self.cols, side, sums);
-        if let Some(first) = self.done {
-            for (t, sums) in sums.iter().enumerate() {
-                for (p, sums) in sums.iter().enumerate().skip(side).take(P) {
-                    product.write(s, token + t, first + p * ROWS, s.load(&sums.0));
-                }
-            }
-        }
-    }
-}
-
-/// Sixteen rows from `first` on as they are stored, and activation rows `token..token + T`.
-struct StripTask<'a, K, const T: usize> {
-    product: &'a Product<'a>,
-    first: usize,
-    token: usize,
-    kind: PhantomData<K>,
-}
-
-impl<K: Along, const T: usize> Kernel for StripTask<'_, K, T> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { product, first, token, .. } = self;
-        let y = K::elements::<S, T>(s, &Strip::new(product.w, first), product.x, token);
-        for (t, y) in (token..).zip(y) {
-            product.write(s, t, first, y);
-        }
-    }
-}
-
-impl Product<'_> {
-    /// Writes the elements of up to sixteen rows from `first` on; rows past the matrix's last are skipped.
-    #[inline(always)]
-    fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
-        let mut lanes = [0.0; ROWS];
-        s.store(y, &mut lanes);
-        let n = self.w.rows() - first;
-        if n >= ROWS {
-            // With a length known at compile time this is one store.
-            self.out.write(t, first, &lanes);
-        } else {
-            self.out.write(t, first, &lanes[..n]);
-        }
     }
 }
 

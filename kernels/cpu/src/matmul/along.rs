@@ -22,9 +22,10 @@ use crate::simd::Simd;
 /// The largest number of activation rows of one call.
 pub(super) const TOKENS_MAX: usize = 3;
 
-/// Computes the elements of sixteen rows of short blocks and activation rows `first..first + T`.
+/// Computes the elements of sixteen rows of short blocks and activation rows `first..first + T`, as the sum of
+/// `SUMS` sums that take the blocks in turn. One sum is the definition; more are for comparison.
 #[inline(always)]
-pub(super) fn short<S: Simd, B: Short, const T: usize>(
+pub(super) fn short<S: Simd, B: Short, const T: usize, const SUMS: usize>(
     s: S,
     rows: &Strip<'_>,
     x: &QuantizedRows,
@@ -32,7 +33,7 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
     let blocks = rows.blocks;
-    let mut y = [s.splat(0.0); T];
+    let mut y = [[s.splat(0.0); T]; SUMS];
     for b in (0..blocks).step_by(2) {
         // An odd last block is loaded twice; the second copy is not used.
         let two = [b, (b + 1).min(blocks - 1)];
@@ -76,16 +77,29 @@ pub(super) fn short<S: Simd, B: Short, const T: usize>(
                 if B::MINIMUM {
                     z = s.fma(s.splat(-(x.bias[at] >> 7) as f32), m, z);
                 }
-                y[t] = s.fma(z, s.splat(x.scale[at]), y[t]);
+                y[j % SUMS][t] = s.fma(z, s.splat(x.scale[at]), y[j % SUMS][t]);
             }
+        }
+    }
+    added(s, y)
+}
+
+/// Adds up the sums of each activation row.
+#[inline(always)]
+fn added<S: Simd, const T: usize, const SUMS: usize>(s: S, sums: [[S::F; T]; SUMS]) -> [S::F; T] {
+    let mut y = sums[0];
+    for sum in &sums[1..] {
+        for t in 0..T {
+            y[t] = s.add(y[t], sum[t]);
         }
     }
     y
 }
 
-/// Computes the elements of sixteen rows of super-blocks and activation rows `first..first + T`.
+/// Computes the elements of sixteen rows of super-blocks and activation rows `first..first + T`. `SUMS` is as
+/// in [`short`].
 #[inline(always)]
-pub(super) fn long<S: Simd, B: Long, const T: usize>(
+pub(super) fn long<S: Simd, B: Long, const T: usize, const SUMS: usize>(
     s: S,
     rows: &Strip<'_>,
     x: &QuantizedRows,
@@ -93,7 +107,7 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
 ) -> [S::F; T] {
     let bytes = B::FORMAT.block_bytes();
     let blocks = rows.blocks;
-    let mut y = [s.splat(0.0); T];
+    let mut y = [[s.splat(0.0); T]; SUMS];
     for b in 0..blocks {
         let mut own: Blocks<'_> = [&[]; ROWS];
         for i in 0..ROWS {
@@ -125,10 +139,11 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
         }
         for t in 0..T {
             let at = (first + t) * blocks + b;
-            y[t] = add_block::<S, B>(s, &heads, totals[t], x, at, y[t]);
+            let sum = if SUMS == 1 { 0 } else { b % SUMS };
+            y[sum][t] = add_block::<S, B>(s, &heads, totals[t], x, at, y[sum][t]);
         }
     }
-    y
+    added(s, y)
 }
 
 /// Adds the products of sixteen rows with block `at` of the activations to `y`, given their scaled dot

@@ -1,0 +1,88 @@
+//! Products of one activation row in an order that is not fixed, to measure what the fixed order costs.
+//!
+//! Two or four sums take blocks or columns in turn, so that an addition need not wait for the one before. No
+//! program uses this: the bits differ from those of [`super`]. Formats: F16, Q8_0 and Q4_K.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::panel::Panel;
+use super::strip::Strip;
+use super::{Along, Packed, RowsInto, along, float_columns, matmuls_at, tile};
+use crate::activations::Activations;
+use crate::blocks::{Long, Short};
+use crate::dispatch::Dispatch;
+use crate::format::{Format, Matrix};
+use crate::pool::Pool;
+use crate::simd::Simd;
+
+/// Sums of block products.
+const SUMS: usize = 2;
+/// Sums of float products, whose additions follow each other more closely.
+const FLOAT_SUMS: usize = 4;
+
+/// [`super::matmul_at`] for one activation row, in the order of this module.
+///
+/// # Panics
+/// As [`super::matmul_at`]; if there are more activation rows, the format is another one, or the CPU lacks the
+/// level.
+pub fn matmul_free_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
+    assert_eq!(x.rows(), 1, "activation rows");
+    assert!(
+        matches!(w.format(), Format::F16 | Format::Q8_0 | Format::Q4K),
+        "{:?} has no such order",
+        w.format()
+    );
+    assert!(level.is_available() && level != Dispatch::Scalar, "{level:?} has no such order here");
+    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }], true);
+}
+
+pub(super) struct F16Rows;
+pub(super) struct ShortRows<B>(PhantomData<B>);
+pub(super) struct LongRows<B>(PhantomData<B>);
+
+impl Packed for F16Rows {
+    const COLS: usize = super::F16Rows::COLS;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, panel: &mut Panel, rows: &Strip<'_>, cols: Range<usize>) {
+        super::F16Rows::pack(s, panel, rows, cols);
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const P: usize, const T: usize>(
+        s: S,
+        panels: [&Panel; P],
+        x: &Activations<'_>,
+        t: usize,
+        cols: Range<usize>,
+        side: usize,
+        sums: &mut tile::Sums<T>,
+    ) {
+        tile::float_rows::<S, P, T, FLOAT_SUMS>(s, panels, float_columns(x, t, cols), side, sums);
+    }
+}
+
+impl<B: Short> Along for ShortRows<B> {
+    #[inline(always)]
+    fn elements<S: Simd, const T: usize>(
+        s: S,
+        rows: &Strip<'_>,
+        x: &Activations<'_>,
+        first: usize,
+    ) -> [S::F; T] {
+        along::short::<S, B, T, SUMS>(s, rows, x.short(), first)
+    }
+}
+
+impl<B: Long> Along for LongRows<B> {
+    #[inline(always)]
+    fn elements<S: Simd, const T: usize>(
+        s: S,
+        rows: &Strip<'_>,
+        x: &Activations<'_>,
+        first: usize,
+    ) -> [S::F; T] {
+        along::long::<S, B, T, SUMS>(s, rows, x.long(), first)
+    }
+}
