@@ -39,7 +39,11 @@ const RANKINGS: [Ranking; 4] = [DEFAULT, BM25, RANDOM, ENDS];
 /// The r of the checks.
 const CHECKED: f32 = 0.25;
 /// A dynamic r: sentences below a share of the best one's value are left out, in thousandths.
-const DYNAMIC: [Ranking; 3] = [100, 200, 300].map(|share| Ranking::AtLeast(Mode::Attention, share));
+const DYNAMIC: [Ranking; 3] = [at_least(100), at_least(200), at_least(300)];
+const fn at_least(share: u16) -> Ranking {
+    Ranking::AtLeast(Mode::Attention, share)
+}
+
 /// The dynamic r that is checked.
 const DYNAMIC_CHECKED: Ranking = DYNAMIC[1];
 /// The name of the device.
