@@ -86,7 +86,7 @@ impl<K: Along, const T: usize> Kernel for StripTask<'_, K, T> {
 impl Product<'_> {
     /// Writes the elements of up to sixteen rows from `first` on; rows past the matrix's last are skipped.
     #[inline(always)]
-    fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
+    pub(super) fn write<S: Simd>(&self, s: S, t: usize, first: usize, y: S::F) {
         let mut lanes = [0.0; ROWS];
         s.store(y, &mut lanes);
         let n = self.w.rows() - first;

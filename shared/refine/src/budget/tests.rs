@@ -155,7 +155,7 @@ proptest! {
         let texts: Vec<String> = lines.iter().map(|(mark, len, _)| format!("{mark}{}", "a".repeat(*len))).collect();
         let values: Vec<f64> = lines.iter().map(|&(_, _, value)| f64::from(value)).collect();
         let (map, content) = content(&texts.iter().map(String::as_str).collect::<Vec<_>>());
-        let rules = FillRules { titles: true, gaps: true };
+        let rules = FillRules { titles: true, gaps: true, least_value: 0.0 };
         let got = fill(&map, &content, &values, budget, &[], rules);
         prop_assert_eq!(&got, &fill_by_definition(&map, &content, &values, budget));
         let used: usize = (0..map.len()).filter(|&unit| got[unit]).map(|unit| content.cost(unit)).sum();
