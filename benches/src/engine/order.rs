@@ -44,7 +44,7 @@ pub(super) fn measure(args: &Args, report: &mut Report) -> Result<()> {
         let mut shares = Vec::new();
         for _ in 0..args.alternations() * TURNS {
             let [fixed_out, free_out] = &mut out;
-            let mut time = |run: &mut dyn FnMut()| {
+            let time = |run: &mut dyn FnMut()| {
                 let begun = Instant::now();
                 (0..PRODUCTS).for_each(|_| run());
                 begun.elapsed().as_secs_f64()
