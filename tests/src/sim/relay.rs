@@ -89,6 +89,7 @@ impl World {
             }
             RelayEffect::Show { index, text, source } => {
                 let shown = answer.seen.show(index, &text, source);
+                self.machines[answer.question.device].shown_ns = self.now;
                 self.trace.add("show", &[self.now, number as u64, index as u64]);
                 self.trace.text(&text);
                 self.tell(|| format!("question {number} shows {index} {text:?} by {source:?}"));
