@@ -350,7 +350,7 @@ macro_rules! float_rows {
                 side: usize,
                 sums: &mut tile::Sums<T>,
             ) {
-                tile::float_rows::<S, P, T, 1>(s, panels, float_columns(x, t, cols), side, sums);
+                tile::float_rows(s, panels, float_columns(x, t, cols), side, sums);
             }
         }
     };

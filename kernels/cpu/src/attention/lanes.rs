@@ -274,7 +274,7 @@ impl<V: Copy> Step<'_, V> {
         match self.keys {
             Chunk::Floats(lines) => {
                 let none = [[s.splat(0.0); T]; 2];
-                tile::floats::<S, 2, T, 1>(s, lines, vectors(self.queries, first), none)
+                tile::floats::<S, 2, T>(s, lines, vectors(self.queries, first), none)
             }
             Chunk::Bytes(lines, scales, next) => self.bytes.dots::<S, T>(s, first, lines, scales, next),
         }

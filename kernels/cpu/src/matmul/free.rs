@@ -1,6 +1,6 @@
 //! Products of one activation row in an order that is not fixed, to measure what the fixed order costs.
 //!
-//! Two or four sums take blocks or columns in turn, so that an addition need not wait for the one before. No
+//! Two sums of blocks, or four of columns, take their turns, so that an addition need not wait for the one before. No
 //! program uses this: the bits differ from those of [`super`]. Formats: F16, Q8_0 and Q4_K.
 
 use std::marker::PhantomData;
@@ -18,8 +18,6 @@ use crate::simd::Simd;
 
 /// Sums of block products.
 const SUMS: usize = 2;
-/// Sums of float products, whose additions follow each other more closely.
-const FLOAT_SUMS: usize = 4;
 
 /// [`super::matmul_at`] for one activation row, in the order of this module.
 ///
@@ -59,7 +57,25 @@ impl Packed for F16Rows {
         side: usize,
         sums: &mut tile::Sums<T>,
     ) {
-        tile::float_rows::<S, P, T, FLOAT_SUMS>(s, panels, float_columns(x, t, cols), side, sums);
+        let [x]: [&[f32]; 1] = float_columns(x, t, cols);
+        let mut y = tile::load::<S, P, T>(s, side, sums);
+        let (lines, fours) = (panels.map(|panel| panel.weights.as_slice()), x.as_chunks::<4>().0);
+        let mut parts = [[[s.splat(0.0); P]; 2]; 2];
+        for (i, four) in fours.iter().enumerate() {
+            for p in 0..P {
+                let line = |c: usize| s.load_line(&lines[p][4 * i + c]);
+                parts[0][0][p] = s.fma(line(0), s.splat(four[0]), parts[0][0][p]);
+                parts[0][1][p] = s.fma(line(1), s.splat(four[1]), parts[0][1][p]);
+                parts[1][0][p] = s.fma(line(2), s.splat(four[2]), parts[1][0][p]);
+                parts[1][1][p] = s.fma(line(3), s.splat(four[3]), parts[1][1][p]);
+            }
+        }
+        for p in 0..P {
+            let low = s.add(parts[0][0][p], parts[0][1][p]);
+            let high = s.add(parts[1][0][p], parts[1][1][p]);
+            y[p][0] = s.add(y[p][0], s.add(low, high));
+        }
+        tile::store(s, y, side, sums);
     }
 }
 

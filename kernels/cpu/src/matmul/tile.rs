@@ -21,7 +21,11 @@ pub(super) type Sums<const T: usize> = [[Floats; 2]; T];
 pub(crate) type Tile<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
 
 #[inline(always)]
-fn load<S: Simd, const P: usize, const T: usize>(s: S, side: usize, sums: &Sums<T>) -> Tile<S, P, T> {
+pub(super) fn load<S: Simd, const P: usize, const T: usize>(
+    s: S,
+    side: usize,
+    sums: &Sums<T>,
+) -> Tile<S, P, T> {
     let mut y = [[s.splat(0.0); T]; P];
     for t in 0..T {
         for p in 0..P {
@@ -32,7 +36,12 @@ fn load<S: Simd, const P: usize, const T: usize>(s: S, side: usize, sums: &Sums<
 }
 
 #[inline(always)]
-fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, side: usize, sums: &mut Sums<T>) {
+pub(super) fn store<S: Simd, const P: usize, const T: usize>(
+    s: S,
+    y: Tile<S, P, T>,
+    side: usize,
+    sums: &mut Sums<T>,
+) {
     for t in 0..T {
         for p in 0..P {
             s.store(y[p][t], &mut sums[t][side + p].0);
@@ -41,9 +50,9 @@ fn store<S: Simd, const P: usize, const T: usize>(s: S, y: Tile<S, P, T>, side: 
 }
 
 /// Adds the products with float weights (F32, F16, keys) to `y`: one line per column, `x` the same columns of
-/// `T` rows. `SUMS` sums take the columns in turn: one is the definition, more are for comparison.
+/// `T` rows.
 #[inline(always)]
-pub(crate) fn floats<S: Simd, const P: usize, const T: usize, const SUMS: usize>(
+pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     s: S,
     panels: [&[Line]; P],
     x: [&[f32]; T],
@@ -54,26 +63,22 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize, const SUMS: usize>
         let n = FLOAT_BLOCK.min(cols - start);
         let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][start..start + n]);
         let weights: [&[Line]; P] = std::array::from_fn(|p| &panels[p][start..start + n]);
-        let mut parts = [[[s.splat(0.0); T]; P]; SUMS];
-        for first in (0..n).step_by(SUMS) {
-            for (c, part) in (first..n).zip(&mut parts) {
-                let mut w = [s.splat(0.0); P];
+        let mut part = [[s.splat(0.0); T]; P];
+        for c in 0..n {
+            let mut w = [s.splat(0.0); P];
+            for p in 0..P {
+                w[p] = s.load_line(&weights[p][c]);
+            }
+            for t in 0..T {
+                let x = s.splat(x[t][c]);
                 for p in 0..P {
-                    w[p] = s.load_line(&weights[p][c]);
-                }
-                for t in 0..T {
-                    let x = s.splat(x[t][c]);
-                    for p in 0..P {
-                        part[p][t] = s.fma(w[p], x, part[p][t]);
-                    }
+                    part[p][t] = s.fma(w[p], x, part[p][t]);
                 }
             }
         }
-        for part in parts {
-            for p in 0..P {
-                for t in 0..T {
-                    y[p][t] = s.add(y[p][t], part[p][t]);
-                }
+        for p in 0..P {
+            for t in 0..T {
+                y[p][t] = s.add(y[p][t], part[p][t]);
             }
         }
     }
@@ -82,7 +87,7 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize, const SUMS: usize>
 
 /// [`floats`] on columns of activation rows.
 #[inline(always)]
-pub(super) fn float_rows<S: Simd, const P: usize, const T: usize, const SUMS: usize>(
+pub(super) fn float_rows<S: Simd, const P: usize, const T: usize>(
     s: S,
     panels: [&Panel; P],
     x: [&[f32]; T],
@@ -90,7 +95,7 @@ pub(super) fn float_rows<S: Simd, const P: usize, const T: usize, const SUMS: us
     sums: &mut Sums<T>,
 ) {
     let weights = panels.map(|panel| panel.weights.as_slice());
-    let y = floats::<S, P, T, SUMS>(s, weights, x, load(s, side, sums));
+    let y = floats(s, weights, x, load(s, side, sums));
     store(s, y, side, sums);
 }
 
