@@ -1,7 +1,7 @@
 //! Products of one activation row in an order that is not fixed, to measure what the fixed order costs.
 //!
-//! Two sums of blocks, or four of columns, take their turns, so that an addition need not wait for the one before. No
-//! program uses this: the bits differ from those of [`super`]. Formats: F16, Q8_0 and Q4_K.
+//! Two sums of blocks, or four of columns, take their turns, so that an addition need not wait for the one
+//! before. No program uses this: the bits differ from those of [`super`]. Formats: F16, Q8_0 and Q4_K.
 
 use std::marker::PhantomData;
 use std::ops::Range;
