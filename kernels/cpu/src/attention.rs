@@ -239,7 +239,7 @@ fn finish(
 }
 
 /// Returns the blocks of each part, in order.
-pub fn parts_of<'a, 'b>(blocks: &'a [KvBlock<'b>]) -> impl Iterator<Item = &'a [KvBlock<'b>]> {
+fn parts_of<'a, 'b>(blocks: &'a [KvBlock<'b>]) -> impl Iterator<Item = &'a [KvBlock<'b>]> {
     blocks.chunk_by(|a, b| a.part() == b.part())
 }
 

@@ -34,8 +34,8 @@ mod simd;
 
 pub use activations::Activations;
 pub use attention::{
-    KvBlock, KvFormat, KvMemory, KvStore, PartState, Queries, RowLayout, Visible, attend_part, attend_rows,
-    join_parts, parts_of, score_rows,
+    KvBlock, KvFormat, KvMemory, KvStore, PART, PartState, Queries, RowLayout, Visible, attend_part,
+    attend_rows, join_parts, score_rows,
 };
 pub use blocks::dequantize_row;
 pub use dispatch::Dispatch;

@@ -3,17 +3,17 @@
 use std::ops::Range;
 
 use baton_kernels_cpu::{
-    Activations, KvBlock, Matrix, PartState, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible,
-    add_assign, add_scaled, attend_part, attend_rows, gate_by_sigmoid, geglu, join_parts, matmul_rows,
-    parts_of, rms_norm, rms_norm_heads, rope, scale, score_rows, soft_cap, swiglu, swiglu_clamped,
+    Activations, KvBlock, Matrix, PART, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible, add_assign,
+    add_scaled, attend_part, attend_rows, gate_by_sigmoid, geglu, join_parts, matmul_rows, rms_norm,
+    rms_norm_heads, rope, scale, score_rows, soft_cap, swiglu, swiglu_clamped,
 };
 
 use super::cpu_kv::CpuKv;
 use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
-use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
+use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
@@ -105,21 +105,23 @@ impl Tile<'_> {
         self.span.start + self.rows.start - self.span.rows.start
     }
 
-    /// Returns the queries of the tile and the blocks that they may see.
-    fn gathered<'a>(
-        &self,
-        kv: &'a CpuKv,
-        layer: usize,
-        shape: &AttentionShape<'a>,
-        q: &CpuRows,
-    ) -> Gathered<'a> {
+    /// The keys that its last query sees, if no window hides any.
+    fn keys(&self) -> Range<usize> {
+        0..self.position() + self.rows.len()
+    }
+
+    /// Returns the parts of the keys of which a query may see any.
+    fn parts(&self, shape: &AttentionShape<'_>) -> impl Iterator<Item = Range<usize>> {
+        let (end, position) = (self.keys().end, self.position());
+        let parts = (0..end).step_by(PART).map(move |first| first..end.min(first + PART));
+        parts.filter(move |part| {
+            part.clone().step_by(BLOCK_TOKENS).any(|block| shape.sees_block(position, block))
+        })
+    }
+
+    /// Returns the queries of the tile. Queries and outputs share one layout, so they are copied to it.
+    fn gathered<'a>(&self, shape: &AttentionShape<'a>, q: &CpuRows) -> Gathered<'a> {
         let (tokens, heads, d) = (self.rows.len(), shape.group(), shape.d_head);
-        let position = self.position();
-        let keys = position + tokens;
-        let blocks = kv.head_blocks(layer, self.kv_head, &self.span.blocks, keys, |first| {
-            shape.sees_block(position, first)
-        });
-        // Queries and outputs share one layout, so the queries are copied to it.
         let width = heads * d;
         let first = self.kv_head * width;
         let mut own = Vec::with_capacity(tokens * width);
@@ -129,16 +131,28 @@ impl Tile<'_> {
         Gathered {
             q: own,
             rows: RowLayout { tokens, heads, d, stride: width },
-            visible: visible(shape, position),
+            visible: visible(shape, self.position()),
             scale: shape.scale,
             cap: shape.cap,
             sinks: shape.sinks_of(self.kv_head * heads..(self.kv_head + 1) * heads),
-            blocks,
         }
+    }
+
+    /// Returns the blocks of `keys` that a query may see.
+    fn blocks<'a>(
+        &self,
+        kv: &'a CpuKv,
+        layer: usize,
+        shape: &AttentionShape<'_>,
+        keys: Range<usize>,
+    ) -> Vec<KvBlock<'a>> {
+        let position = self.position();
+        let sees = |first| shape.sees_block(position, first);
+        kv.head_blocks(layer, self.kv_head, &self.span.blocks, keys, sees)
     }
 }
 
-/// The queries of a tile, and the blocks that they may see.
+/// The queries of a tile.
 struct Gathered<'a> {
     q: Vec<f32>,
     rows: RowLayout,
@@ -146,12 +160,11 @@ struct Gathered<'a> {
     scale: f32,
     cap: Option<f32>,
     sinks: &'a [f32],
-    blocks: Vec<KvBlock<'a>>,
 }
 
 impl Gathered<'_> {
     fn queries(&self) -> Queries<'_> {
-        let Self { q, rows, visible, scale, cap, sinks, .. } = self;
+        let Self { q, rows, visible, scale, cap, sinks } = self;
         Queries { q, rows: *rows, visible: *visible, scale: *scale, cap: *cap, sinks }
     }
 
@@ -161,31 +174,6 @@ impl Gathered<'_> {
         fill(&self.queries(), &mut mixed.out, &mut mixed.lse);
         mixed
     }
-
-    fn attend(&self) -> Mixed {
-        self.mixed(|queries, out, lse| attend_rows(queries, &self.blocks, out, lse))
-    }
-
-    fn joined(&self, parts: &[PartState]) -> Mixed {
-        self.mixed(|queries, out, lse| join_parts(queries, parts, out, lse))
-    }
-}
-
-/// Attends with every part of the keys of a tile as a task of its own. The bits are those of whole tiles.
-fn attend_in_parts(pool: &Pool, tiles: &[Gathered<'_>]) -> Vec<Mixed> {
-    let tasks: Vec<(&Gathered<'_>, &[KvBlock<'_>])> =
-        tiles.iter().flat_map(|tile| parts_of(&tile.blocks).map(move |part| (tile, part))).collect();
-    let states = pool.map(tasks.len(), |i| attend_part(&tasks[i].0.queries(), tasks[i].1));
-    let mut rest = states.as_slice();
-    let of_tiles: Vec<&[PartState]> = tiles
-        .iter()
-        .map(|tile| {
-            let (own, after) = rest.split_at(parts_of(&tile.blocks).count());
-            rest = after;
-            own
-        })
-        .collect();
-    pool.map(tiles.len(), |i| tiles[i].joined(of_tiles[i]))
 }
 
 fn visible(shape: &AttentionShape<'_>, position: usize) -> Visible {
@@ -368,11 +356,29 @@ impl Backend for CpuBackend {
         lse: &mut CpuRows,
     ) {
         let tiles = tiles(spans, shape);
-        let gathered = |i: usize| tiles[i].gathered(kv, layer, shape, q);
-        let threads = self.pool.threads();
-        let mixed = match threads > 1 && tiles.len() < TILES_EACH_MIN * threads {
-            true => attend_in_parts(&self.pool, &self.pool.map(tiles.len(), gathered)),
-            false => self.pool.map(tiles.len(), |i| gathered(i).attend()),
+        let whole = |tile: &Tile<'_>| {
+            let blocks = tile.blocks(kv, layer, shape, tile.keys());
+            tile.gathered(shape, q).mixed(|queries, out, lse| attend_rows(queries, &blocks, out, lse))
+        };
+        // With few tiles, as in decoding, the parts of their keys are divided among the threads too. The bits
+        // are the same.
+        let is_long = spans.iter().any(|span| span.start + span.rows.len() > PART);
+        let mixed = if is_long && tiles.len() < TILES_EACH_MIN * self.pool.threads() {
+            let tasks: Vec<(&Tile<'_>, Range<usize>)> =
+                tiles.iter().flat_map(|tile| tile.parts(shape).map(move |part| (tile, part))).collect();
+            let states = self.pool.map(tasks.len(), |i| {
+                let (tile, part) = &tasks[i];
+                attend_part(&tile.gathered(shape, q).queries(), &tile.blocks(kv, layer, shape, part.clone()))
+            });
+            let mut rest = states.as_slice();
+            let mut joined = |tile: &Tile<'_>| {
+                let (own, after) = rest.split_at(tile.parts(shape).count());
+                rest = after;
+                tile.gathered(shape, q).mixed(|queries, out, lse| join_parts(queries, own, out, lse))
+            };
+            tiles.iter().map(&mut joined).collect()
+        } else {
+            self.pool.map(tiles.len(), |i| whole(&tiles[i]))
         };
         let (heads, d) = (shape.group(), shape.d_head);
         for (tile, mixed) in tiles.iter().zip(mixed) {
@@ -401,7 +407,7 @@ impl Backend for CpuBackend {
         let position = span.start + rows.start - span.rows.start;
         self.pool.for_each(targets, |target| {
             let kv_head = target.head / shape.group();
-            let blocks = kv.head_blocks(layer, kv_head, &span.blocks, keys, |_| true);
+            let blocks = kv.head_blocks(layer, kv_head, &span.blocks, 0..keys, |_| true);
             let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[target.head]).collect();
             let queries = Queries {
                 q: &q.data[rows.start * q.width + target.head * d..],

@@ -3,6 +3,8 @@
 //! Each block has stores, made when the block is first used, which hold every head of every layer. A block's
 //! contents outlive their sequences, for the prefix index.
 
+use std::ops::Range;
+
 use baton_kernels_cpu::{KvBlock, KvMemory, KvStore, Pool};
 
 use super::SeqSpan;
@@ -168,17 +170,18 @@ impl CpuKv {
         layer: usize,
         kv_head: usize,
         blocks: &[BlockId],
-        keys: usize,
+        keys: Range<usize>,
         wanted: impl Fn(usize) -> bool,
     ) -> Vec<KvBlock<'_>> {
         let place = self.place(layer);
         let head = place.first + kv_head;
+        let of_keys = keys.start / BLOCK_TOKENS..keys.end.div_ceil(BLOCK_TOKENS);
         let block = |(index, id): (usize, &BlockId)| {
             let first = index * BLOCK_TOKENS;
-            let n = BLOCK_TOKENS.min(keys - first);
+            let n = BLOCK_TOKENS.min(keys.end - first);
             wanted(first).then(|| self.block(*id)[place.store].block(head, n, first))
         };
-        blocks[..keys.div_ceil(BLOCK_TOKENS)].iter().enumerate().filter_map(block).collect()
+        of_keys.clone().zip(&blocks[of_keys]).filter_map(block).collect()
     }
 
     fn block(&self, id: BlockId) -> &Stores {
