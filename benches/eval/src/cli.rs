@@ -45,6 +45,18 @@ pub(crate) enum Suite {
     Badcases(GeneratedArgs),
     /// The tasks of RULER: needles, variable tracking and frequent words
     Ruler(GeneratedArgs),
+    /// Generated texts whose questions share no word with the sentence that answers them
+    Synonyms {
+        /// Number of texts
+        #[arg(long, default_value_t = 20)]
+        documents: usize,
+        /// Number of questions about each text
+        #[arg(long, default_value_t = 4)]
+        questions: usize,
+        /// Seed of the first text; the next texts have the next seeds
+        #[arg(long, default_value_t = 2_000_000)]
+        seed: u64,
+    },
     /// Questions from a file in SQuAD's format, with its paragraphs mixed into long texts
     Xquad {
         /// The JSON file
@@ -72,6 +84,7 @@ impl Suite {
         match self {
             Self::Facts(args) => args.generated.seed,
             Self::Badcases(args) | Self::Ruler(args) => args.seed,
+            Self::Synonyms { seed, .. } => *seed,
             Self::Xquad { .. } | Self::Longbench { .. } => 0,
         }
     }

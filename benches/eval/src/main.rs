@@ -16,7 +16,7 @@ use baton_eval::html;
 use baton_eval::progress::Bar;
 use baton_eval::run::{Ended, Job, Setup, run};
 use baton_eval::store::{Row, Store};
-use baton_eval::suite::{badcases, facts, longbench, ruler, xquad};
+use baton_eval::suite::{badcases, facts, longbench, ruler, synonyms, xquad};
 use baton_eval::summary::{figures, table};
 use baton_refine::{Calibration, ModelMark, QualityCurves};
 use baton_terminal::{CLOSED_STATUS, errln, is_closed, outln};
@@ -91,6 +91,7 @@ fn cases(cli: &Cli, setup: &Setup) -> anyhow::Result<Vec<Case>> {
     Ok(match &cli.suite {
         Suite::Facts(args) => facts::cases(&args.options(), tokenizer),
         Suite::Badcases(args) => badcases::cases(&args.lengths, args.documents, args.seed, tokenizer),
+        Suite::Synonyms { documents, questions, seed } => synonyms::cases(*documents, *questions, *seed),
         Suite::Ruler(args) => ruler::cases(&args.lengths, args.documents, args.seed, tokenizer),
         Suite::Xquad { file, paragraphs, questions } => {
             let text = std::fs::read_to_string(file).with_context(|| format!("read `{}`", file.display()))?;

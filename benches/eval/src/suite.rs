@@ -8,6 +8,7 @@ pub mod badcases;
 pub mod facts;
 pub mod longbench;
 pub mod ruler;
+pub mod synonyms;
 pub mod xquad;
 
 /// The system text of the project's own suites, with which the demo models were trained.

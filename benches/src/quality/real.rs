@@ -22,8 +22,7 @@ use baton_eval::progress::Bar;
 use baton_eval::run::{Job, Setup, run as evaluate};
 use baton_eval::stats::Estimate;
 use baton_eval::store::{Row, Store};
-use baton_eval::suite::facts::{self, Kind};
-use baton_eval::suite::xquad;
+use baton_eval::suite::{synonyms, xquad};
 use baton_eval::summary::{figures, fitting_recall, paired};
 use baton_refine::{Calibration, Mode};
 use clap::Args as ClapArgs;
@@ -36,6 +35,8 @@ use crate::report::Report;
 const ENDS: Ranking = Ranking::Baseline(Baseline::Streaming);
 /// The rankings that are compared.
 const RANKINGS: [Ranking; 4] = [DEFAULT, BM25, RANDOM, ENDS];
+/// The group of questions in other words than the text.
+const SYNONYMS: &str = "synonyms";
 /// The r of the checks.
 const CHECKED: f32 = 0.25;
 /// A dynamic r: sentences below a share of the best one's value are left out, in thousandths.
@@ -50,8 +51,6 @@ const DYNAMIC_CHECKED: Ranking = DYNAMIC[1];
 const SAME: &str = "same";
 /// Seed of the generated documents: none of them was used for anything else.
 const SEED: u64 = 6_000_000;
-/// Length of a generated document in tokens.
-const GENERATED_TOKENS: usize = 1500;
 
 /// Options of `quality --real`.
 #[derive(Debug, ClapArgs)]
@@ -96,7 +95,7 @@ pub(crate) fn run(args: &RealArgs) -> anyhow::Result<Report> {
     let mut all = Vec::new();
     for path in models {
         let (name, setup) = setup(path)?;
-        let jobs = jobs(args, &setup)?;
+        let jobs = jobs(args)?;
         report.note(format!(
             "{name}: {} questions, {} calibrated heads",
             jobs.len(),
@@ -137,7 +136,7 @@ fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
 
 /// Makes the jobs: all arms for questions about real texts; masks for generated questions with other words
 /// than their texts.
-fn jobs(args: &RealArgs, setup: &Setup) -> anyhow::Result<Vec<Job>> {
+fn jobs(args: &RealArgs) -> anyhow::Result<Vec<Job>> {
     let mut cases = Vec::new();
     for path in &args.squad {
         let text = std::fs::read_to_string(path).with_context(|| format!("read `{}`", path.display()))?;
@@ -153,15 +152,8 @@ fn jobs(args: &RealArgs, setup: &Setup) -> anyhow::Result<Vec<Job>> {
             cases.extend(some(named.collect(), args.cases));
         }
     }
-    let options = facts::Options {
-        kinds: vec![Kind::Paraphrase],
-        lengths: vec![GENERATED_TOKENS],
-        documents: args.cases.div_ceil(2),
-        questions: 2,
-        seed: SEED,
-    };
     let mut jobs: Vec<Job> = cases.into_iter().map(|case| Job { case, arms: arms() }).collect();
-    let generated = facts::cases(&options, setup.cloud.tokenizer());
+    let generated = synonyms::cases(args.cases.div_ceil(OF_ONE_TEXT), OF_ONE_TEXT, SEED);
     jobs.extend(generated.into_iter().map(|case| Job { case, arms: masks() }));
     Ok(jobs)
 }
@@ -237,7 +229,7 @@ fn checks(report: &mut Report, model: &str, rows: &[&Row]) {
         let own: Vec<&Row> = rows.iter().copied().filter(|row| row.group == group).collect();
         let gap = paired(&own, [&mask(DEFAULT), &mask(BM25)], fitting_recall);
         let name = format!("{model}, {group}: gold sentences kept at r = {CHECKED}, attention less bm25");
-        match group == Kind::Paraphrase.as_str() {
+        match group == SYNONYMS {
             true => report.check(name, mean(gap), "> 0", mean(gap) > 0.0),
             false => report.check_at_least(name, mean(gap), 0.0),
         }
