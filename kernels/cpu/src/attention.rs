@@ -25,8 +25,8 @@
 //! visible keys and the positions at which blocks begin, never on other queries of the same call. Chunked
 //! prefill, several queries at once and one query at a time are equal bit for bit as long as blocks begin at
 //! the same positions.
-//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1. Parts: Dao and
-//! others 2023, Flash-Decoding. The cap:
+//! Source: Milakov and Gimelshein 2018 (online softmax); Dao 2022, FlashAttention, section 3.1. Parts: Dao
+//! and others 2023, Flash-Decoding. The cap:
 //! Gemma Team 2024, Gemma 2, section 2. Sinks of heads: OpenAI 2025, gpt-oss model card, section 2.
 
 mod lanes;

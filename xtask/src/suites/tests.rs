@@ -39,7 +39,7 @@ fn a_package_on_few_crates_is_built_by_itself() {
         alone: vec![(package.to_owned(), features.iter().map(|one| (*one).to_owned()).collect())],
         has_others: false,
     };
-    assert_eq!(plan("kernels"), alone("baton-kernels-cpu", &[]));
+    assert_eq!(plan("kernels"), alone("baton-kernels-cpu", &["free-order"]));
     assert_eq!(plan("protocol"), alone("baton-protocol", &[]));
     assert_eq!(plan("xtask"), alone("xtask", &[]));
     for many in ["device", "processes", "tidy"] {

@@ -23,8 +23,8 @@ use crate::simd::{Kernel, Line, Simd};
 /// How many blocks ahead of the current one are prefetched.
 const AHEAD: usize = 4;
 
-/// [`super::attend_part`] as a kernel, for any number of parts: the last one is left in `part`, those before it
-/// are joined to `total`.
+/// [`super::attend_part`] as a kernel, for any number of parts: the last one is left in `part`, those before
+/// it are joined to `total`.
 pub(super) struct Attend<'a> {
     pub queries: &'a Queries<'a>,
     pub blocks: &'a [KvBlock<'a>],
