@@ -31,9 +31,10 @@ pub(crate) fn token_budget(ratio: f32, content_tokens: usize) -> usize {
     if fits(floor + 1) { floor + 1 } else { floor }
 }
 
-/// Chooses units by descending value (ties: the earlier first), as many as fit into `budget` tokens; a unit
-/// that does not fit is skipped, and so are units below [`FillRules::least_value`]. `forced` units come before all others, from the last to the first. At least
-/// one unit with a token is kept, so the budget is exceeded only if every such unit is larger than it.
+/// Chooses units by descending value (ties: the earlier first), as many as fit into `budget` tokens; a
+/// unit that does not fit is skipped, and so are units below [`FillRules::least_value`]. `forced` units
+/// come before all others, from the last to the first. At least one unit with a token is kept, so the
+/// budget is exceeded only if every such unit is larger than it.
 ///
 /// `values` has one entry per unit of `map`; the content must have at least one token.
 pub(crate) fn fill(

@@ -23,8 +23,8 @@ use crate::at::At;
 pub(super) const MS: u64 = 1_000_000;
 /// How often replicas exchange usage.
 const EXCHANGE_NS: u64 = 2_000 * MS;
-/// An answer must end within this time from its beginning, or from the last token that its device has shown in
-/// any answer. A slow ring takes longer for a long answer, and others wait for their turn.
+/// An answer must end within this time from its beginning, or from the last token that its device has shown
+/// in any answer. A slow ring takes longer for a long answer, and others wait for their turn.
 const ANSWER_NS: u64 = 240_000 * MS;
 /// Everything must be over by then.
 const END_NS: u64 = 1_200_000 * MS;

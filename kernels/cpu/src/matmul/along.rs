@@ -22,8 +22,8 @@ use crate::simd::Simd;
 /// The largest number of activation rows of one call.
 pub(super) const TOKENS_MAX: usize = 3;
 
-/// Computes the elements of sixteen rows of short blocks and activation rows `first..first + T`, as the sum of
-/// `SUMS` sums that take the blocks in turn. One sum is the definition; more are for comparison.
+/// Computes the elements of sixteen rows of short blocks and activation rows `first..first + T`, as the sum
+/// of `SUMS` sums that take the blocks in turn. One sum is the definition; more are for comparison.
 #[inline(always)]
 pub(super) fn short<S: Simd, B: Short, const T: usize, const SUMS: usize>(
     s: S,

@@ -22,8 +22,8 @@ const SUMS: usize = 2;
 /// [`super::matmul_at`] for one activation row, in the order of this module.
 ///
 /// # Panics
-/// As [`super::matmul_at`]; if there are more activation rows, the format is another one, or the CPU lacks the
-/// level.
+/// As [`super::matmul_at`]; if there are more activation rows, the format is another one, or the CPU lacks
+/// the level.
 pub fn matmul_free_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
     assert_eq!(x.rows(), 1, "activation rows");
     assert!(

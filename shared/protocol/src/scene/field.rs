@@ -46,7 +46,8 @@ impl SettingField {
         Self { on_device: false, ..self }
     }
 
-    /// Returns whether the setting is a number that may have no value, such as one that the optimizer chooses.
+    /// Returns whether the setting is a number that may have no value, such as one that the optimizer
+    /// chooses.
     pub fn may_be_automatic(&self) -> bool {
         self.absent.is_some() && matches!(self.kind, SettingKind::Number(_) | SettingKind::Whole(_))
     }
