@@ -73,7 +73,12 @@ impl Reference {
         }
         let normed = self.norm(&x, "output_norm.weight")?;
         let head = if self.tensors.contains_key("output.weight") { "output" } else { "token_embd" };
-        Ok(self.linear(&normed, head)?.to_vec2()?)
+        let logits = self.linear(&normed, head)?;
+        let logits = match self.number("final_logit_softcapping") {
+            Some(cap) => ((logits / cap)?.tanh()? * cap)?,
+            None => logits,
+        };
+        Ok(logits.to_vec2()?)
     }
 
     fn attention(&self, x: &Tensor, layer: usize) -> Result<Tensor> {
