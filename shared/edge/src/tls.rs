@@ -53,9 +53,9 @@ pub enum TlsError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// The cause.
+        /// The cause, in a box because it is large.
         #[source]
-        err: rustls::Error,
+        err: Box<rustls::Error>,
     },
 }
 
@@ -104,7 +104,7 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
         want: "a private key",
         err,
     })?;
-    let pair = |err| TlsError::Pair { cert: cert.clone(), key: key.clone(), err };
+    let pair = |err| TlsError::Pair { cert: cert.clone(), key: key.clone(), err: Box::new(err) };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
