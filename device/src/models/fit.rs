@@ -21,9 +21,16 @@ const PREAMBLE_BYTES: u64 = 8;
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the free bytes of the folder's disk, for this user.
+#[cfg(unix)]
 fn free_bytes(folder: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(folder)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// Free bytes are not read on this system: a full disk shows when it is written.
+#[cfg(not(unix))]
+fn free_bytes(_folder: &Path) -> io::Result<u64> {
+    Ok(u64::MAX)
 }
 
 /// Checks that the folder's disk has room for this many bytes more.
@@ -46,7 +53,11 @@ pub(super) fn full_or(err: io::Error, path: &Path) -> PullError {
     match path.parent() {
         Some(folder) if full => {
             let free = free_bytes(folder).unwrap_or(0);
-            PullError::Space { needed: MARGIN_BYTES.max(free + 1), free, folder: folder.to_owned() }
+            PullError::Space {
+                needed: MARGIN_BYTES.max(free.saturating_add(1)),
+                free,
+                folder: folder.to_owned(),
+            }
         }
         _ => PullError::file("write", path)(err),
     }

@@ -1,9 +1,8 @@
 //! A lock by name: one program at a time pulls, replaces or removes a model. The system frees the lock of a
 //! program that ends, however it ends.
 
-use std::fs::{File, TryLockError};
+use std::fs::{File, Metadata, TryLockError};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// A held lock. Its file is removed when it is dropped.
@@ -26,12 +25,23 @@ impl Lock {
             // The program that had the lock may have removed the file in between: then the next one locks
             // another file of this name.
             let own = file.metadata()?;
-            let same = |there: std::fs::Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
-            if std::fs::metadata(path).is_ok_and(same) {
+            if std::fs::metadata(path).is_ok_and(|there| is_same(&own, &there)) {
                 return Ok(Some(Self { path: path.to_owned(), _file: file }));
             }
         }
     }
+}
+
+#[cfg(unix)]
+fn is_same(own: &Metadata, there: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    (there.dev(), there.ino()) == (own.dev(), own.ino())
+}
+
+/// A removed file keeps its name here until it is closed, so no other file can have it.
+#[cfg(not(unix))]
+fn is_same(_own: &Metadata, _there: &Metadata) -> bool {
+    true
 }
 
 impl Drop for Lock {
