@@ -73,8 +73,7 @@ pub enum Ranking {
     /// A mode of the refiner.
     Mode(Mode),
     /// A mode that leaves out sentences whose value is less than this share of the best one's, in
-    /// thousandths.
-    /// So r is only the largest share that is kept.
+    /// thousandths. So r is only the largest share that is kept.
     AtLeast(Mode, u16),
     /// A baseline.
     Baseline(Baseline),

@@ -13,6 +13,8 @@ pub mod xquad;
 
 /// The system text of the project's own suites, with which the demo models were trained.
 pub const SYSTEM: &str = "You answer from the document.";
+/// The system text of texts that are not the project's own documents.
+pub(crate) const BRIEF_SYSTEM: &str = "Answer the question with words of the text, as briefly as possible.";
 /// The separator between a text and a question about it.
 pub const QUESTION_PREFIX: &str = "\n\nQuestion: ";
 

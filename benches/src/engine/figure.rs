@@ -72,8 +72,8 @@ impl Figure {
     /// Returns the minimum ratio to llama.cpp for the model, or `None` if there is no check.
     pub(super) fn least_ratio(self, model: &str) -> Option<f64> {
         match (model, self) {
-            ("llama-1b", Self::Prefill(_)) => Some(1.4),
-            ("qwen-0.5b", Self::Prefill(_)) => Some(1.8),
+            ("llama-1b", Self::Prefill(_) | Self::Deep(_)) => Some(1.4),
+            ("qwen-0.5b", Self::Prefill(_) | Self::Deep(_)) => Some(1.8),
             ("qwen-0.5b", Self::Decode(0)) => Some(1.3),
             ("llama-1b", Self::Decode(2048)) => Some(1.4),
             ("llama-1b", Self::Batch(_)) => Some(2.0),

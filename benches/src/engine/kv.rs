@@ -5,7 +5,7 @@ use baton_engine::engine::KvFormat;
 use baton_pacing::refit::median;
 use serde_json::json;
 
-use super::figure::Figure;
+use super::figure::{DEEP_TOKENS, DEPTH_CHECKED, Figure};
 use super::programs::start_ours;
 use super::speed::context_tokens;
 use super::{Args, MAIN_MODEL, Subject};
@@ -29,8 +29,7 @@ struct Row {
 /// Measures every format and adds the table and the checks.
 pub(super) fn measure(args: &Args, subject: &Subject, report: &mut Report) -> Result<()> {
     let context_tokens = context_tokens(subject)?;
-    let fits = |depth: &&usize| Figure::Deep(**depth).longest_tokens() <= context_tokens;
-    let depth = args.depths.iter().filter(fits).min().copied().unwrap_or(0);
+    let depth = DEPTH_CHECKED.min(context_tokens.saturating_sub(DEEP_TOKENS));
     let figures = [Figure::Decode(0), Figure::Decode(depth), Figure::Deep(depth)];
     let mut rows = Vec::new();
     for format in FORMATS {

@@ -7,9 +7,8 @@ use baton_random::SplitMix64;
 
 use crate::case::Case;
 use crate::metric::{Metric, TextMetric};
-use crate::suite::QUESTION_PREFIX;
+use crate::suite::{BRIEF_SYSTEM, QUESTION_PREFIX};
 
-const SYSTEM: &str = "Answer the question with words of the text, as briefly as possible.";
 /// Maximum number of tokens in an answer.
 const MAX_TOKENS: usize = 16;
 /// Sentences of a paragraph.
@@ -161,7 +160,7 @@ fn of_text(seed: u64, questions: usize) -> Vec<Case> {
         group: "synonyms".to_owned(),
         length: 0,
         cluster: seed,
-        system: SYSTEM.to_owned(),
+        system: BRIEF_SYSTEM.to_owned(),
         lead: String::new(),
         content: content.clone(),
         question: format!("{QUESTION_PREFIX}{question}"),

@@ -10,10 +10,8 @@ use serde::Deserialize;
 
 use crate::case::Case;
 use crate::metric::{Metric, TextMetric};
-use crate::suite::{QUESTION_PREFIX, SuiteError};
+use crate::suite::{BRIEF_SYSTEM, QUESTION_PREFIX, SuiteError};
 
-/// System text. It differs from that of the generated documents, because the texts are different.
-const SYSTEM: &str = "Answer the question with words of the text, as briefly as possible.";
 /// Maximum number of tokens in an answer.
 const MAX_TOKENS: usize = 32;
 
@@ -87,7 +85,7 @@ pub fn cases(json: &str, paragraphs: usize, questions: usize) -> Result<Vec<Case
                 group: format!("{paragraphs} paragraphs"),
                 length: 0,
                 cluster: mix as u64,
-                system: SYSTEM.to_owned(),
+                system: BRIEF_SYSTEM.to_owned(),
                 lead: String::new(),
                 content: content.clone(),
                 question: format!("{QUESTION_PREFIX}{}", question.question),
