@@ -255,7 +255,7 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
         }
         #[cfg(feature = "free-order")]
         if self.work.product.free && matches!(B::FORMAT, Format::Q8_0) {
-            return self.along_tokens::<free::ShortRows<B>, 1>();
+            return self.along_tokens::<ShortRows<B, { free::SUMS }>, 1>();
         }
         if self.work.tokens.len() <= along::TOKENS_MAX {
             self.along::<ShortRows<B>>();
@@ -272,7 +272,7 @@ impl<S: Simd> Visitor for AtLevel<'_, S> {
         }
         #[cfg(feature = "free-order")]
         if self.work.product.free && matches!(B::FORMAT, Format::Q4K) {
-            return self.along_tokens::<free::LongRows<B>, 1>();
+            return self.along_tokens::<LongRows<B, { free::SUMS }>, 1>();
         }
         let tokens = self.work.tokens.len();
         if S::WIDE && across::is_made_for(B::FORMAT) && across::TOKENS.contains(&tokens) {
@@ -318,8 +318,9 @@ trait Along {
 struct F32Rows;
 struct F16Rows;
 struct Bf16Rows;
-struct ShortRows<B>(PhantomData<B>);
-struct LongRows<B>(PhantomData<B>);
+/// `SUMS` is as in [`along::short`]: one, or more to compare orders.
+struct ShortRows<B, const SUMS: usize = 1>(PhantomData<B>);
+struct LongRows<B, const SUMS: usize = 1>(PhantomData<B>);
 /// Super-blocks that are transposed as they are read, see [`across`].
 struct AcrossRows<B>(PhantomData<B>);
 
@@ -391,7 +392,7 @@ macro_rules! block_rows {
             }
         }
 
-        impl<B: $blocks> Along for $rows<B> {
+        impl<B: $blocks, const SUMS: usize> Along for $rows<B, SUMS> {
             #[inline(always)]
             fn elements<S: Simd, const T: usize>(
                 s: S,
@@ -399,7 +400,7 @@ macro_rules! block_rows {
                 x: &Activations<'_>,
                 first: usize,
             ) -> [S::F; T] {
-                along::$form::<S, B, T, 1>(s, rows, x.$form(), first)
+                along::$form::<S, B, T, SUMS>(s, rows, x.$form(), first)
             }
         }
     };

@@ -3,21 +3,19 @@
 //! Two sums of blocks, or four of columns, take their turns, so that an addition need not wait for the one
 //! before. No program uses this: the bits differ from those of [`super`]. Formats: F16, Q8_0 and Q4_K.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::panel::Panel;
 use super::strip::Strip;
-use super::{Along, Packed, RowsInto, along, float_columns, matmuls_at, tile};
+use super::{Packed, RowsInto, float_columns, matmuls_at, tile};
 use crate::activations::Activations;
-use crate::blocks::{Long, Short};
 use crate::dispatch::Dispatch;
 use crate::format::{Format, Matrix};
 use crate::pool::Pool;
 use crate::simd::Simd;
 
 /// Sums of block products.
-const SUMS: usize = 2;
+pub(super) const SUMS: usize = 2;
 
 /// [`super::matmul_at`] for one activation row, in the order of this module.
 ///
@@ -36,8 +34,6 @@ pub fn matmul_free_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activati
 }
 
 pub(super) struct F16Rows;
-pub(super) struct ShortRows<B>(PhantomData<B>);
-pub(super) struct LongRows<B>(PhantomData<B>);
 
 impl Packed for F16Rows {
     const COLS: usize = super::F16Rows::COLS;
@@ -76,29 +72,5 @@ impl Packed for F16Rows {
             y[p][0] = s.add(y[p][0], s.add(low, high));
         }
         tile::store(s, y, side, sums);
-    }
-}
-
-impl<B: Short> Along for ShortRows<B> {
-    #[inline(always)]
-    fn elements<S: Simd, const T: usize>(
-        s: S,
-        rows: &Strip<'_>,
-        x: &Activations<'_>,
-        first: usize,
-    ) -> [S::F; T] {
-        along::short::<S, B, T, SUMS>(s, rows, x.short(), first)
-    }
-}
-
-impl<B: Long> Along for LongRows<B> {
-    #[inline(always)]
-    fn elements<S: Simd, const T: usize>(
-        s: S,
-        rows: &Strip<'_>,
-        x: &Activations<'_>,
-        first: usize,
-    ) -> [S::F; T] {
-        along::long::<S, B, T, SUMS>(s, rows, x.long(), first)
     }
 }
