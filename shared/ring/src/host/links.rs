@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_terminal::chain;
 
-use super::ports::{Flushed, Port};
+use super::ports::{Flushed, Port, WillGive};
 use super::{By, Core, Monitor, spawn};
 use crate::core::{DeviceId, Give, Gone, LinkEvent, LinkId, Node, Purpose};
 use crate::wire::frame::Frame;
@@ -169,31 +169,43 @@ impl<C: Core> Monitor<C> {
         }
     }
 
-    /// Gives pieces over a link, on a thread of its own; the core is told after each frame.
+    /// Gives pieces over a link, on a thread of the link's own, after what is to be given already.
     pub(super) fn give(self: &Arc<Self>, port: &Arc<Port>, give: Give) {
+        match port.will_give(give) {
+            WillGive::Starts => {}
+            WillGive::Waits => return,
+            WillGive::Refused => {
+                return self.lose(port.id, Gone::Closed("it asks faster than it takes".to_owned()));
+            }
+        }
         let (own, giving) = (Arc::clone(self), Arc::clone(port));
         let started = spawn("ring-give", move || {
-            let link = giving.id;
-            let mut send = |frame| match giving.send_and_wait(frame) {
-                Ok(sent) => {
-                    if sent {
-                        own.step_if(By::Other, |inner| {
-                            inner.ports.contains_key(&link).then(|| C::gave(link))
-                        });
-                    }
-                    sent
-                }
-                Err(words) => {
-                    own.lose(link, Gone::Closed(words));
-                    false
-                }
-            };
-            if let Err(words) = own.around.giver.give(link, give, &mut send) {
-                own.lose(link, Gone::Closed(words));
+            while let Some(give) = giving.next_give() {
+                own.give_now(&giving, give);
             }
         });
         if let Err(err) = started {
             self.lose(port.id, Gone::Closed(chain(&err)));
+        }
+    }
+
+    /// Gives pieces over a link; the core is told after each frame.
+    fn give_now(self: &Arc<Self>, port: &Port, give: Give) {
+        let link = port.id;
+        let mut send = |frame| match port.send_and_wait(frame) {
+            Ok(sent) => {
+                if sent {
+                    self.step_if(By::Other, |inner| inner.ports.contains_key(&link).then(|| C::gave(link)));
+                }
+                sent
+            }
+            Err(words) => {
+                self.lose(link, Gone::Closed(words));
+                false
+            }
+        };
+        if let Err(words) = self.around.giver.give(link, give, &mut send) {
+            self.lose(link, Gone::Closed(words));
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use baton_terminal::chain;
 
-use crate::core::{DeviceId, LinkId, Purpose};
+use crate::core::{DeviceId, Give, LinkId, Purpose};
 use crate::locked;
 use crate::wire::frame::Frame;
 use crate::wire::link::FrameSender;
@@ -20,6 +20,8 @@ use crate::wire::link::FrameSender;
 const DIRECT_BYTES: usize = 64 << 10;
 /// Frames that may wait on a link that is not of the ring. On links of the ring the core bounds them.
 const QUEUE: usize = 64;
+/// Answers that may wait until those before them were given.
+const GIVES: usize = 64;
 /// Bytes of a frame beside its large content, at most.
 const BESIDE_BYTES: usize = 1 << 10;
 
@@ -41,6 +43,25 @@ struct Waiting {
     gone: u64,
     /// Frames that were put in.
     put: u64,
+}
+
+/// What the host gives over the link by itself. Answers leave in the order of the questions.
+#[derive(Default)]
+struct Gives {
+    waiting: VecDeque<Give>,
+    /// A thread gives.
+    giving: bool,
+}
+
+/// What follows when something is to be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WillGive {
+    /// The caller starts the thread that gives.
+    Starts,
+    /// A thread gives; it goes on with this.
+    Waits,
+    /// Too much waits already.
+    Refused,
 }
 
 /// The sending side.
@@ -82,6 +103,7 @@ pub(super) struct Port {
     /// Something in `waiting` has changed.
     changed: Condvar,
     out: Mutex<Out>,
+    gives: Mutex<Gives>,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
     send_us: AtomicU64,
@@ -110,6 +132,7 @@ impl Port {
             waiting: Mutex::default(),
             changed: Condvar::new(),
             out: Mutex::new(Out { sender, bytes: Vec::new() }),
+            gives: Mutex::default(),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             send_us: AtomicU64::new(0),
@@ -240,6 +263,27 @@ impl Port {
                 waiting = self.wait(waiting);
             }
         }
+    }
+
+    /// Puts in what is to be given.
+    pub(super) fn will_give(&self, give: Give) -> WillGive {
+        let mut gives = locked(&self.gives);
+        if gives.waiting.len() >= GIVES {
+            return WillGive::Refused;
+        }
+        gives.waiting.push_back(give);
+        match std::mem::replace(&mut gives.giving, true) {
+            true => WillGive::Waits,
+            false => WillGive::Starts,
+        }
+    }
+
+    /// Returns what is to be given next; if nothing is, the thread that gives has ended.
+    pub(super) fn next_give(&self) -> Option<Give> {
+        let mut gives = locked(&self.gives);
+        let next = gives.waiting.pop_front();
+        gives.giving = next.is_some();
+        next
     }
 
     /// Sets whether the link is read.

@@ -30,10 +30,10 @@ pub(super) struct Checks {
     pub(super) broken: Option<String>,
     /// Devices that a fault has touched, cuts of ring links apart.
     touched: Vec<bool>,
-    /// For each device, cuts of its ring links since the last committed step, and since the beginning.
-    cuts: Vec<[u32; 2]>,
-    /// Cuts of ring links of all devices since the last committed step.
-    all_cuts: u32,
+    /// For each device, cuts of its ring links that no committed step has made good, by the epoch of each.
+    cuts: Vec<Vec<Epoch>>,
+    /// Such cuts of all devices.
+    all_cuts: Vec<Epoch>,
     /// Devices that the head does not trust any more.
     pub(super) barred: Vec<bool>,
     /// Whether a device has brought frames into disorder.
@@ -59,8 +59,8 @@ impl Checks {
         Self {
             broken: None,
             touched: vec![false; workers + 1],
-            cuts: vec![[0; 2]; workers + 1],
-            all_cuts: 0,
+            cuts: vec![Vec::new(); workers + 1],
+            all_cuts: Vec::new(),
             barred: vec![false; workers + 1],
             disorder: false,
             spoiled: false,
@@ -93,18 +93,19 @@ impl Checks {
 
     /// A link of the ring to or from a device is cut.
     pub(super) fn cut(&mut self, device: usize) {
-        self.cuts[device].iter_mut().for_each(|cuts| *cuts += 1);
+        self.cuts[device].push(self.epoch);
     }
 
     /// A link of the ring is cut, whosever it is.
     pub(super) fn cut_any(&mut self) {
-        self.all_cuts += 1;
+        self.all_cuts.push(self.epoch);
     }
 
-    /// A step of the caller is committed: every device has shown that it works.
+    /// A step of the caller is committed: every device has shown that it works. A cut in the present epoch
+    /// breaks the ring all the same: the head has not heard of it yet.
     pub(super) fn committed(&mut self) {
-        self.cuts.iter_mut().for_each(|cuts| cuts[0] = 0);
-        self.all_cuts = 0;
+        let epoch = self.epoch;
+        self.cuts.iter_mut().chain([&mut self.all_cuts]).for_each(|cuts| cuts.retain(|cut| *cut == epoch));
     }
 
     /// A request begins.
@@ -224,9 +225,9 @@ impl Checks {
         let at: usize = device.trim_start_matches('w').parse().unwrap_or(0);
         // One cut may be anything; two without a step between them count. All devices close their links after
         // a cut, so the head cannot always tell whose link was the first: one of the two may be another's.
-        let counts = self.cuts[at][0] >= 2 || (self.cuts[at][0] == 1 && self.all_cuts >= 2);
+        let cuts = &self.cuts[at];
+        let counts = cuts.len() >= 2 || (cuts.len() == 1 && self.all_cuts.len() >= 2);
         if !self.touched[at] && !counts {
-            let cuts = self.cuts[at];
             self.break_it(format!(
                 "C6: device {at} is lost, and nothing was wrong with it: {words}; cuts {cuts:?}"
             ));

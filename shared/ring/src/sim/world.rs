@@ -147,6 +147,8 @@ pub(super) struct Device {
     /// When its disk has done all that it was given, and how many works those are.
     pub(super) disk_until: Duration,
     pub(super) disk_works: usize,
+    /// When its host has given all that it was asked for, by the link.
+    pub(super) given_until: BTreeMap<LinkId, Duration>,
     /// The work of the disk that shall end early.
     pub(super) aborted: Option<DiskId>,
     pub(super) ports: BTreeMap<LinkId, Port>,
@@ -427,6 +429,7 @@ impl World {
         self.devices[device].life += 1;
         self.devices[device].running = None;
         self.devices[device].disk_works = 0;
+        self.devices[device].given_until.clear();
         self.devices[device].aborted = None;
         self.devices[device].stopped = false;
         self.devices[device].waiting.clear();
@@ -461,6 +464,7 @@ impl Device {
             disk,
             disk_until: Duration::ZERO,
             disk_works: 0,
+            given_until: BTreeMap::new(),
             aborted: None,
             ports: BTreeMap::new(),
             links: 0,

@@ -74,6 +74,22 @@ fn too_many_frames_are_refused_and_of_heartbeats_the_newest_waits() {
 }
 
 #[test]
+fn answers_are_given_in_the_order_of_the_questions_by_one_thread() {
+    let (port, _frames) = port(Purpose::Control, None);
+    let ask = |first| Give::Pieces { first, count: 2 };
+    assert_eq!(port.will_give(ask(0)), WillGive::Starts);
+    assert_eq!(port.will_give(ask(5)), WillGive::Waits, "one thread gives");
+    assert_eq!([port.next_give(), port.next_give()], [Some(ask(0)), Some(ask(5))]);
+    assert_eq!(port.will_give(Give::List), WillGive::Waits, "the thread looks once more");
+    assert_eq!([port.next_give(), port.next_give()], [Some(Give::List), None]);
+    assert_eq!(port.will_give(ask(1)), WillGive::Starts, "the thread has ended");
+    for first in 1..GIVES as u32 {
+        assert_eq!(port.will_give(ask(first)), WillGive::Waits);
+    }
+    assert_eq!(port.will_give(ask(99)), WillGive::Refused);
+}
+
+#[test]
 fn one_thread_writes_at_a_time_and_takes_what_others_put_in() {
     let (go, may) = channel();
     let (port, frames) = port(Purpose::Weights, Some(may));

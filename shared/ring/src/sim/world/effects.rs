@@ -260,13 +260,17 @@ impl World {
             Give::Pieces { count, .. } => count as usize == frames.len(),
             _ => true,
         };
-        let sent = frames.len() as u32;
-        for (at, frame) in frames.into_iter().enumerate() {
-            self.after(from_disk * (at as u32 + 1), What::Given { device, life, link, frame });
+        // Answers over a link leave in the order of the questions.
+        let mut at = self.devices[device].given_until.get(&link).map_or(self.now, |until| self.now.max(*until));
+        for frame in frames {
+            at += from_disk;
+            self.at(at, What::Given { device, life, link, frame });
         }
         if !all {
-            self.after(from_disk * (sent + 1), What::NotGiven { device, life, link });
+            at += from_disk;
+            self.at(at, What::NotGiven { device, life, link });
         }
+        self.devices[device].given_until.insert(link, at);
     }
 
     /// The host sends one of the frames that were asked for.
