@@ -121,12 +121,18 @@ pub(crate) trait Simd: Copy {
     fn odd_bytes(self, v: Self::I) -> Self::I;
     /// Sets lane `i` to the sum of all lanes of `rows[i]`.
     fn reduce(self, rows: [Self::I; 16]) -> Self::I;
-    /// As [`Simd::reduce`], for lanes 0..8 and for lanes 8..16.
-    fn reduce_halves(self, rows: [Self::I; 16]) -> [Self::I; 2];
+    /// Sets unit `i` of each quarter to the sum of that quarter of `rows[i]`.
+    fn quarter_sums(self, rows: [Self::I; 4]) -> Self::I;
+    /// Sets unit `i` of each quarter to the first unit of that quarter of `rows[i]`.
+    fn quarter_firsts(self, rows: [Self::I; 4]) -> Self::I;
+    /// Transposes quarters: quarter `i` of result `j` is quarter `j` of `rows[i]`.
+    fn transpose_quarters(self, rows: [Self::I; 4]) -> [Self::I; 4];
     /// Loads sixteen 4-byte units.
     fn units(self, bytes: &[u8; 64]) -> Self::I;
     /// Loads sixteen 4-byte units from two places.
     fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> Self::I;
+    /// Loads sixteen 4-byte units from four places.
+    fn quarters(self, from: [&[u8; 16]; 4]) -> Self::I;
     /// Returns the low half of every byte.
     fn low_nibbles(self, v: Self::I) -> Self::I;
     /// Returns the high half of every byte.
@@ -141,6 +147,9 @@ pub(crate) trait Simd: Copy {
     fn look_up(self, table: &[u8; 16], v: Self::I) -> Self::I;
     /// Adds 16 to every byte whose bit is set.
     fn fifth_bits(self, v: Self::I, bits: u64) -> Self::I;
+    /// As [`Simd::fifth_bits`]; the bits of each quarter are bytes `AT` and `AT + 1` of that quarter of
+    /// `heads`.
+    fn fifth_bits_of<const AT: u8>(self, v: Self::I, heads: Self::I) -> Self::I;
     /// Converts signed bytes to the form that [`Simd::dot_signed`] takes.
     fn raised(self, v: Self::I) -> Self::I;
     /// Returns the bits of sixteen floats.
@@ -149,6 +158,10 @@ pub(crate) trait Simd: Copy {
     fn floats_of(self, v: Self::I) -> Self::F;
     /// Converts sixteen binary16 values to floats, exactly.
     fn widen(self, halves: &[u16; 16]) -> Self::F;
+    /// Converts the binary16 value in the low half of each lane to a float, exactly.
+    fn widen_low(self, v: Self::I) -> Self::F;
+    /// Converts the binary16 value in the high half of each lane to a float, exactly.
+    fn widen_high(self, v: Self::I) -> Self::F;
     /// Converts sixteen signed bytes to floats.
     fn widen_bytes(self, bytes: &[u8; 16]) -> Self::F;
     /// Transposes sixteen rows of sixteen units: unit `i` of result `j` is unit `j` of `rows[i]`.

@@ -12,7 +12,7 @@
 
 use super::heads::Heads;
 use super::panel::{Blocks, ROWS};
-use super::quants::{chunks, interleaved, pair, scales};
+use super::quants::{chunks, interleaved, of_four, quads, scales};
 use super::strip::Strip;
 use super::tile::{bias, is_biased, words};
 use crate::activations::QuantizedRows;
@@ -31,45 +31,17 @@ pub(super) fn short<S: Simd, B: Short, const T: usize, const SUMS: usize>(
     x: &QuantizedRows,
     first: usize,
 ) -> [S::F; T] {
-    let bytes = B::FORMAT.block_bytes();
     let blocks = rows.blocks;
     let mut y = [[s.splat(0.0); T]; SUMS];
-    for b in (0..blocks).step_by(2) {
-        // An odd last block is loaded twice; the second copy is not used.
-        let two = [b, (b + 1).min(blocks - 1)];
-        let mut q = [s.splat_int(0); T];
-        for t in 0..T {
-            let row = (first + t) * blocks;
-            let of = |b: usize| &x.q.as_chunks::<SHORT_LEN>().0[row + b];
-            q[t] = s.joined(of(two[0]), of(two[1]));
-        }
-        let mut dots = [[s.splat_int(0); ROWS]; T];
-        let (mut scale, mut minimum) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
-        for i in 0..ROWS {
-            let own = [rows.block(i, two[0], bytes), rows.block(i, two[1], bytes)];
-            rows.prefetch_ahead(s, i, two[0], bytes);
-            let w = pair::<S, B>(s, own[0], own[1]);
+    for b in (0..blocks).step_by(4) {
+        // Blocks behind the last one are loaded as the last one; these copies are not used.
+        let four = [b, (b + 1).min(blocks - 1), (b + 2).min(blocks - 1), (b + 3).min(blocks - 1)];
+        let (dots, heads) = four_blocks::<S, B, T>(s, rows, x, first, four);
+        for j in 0..4.min(blocks - b) {
+            let (d, m) = head_floats::<S, B>(s, rows, heads[j], four[j]);
             for t in 0..T {
-                dots[t][i] = if B::RAISE == 128 {
-                    s.dot_signed(s.splat_int(0), w, q[t])
-                } else {
-                    s.dot_small(s.splat_int(0), w, q[t])
-                };
-            }
-            for j in 0..2 {
-                scale[j][i] = B::scale(own[j]);
-                minimum[j][i] = B::minimum(own[j]);
-            }
-        }
-        let mut halves = [[s.splat_int(0); 2]; T];
-        for t in 0..T {
-            halves[t] = s.reduce_halves(dots[t]);
-        }
-        for j in 0..2.min(blocks - b) {
-            let (d, m) = (scales::<S, B>(s, &scale[j]), s.widen(&minimum[j]));
-            for t in 0..T {
-                let at = (first + t) * blocks + two[j];
-                let mut dot = halves[t][j];
+                let at = (first + t) * blocks + four[j];
+                let mut dot = dots[t][j];
                 if is_biased::<S>(B::RAISE) {
                     dot = s.add_int(dot, bias(s, B::RAISE, s.splat_int(x.bias[at])));
                 }
@@ -82,6 +54,72 @@ pub(super) fn short<S: Simd, B: Short, const T: usize, const SUMS: usize>(
         }
     }
     added(s, y)
+}
+
+/// Returns the dot products of sixteen rows' blocks `four` with the activations, and the first four bytes of
+/// each of these blocks.
+#[inline(always)]
+fn four_blocks<S: Simd, B: Short, const T: usize>(
+    s: S,
+    rows: &Strip<'_>,
+    x: &QuantizedRows,
+    first: usize,
+    four: [usize; 4],
+) -> ([[S::I; 4]; T], [S::I; 4]) {
+    let bytes = B::FORMAT.block_bytes();
+    let zero = s.splat_int(0);
+    let mut q = [[zero; 2]; T];
+    for t in 0..T {
+        let of = |j: usize| x.q.as_chunks::<SHORT_LEN>().0[(first + t) * rows.blocks + four[j]].as_chunks().0;
+        let (a, b, c, d) = (of(0), of(1), of(2), of(3));
+        q[t] = [s.quarters([&a[0], &b[0], &c[0], &d[0]]), s.quarters([&a[1], &b[1], &c[1], &d[1]])];
+    }
+    let (mut dots, mut heads) = ([[zero; 4]; T], [zero; 4]);
+    for group in 0..4 {
+        let (mut own_dots, mut own_heads) = ([[zero; 4]; T], [zero; 4]);
+        for i in 0..4 {
+            let row = 4 * group + i;
+            rows.prefetch_ahead(s, row, four[0], 4 * bytes);
+            let own = [
+                rows.block(row, four[0], bytes),
+                rows.block(row, four[1], bytes),
+                rows.block(row, four[2], bytes),
+                rows.block(row, four[3], bytes),
+            ];
+            own_heads[i] = of_four(s, own, 0);
+            let w = quads::<S, B>(s, own, own_heads[i]);
+            for t in 0..T {
+                for half in 0..2 {
+                    own_dots[t][i] = if B::RAISE == 128 {
+                        s.dot_signed(own_dots[t][i], w[half], q[t][half])
+                    } else {
+                        s.dot_small(own_dots[t][i], w[half], q[t][half])
+                    };
+                }
+            }
+        }
+        heads[group] = s.quarter_firsts(own_heads);
+        for t in 0..T {
+            dots[t][group] = s.quarter_sums(own_dots[t]);
+        }
+    }
+    for t in 0..T {
+        dots[t] = s.transpose_quarters(dots[t]);
+    }
+    (dots, s.transpose_quarters(heads))
+}
+
+/// Returns the scales and the minima of block `b` of sixteen rows, whose first four bytes are `heads`.
+#[inline(always)]
+fn head_floats<S: Simd, B: Short>(s: S, rows: &Strip<'_>, heads: S::I, b: usize) -> (S::F, S::F) {
+    if !B::WIDE_SCALE {
+        return (s.widen_low(heads), s.widen_high(heads));
+    }
+    let mut scale = [0; ROWS];
+    for i in 0..ROWS {
+        scale[i] = B::scale(rows.block(i, b, B::FORMAT.block_bytes()));
+    }
+    (scales::<S, B>(s, &scale), s.splat(0.0))
 }
 
 /// Adds up the sums of each activation row.

@@ -86,6 +86,46 @@ pub(super) fn pair<S: Simd, B: Short>(s: S, a: &[u8], b: &[u8]) -> S::I {
     }
 }
 
+/// Returns the 16 bytes at `at` of four blocks.
+#[inline(always)]
+pub(super) fn of_four<S: Simd>(s: S, own: [&[u8]; 4], at: usize) -> S::I {
+    s.quarters([part(own[0], at), part(own[1], at), part(own[2], at), part(own[3], at)])
+}
+
+/// Returns the low halves of the 16 bytes at `at` of four blocks, and their high halves.
+#[inline(always)]
+fn nibbles_of_four<S: Simd>(s: S, own: [&[u8]; 4], at: usize) -> [S::I; 2] {
+    let v = of_four(s, own, at);
+    [s.low_nibbles(v), s.high_nibbles(v)]
+}
+
+/// Returns the first halves of the quants of four short blocks, and the second halves, in the order of the
+/// weights. Each quarter of `heads` begins with the first bytes of a block.
+#[inline(always)]
+pub(super) fn quads<S: Simd, B: Short>(s: S, own: [&[u8]; 4], heads: S::I) -> [S::I; 2] {
+    match B::FORMAT {
+        Format::Q8_0 => [s.raised(of_four(s, own, 2)), s.raised(of_four(s, own, 18))],
+        Format::Q4_0 => nibbles_of_four(s, own, 2),
+        Format::Q4_1 => nibbles_of_four(s, own, 4),
+        Format::Q5_0 => {
+            let [low, high] = nibbles_of_four(s, own, 6);
+            [s.fifth_bits_of::<2>(low, heads), s.fifth_bits_of::<4>(high, heads)]
+        }
+        Format::Q5_1 => {
+            let [low, high] = nibbles_of_four(s, own, 8);
+            [s.fifth_bits_of::<4>(low, heads), s.fifth_bits_of::<6>(high, heads)]
+        }
+        Format::Iq4Nl => {
+            let [low, high] = nibbles_of_four(s, own, 2);
+            [s.raised(s.look_up(&IQ4_BYTES, low)), s.raised(s.look_up(&IQ4_BYTES, high))]
+        }
+        _ => {
+            let [low, high] = nibbles_of_four(s, own, 1);
+            [s.look_up(&MXFP4_RAISED, low), s.look_up(&MXFP4_RAISED, high)]
+        }
+    }
+}
+
 /// Whether [`chunks`] returns the groups of 32 weights in the order 0 2 1 3 4 6 5 7. That is so for formats
 /// whose bytes hold a weight of one group in the low half and one of the next group in the high half.
 pub(super) const fn interleaved<B: Long>() -> bool {

@@ -213,12 +213,19 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn reduce(self, rows: [IntPair; 16]) -> IntPair {
-        let [low, high] = self.reduce_halves(rows);
-        self.add_int(low, high)
+        checked!(reduce(&rows))
     }
     #[inline(always)]
-    fn reduce_halves(self, rows: [IntPair; 16]) -> [IntPair; 2] {
-        checked!([reduce(&rows, 0), reduce(&rows, 1)])
+    fn quarter_sums(self, rows: [IntPair; 4]) -> IntPair {
+        checked!([quarter_sums(&rows, 0), quarter_sums(&rows, 1)])
+    }
+    #[inline(always)]
+    fn quarter_firsts(self, rows: [IntPair; 4]) -> IntPair {
+        checked!([quarter_firsts(&rows, 0), quarter_firsts(&rows, 1)])
+    }
+    #[inline(always)]
+    fn transpose_quarters(self, rows: [IntPair; 4]) -> [IntPair; 4] {
+        checked!(transpose_quarters(rows))
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> IntPair {
@@ -233,6 +240,14 @@ impl Simd for Avx2 {
         let low = checked!(_mm256_loadu_si256(low.as_ptr().cast()));
         let high = checked!(_mm256_loadu_si256(high.as_ptr().cast()));
         [low, high]
+    }
+    #[inline(always)]
+    fn quarters(self, from: [&[u8; 16]; 4]) -> IntPair {
+        let mut part = [checked!(_mm_setzero_si128()); 4];
+        for i in 0..4 {
+            part[i] = checked!(_mm_loadu_si128(from[i].as_ptr().cast()));
+        }
+        [checked!(_mm256_set_m128i(part[1], part[0])), checked!(_mm256_set_m128i(part[3], part[2]))]
     }
     #[inline(always)]
     fn low_nibbles(self, v: IntPair) -> IntPair {
@@ -272,6 +287,10 @@ impl Simd for Avx2 {
         [checked!(fifth_bits(v[0], bits as u32)), checked!(fifth_bits(v[1], (bits >> 32) as u32))]
     }
     #[inline(always)]
+    fn fifth_bits_of<const AT: u8>(self, v: IntPair, heads: IntPair) -> IntPair {
+        [checked!(fifth_bits_of::<AT>(v[0], heads[0])), checked!(fifth_bits_of::<AT>(v[1], heads[1]))]
+    }
+    #[inline(always)]
     fn raised(self, v: IntPair) -> IntPair {
         v
     }
@@ -289,6 +308,17 @@ impl Simd for Avx2 {
         let low = checked!(_mm_loadu_si128(low.as_ptr().cast()));
         let high = checked!(_mm_loadu_si128(high.as_ptr().cast()));
         [checked!(_mm256_cvtph_ps(low)), checked!(_mm256_cvtph_ps(high))]
+    }
+    #[inline(always)]
+    fn widen_low(self, v: IntPair) -> Pair {
+        let low = checked!(_mm256_set1_epi32(0xffff));
+        let masked = [checked!(_mm256_and_si256(v[0], low)), checked!(_mm256_and_si256(v[1], low))];
+        checked!(widen_units(masked))
+    }
+    #[inline(always)]
+    fn widen_high(self, v: IntPair) -> Pair {
+        let moved = [checked!(_mm256_srli_epi32::<16>(v[0])), checked!(_mm256_srli_epi32::<16>(v[1]))];
+        checked!(widen_units(moved))
     }
     #[inline(always)]
     fn widen_bytes(self, bytes: &[u8; 16]) -> Pair {
@@ -359,29 +389,84 @@ fn two_bits<const AT: u32>(v: __m256i) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn fifth_bits(v: __m256i, bits: u32) -> __m256i {
     let index = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-    let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), index);
+    add_set_bits(v, _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), index))
+}
+
+/// As [`fifth_bits`]; the bits of each half are bytes `AT` and `AT + 1` of that half of `heads`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fifth_bits_of<const AT: u8>(v: __m256i, heads: __m256i) -> __m256i {
+    let low = i64::from(AT) * 0x0101_0101_0101_0101;
+    let high = low + 0x0101_0101_0101_0101;
+    add_set_bits(v, _mm256_shuffle_epi8(heads, _mm256_setr_epi64x(low, high, low, high)))
+}
+
+/// Adds 16 to byte `i` of each eight if bit `i` of that byte of `spread` is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_set_bits(v: __m256i, spread: __m256i) -> __m256i {
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
     _mm256_add_epi8(v, _mm256_and_si256(set, _mm256_set1_epi8(16)))
 }
 
-/// Returns the sums of half `part` of sixteen pairs of registers.
+/// Returns the sums of the quarters in half `part` of four pairs of registers.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn reduce(rows: &[IntPair; 16], part: usize) -> IntPair {
-    let mut quads = [rows[0][0]; 4];
-    for i in 0..4 {
-        let low = _mm256_hadd_epi32(rows[4 * i][part], rows[4 * i + 1][part]);
-        let high = _mm256_hadd_epi32(rows[4 * i + 2][part], rows[4 * i + 3][part]);
-        quads[i] = _mm256_hadd_epi32(low, high);
+fn quarter_sums(rows: &[IntPair], part: usize) -> __m256i {
+    let low = _mm256_hadd_epi32(rows[0][part], rows[1][part]);
+    let high = _mm256_hadd_epi32(rows[2][part], rows[3][part]);
+    _mm256_hadd_epi32(low, high)
+}
+
+/// Returns the first units of the quarters in half `part` of four pairs of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn quarter_firsts(rows: &[IntPair; 4], part: usize) -> __m256i {
+    let low = _mm256_unpacklo_epi32(rows[0][part], rows[1][part]);
+    let high = _mm256_unpacklo_epi32(rows[2][part], rows[3][part]);
+    _mm256_unpacklo_epi64(low, high)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_quarters(r: [IntPair; 4]) -> [IntPair; 4] {
+    let mut columns = r;
+    for part in 0..2 {
+        for half in 0..2 {
+            let (a, b) = (r[2 * half][part], r[2 * half + 1][part]);
+            columns[2 * part][half] = _mm256_permute2x128_si256::<0x20>(a, b);
+            columns[2 * part + 1][half] = _mm256_permute2x128_si256::<0x31>(a, b);
+        }
     }
-    let mut sums = [quads[0]; 2];
-    for i in 0..2 {
-        let low = _mm256_permute2x128_si256::<0x20>(quads[2 * i], quads[2 * i + 1]);
-        let high = _mm256_permute2x128_si256::<0x31>(quads[2 * i], quads[2 * i + 1]);
-        sums[i] = _mm256_add_epi32(low, high);
+    columns
+}
+
+/// Sums sixteen pairs of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn reduce(rows: &[IntPair; 16]) -> IntPair {
+    let mut quads = [rows[0]; 4];
+    for i in 0..4 {
+        let four = &rows[4 * i..4 * i + 4];
+        quads[i] = [quarter_sums(four, 0), quarter_sums(four, 1)];
+    }
+    let [a, b, c, d] = transpose_quarters(quads);
+    let mut sums = a;
+    for part in 0..2 {
+        sums[part] = _mm256_add_epi32(_mm256_add_epi32(a[part], b[part]), _mm256_add_epi32(c[part], d[part]));
     }
     sums
+}
+
+/// Converts binary16 values in the low halves of the lanes, above which is nothing.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_units(v: IntPair) -> Pair {
+    // Packing takes units of each half of both registers in turn.
+    let packed = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(v[0], v[1]));
+    let (low, high) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
+    [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
 }
 
 /// As [`dot_unsigned`], with each pair of products times its word of `scale`.

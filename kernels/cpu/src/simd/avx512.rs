@@ -200,12 +200,20 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn reduce(self, rows: [__m512i; 16]) -> __m512i {
-        let [low, high] = self.reduce_halves(rows);
+        let [low, high] = checked!(reduce_halves(rows));
         self.add_int(low, high)
     }
     #[inline(always)]
-    fn reduce_halves(self, rows: [__m512i; 16]) -> [__m512i; 2] {
-        checked!(reduce_halves(rows))
+    fn quarter_sums(self, rows: [__m512i; 4]) -> __m512i {
+        checked!(quarter_sums(rows))
+    }
+    #[inline(always)]
+    fn quarter_firsts(self, rows: [__m512i; 4]) -> __m512i {
+        checked!(quarter_firsts(rows))
+    }
+    #[inline(always)]
+    fn transpose_quarters(self, rows: [__m512i; 4]) -> [__m512i; 4] {
+        checked!(transpose_quarters(rows))
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> __m512i {
@@ -216,6 +224,14 @@ impl Simd for Avx512 {
         let low = checked!(_mm256_loadu_si256(low.as_ptr().cast()));
         let high = checked!(_mm256_loadu_si256(high.as_ptr().cast()));
         checked!(join(low, high))
+    }
+    #[inline(always)]
+    fn quarters(self, from: [&[u8; 16]; 4]) -> __m512i {
+        let mut part = [checked!(_mm_setzero_si128()); 4];
+        for i in 0..4 {
+            part[i] = checked!(_mm_loadu_si128(from[i].as_ptr().cast()));
+        }
+        checked!(quarters(part))
     }
     #[inline(always)]
     fn low_nibbles(self, v: __m512i) -> __m512i {
@@ -256,6 +272,10 @@ impl Simd for Avx512 {
         checked!(_mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(16)))
     }
     #[inline(always)]
+    fn fifth_bits_of<const AT: u8>(self, v: __m512i, heads: __m512i) -> __m512i {
+        checked!(fifth_bits_of::<AT>(v, heads))
+    }
+    #[inline(always)]
     fn raised(self, v: __m512i) -> __m512i {
         let raise = checked!(_mm512_set1_epi8(-128));
         checked!(_mm512_xor_si512(v, raise))
@@ -272,6 +292,14 @@ impl Simd for Avx512 {
     fn widen(self, halves: &[u16; 16]) -> __m512 {
         let halves = checked!(_mm256_loadu_si256(halves.as_ptr().cast()));
         checked!(_mm512_cvtph_ps(halves))
+    }
+    #[inline(always)]
+    fn widen_low(self, v: __m512i) -> __m512 {
+        checked!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)))
+    }
+    #[inline(always)]
+    fn widen_high(self, v: __m512i) -> __m512 {
+        checked!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v))))
     }
     #[inline(always)]
     fn widen_bytes(self, bytes: &[u8; 16]) -> __m512 {
@@ -387,6 +415,57 @@ fn reduce_halves(r: [__m512i; 16]) -> [__m512i; 2] {
         c[i] = _mm512_add_epi32(even, odd);
     }
     [_mm512_shuffle_i32x4::<0x88>(c[0], c[1]), _mm512_shuffle_i32x4::<0xdd>(c[0], c[1])]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarter_sums(r: [__m512i; 4]) -> __m512i {
+    let mut a = [r[0]; 2];
+    for i in 0..2 {
+        let (low, high) =
+            (_mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]));
+        a[i] = _mm512_add_epi32(low, high);
+    }
+    _mm512_add_epi32(_mm512_unpacklo_epi64(a[0], a[1]), _mm512_unpackhi_epi64(a[0], a[1]))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarter_firsts(r: [__m512i; 4]) -> __m512i {
+    _mm512_unpacklo_epi64(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpacklo_epi32(r[2], r[3]))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose_quarters(r: [__m512i; 4]) -> [__m512i; 4] {
+    let even = [_mm512_shuffle_i32x4::<0x88>(r[0], r[1]), _mm512_shuffle_i32x4::<0x88>(r[2], r[3])];
+    let odd = [_mm512_shuffle_i32x4::<0xdd>(r[0], r[1]), _mm512_shuffle_i32x4::<0xdd>(r[2], r[3])];
+    [
+        _mm512_shuffle_i32x4::<0x88>(even[0], even[1]),
+        _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]),
+        _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]),
+        _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]),
+    ]
+}
+
+/// Broadcasts under a mask take no shuffle if they come from memory.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quarters(part: [__m128i; 4]) -> __m512i {
+    let first = _mm512_zextsi128_si512(part[0]);
+    let two = _mm512_mask_broadcast_i32x4(first, 0x00f0, part[1]);
+    let three = _mm512_mask_broadcast_i32x4(two, 0x0f00, part[2]);
+    _mm512_mask_broadcast_i32x4(three, 0xf000, part[3])
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn fifth_bits_of<const AT: u8>(v: __m512i, heads: __m512i) -> __m512i {
+    let low = i64::from(AT) * 0x0101_0101_0101_0101;
+    let index = _mm512_broadcast_i32x4(_mm_set_epi64x(low + 0x0101_0101_0101_0101, low));
+    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(heads, index), bit);
+    _mm512_mask_add_epi8(v, set, v, _mm512_set1_epi8(16))
 }
 
 /// Does a 16 x 16 transpose of 32-bit units in four rounds of shuffles.

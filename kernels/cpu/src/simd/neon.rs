@@ -214,16 +214,25 @@ impl<M: Bytes> Simd for Neon<M> {
         for i in 0..16 {
             sums[i] = checked!(sum_four(rows[i]));
         }
-        checked!(sum_lanes(sums))
+        four!(I => sum_each([sums[4 * I], sums[4 * I + 1], sums[4 * I + 2], sums[4 * I + 3]]))
     }
     #[inline(always)]
-    fn reduce_halves(self, rows: [IntFour; 16]) -> [IntFour; 2] {
-        let (mut low, mut high) = ([rows[0][0]; 16], [rows[0][0]; 16]);
-        for i in 0..16 {
-            low[i] = checked!(vaddq_s32(rows[i][0], rows[i][1]));
-            high[i] = checked!(vaddq_s32(rows[i][2], rows[i][3]));
+    fn quarter_sums(self, rows: [IntFour; 4]) -> IntFour {
+        four!(I => sum_each([rows[0][I], rows[1][I], rows[2][I], rows[3][I]]))
+    }
+    #[inline(always)]
+    fn quarter_firsts(self, rows: [IntFour; 4]) -> IntFour {
+        four!(I => firsts([rows[0][I], rows[1][I], rows[2][I], rows[3][I]]))
+    }
+    #[inline(always)]
+    fn transpose_quarters(self, rows: [IntFour; 4]) -> [IntFour; 4] {
+        let mut columns = rows;
+        for i in 0..4 {
+            for j in 0..4 {
+                columns[j][i] = rows[i][j];
+            }
         }
-        [checked!(sum_lanes(low)), checked!(sum_lanes(high))]
+        columns
     }
     #[inline(always)]
     fn units(self, bytes: &[u8; 64]) -> IntFour {
@@ -234,6 +243,10 @@ impl<M: Bytes> Simd for Neon<M> {
     fn joined(self, low: &[u8; 32], high: &[u8; 32]) -> IntFour {
         let (low, high) = (low.as_chunks::<16>().0, high.as_chunks::<16>().0);
         four!(I => load_bytes(if I < 2 { &low[I % 2] } else { &high[I % 2] }))
+    }
+    #[inline(always)]
+    fn quarters(self, from: [&[u8; 16]; 4]) -> IntFour {
+        four!(I => load_bytes(from[I]))
     }
     #[inline(always)]
     fn low_nibbles(self, v: IntFour) -> IntFour {
@@ -268,7 +281,12 @@ impl<M: Bytes> Simd for Neon<M> {
     }
     #[inline(always)]
     fn fifth_bits(self, v: IntFour, bits: u64) -> IntFour {
+        let bits = checked!(vreinterpretq_s32_u64(vdupq_n_u64(bits)));
         four!(I => fifth_bits(v[I], bits, 2 * I as u8))
+    }
+    #[inline(always)]
+    fn fifth_bits_of<const AT: u8>(self, v: IntFour, heads: IntFour) -> IntFour {
+        four!(I => fifth_bits(v[I], heads[I], AT))
     }
     #[inline(always)]
     fn raised(self, v: IntFour) -> IntFour {
@@ -286,6 +304,14 @@ impl<M: Bytes> Simd for Neon<M> {
     fn widen(self, halves: &[u16; 16]) -> Four {
         let halves = halves.as_chunks::<4>().0;
         four!(I => widen(&halves[I]))
+    }
+    #[inline(always)]
+    fn widen_low(self, v: IntFour) -> Four {
+        four!(I => widen_units(vreinterpretq_u32_s32(v[I])))
+    }
+    #[inline(always)]
+    fn widen_high(self, v: IntFour) -> Four {
+        four!(I => widen_units(vshrq_n_u32::<16>(vreinterpretq_u32_s32(v[I]))))
     }
     #[inline(always)]
     fn widen_bytes(self, bytes: &[u8; 16]) -> Four {
@@ -421,8 +447,8 @@ fn look_up(table: int32x4_t, v: int32x4_t) -> int32x4_t {
 /// `first`, then tests its bit.
 #[inline]
 #[target_feature(enable = "neon")]
-fn fifth_bits(v: int32x4_t, bits: u64, first: u8) -> int32x4_t {
-    let mask = vreinterpretq_u8_u64(vdupq_n_u64(bits));
+fn fifth_bits(v: int32x4_t, bits: int32x4_t, first: u8) -> int32x4_t {
+    let mask = vreinterpretq_u8_s32(bits);
     let spread = vqtbl1q_u8(mask, vcombine_u8(vdup_n_u8(first), vdup_n_u8(first + 1)));
     let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
     let sixteen = vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16));
@@ -447,16 +473,19 @@ fn sum_four(v: IntFour) -> int32x4_t {
     vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3]))
 }
 
-/// Sets lane `i` of register `j` to the sum of the lanes of `v[4 j + i]`.
+/// Sets lane `i` to the sum of the lanes of `v[i]`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn sum_lanes(v: [int32x4_t; 16]) -> IntFour {
-    let mut sums = [v[0]; 4];
-    for i in 0..4 {
-        let (low, high) = (vpaddq_s32(v[4 * i], v[4 * i + 1]), vpaddq_s32(v[4 * i + 2], v[4 * i + 3]));
-        sums[i] = vpaddq_s32(low, high);
-    }
-    sums
+fn sum_each(v: [int32x4_t; 4]) -> int32x4_t {
+    vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]))
+}
+
+/// Sets lane `i` to the first lane of `v[i]`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn firsts(v: [int32x4_t; 4]) -> int32x4_t {
+    let (low, high) = (vzip1q_s32(v[0], v[1]), vzip1q_s32(v[2], v[3]));
+    vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(low), vreinterpretq_s64_s32(high)))
 }
 
 #[inline]
@@ -473,6 +502,13 @@ fn widen(halves: &[u16; 4]) -> float32x4_t {
     // SAFETY: the reference is valid for the four halves that are read.
     let halves = unsafe { vld1_u16(halves.as_ptr()) };
     vcvt_f32_f16(vreinterpret_f16_u16(halves))
+}
+
+/// Converts the binary16 values in the low halves of the lanes.
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen_units(v: uint32x4_t) -> float32x4_t {
+    vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(v)))
 }
 
 /// Does a 4 x 4 transpose of 32-bit units.

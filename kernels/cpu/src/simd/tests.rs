@@ -141,9 +141,13 @@ fn words<S: Simd>(s: S, bytes: &[u8; 64]) {
         *row = s.units(&bytes);
     }
     lanes(s, s.to_float(s.reduce(rows)), |i| values[i].iter().sum::<i32>() as f32);
-    let [low, high] = s.reduce_halves(rows);
-    lanes(s, s.to_float(low), |i| values[i][..8].iter().sum::<i32>() as f32);
-    lanes(s, s.to_float(high), |i| values[i][8..].iter().sum::<i32>() as f32);
+    let four = [rows[2], rows[5], rows[11], rows[3]];
+    let of = |i: usize| &values[[2, 5, 11, 3][i % 4]][i / 4 * 4..i / 4 * 4 + 4];
+    lanes(s, s.to_float(s.quarter_sums(four)), |i| of(i).iter().sum::<i32>() as f32);
+    lanes(s, s.to_float(s.quarter_firsts(four)), |i| of(i)[0] as f32);
+    for (j, column) in s.transpose_quarters(four).into_iter().enumerate() {
+        lanes(s, s.to_float(column), |i| of(4 * j + i / 4)[i % 4] as f32);
+    }
     let sixteen = bytes.first_chunk().unwrap();
     lanes(s, s.widen_bytes(sixteen), |i| byte(i) as f32);
     let line = [1.5f32; 16];
@@ -193,6 +197,9 @@ fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
     let (low, high) = (rows[3].first_chunk().unwrap(), rows[9].first_chunk().unwrap());
     let joined = taken_bytes(s, s.joined(low, high));
     assert_eq!((&joined[..32], &joined[32..]), (&low[..], &high[..]));
+    let places = [0, 6, 1, 15].map(|row: usize| rows[row].first_chunk::<16>().unwrap());
+    let joined = taken_bytes(s, s.quarters(places));
+    assert_eq!(joined.as_chunks::<16>().0, places.map(|place| *place));
     let v = s.units(&rows[7]);
     assert_eq!(taken_bytes(s, s.low_nibbles(v)), rows[7].map(|b| b & 15));
     assert_eq!(taken_bytes(s, s.high_nibbles(v)), rows[7].map(|b| b >> 4));
@@ -222,6 +229,10 @@ fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
     let mask = 0x8421_f00f_1234_5678_u64;
     let raised = taken_bytes(s, s.fifth_bits(s.units(&[3; 64]), mask));
     assert_eq!(raised, std::array::from_fn(|i| 3 + 16 * (mask >> i & 1) as u8));
+    let heads = s.units(&rows[12]);
+    let raised = taken_bytes(s, s.fifth_bits_of::<3>(s.units(&[3; 64]), heads));
+    let bit = |i: usize| rows[12][i / 16 * 16 + 3 + i % 16 / 8] >> (i % 8) & 1;
+    assert_eq!(raised, std::array::from_fn(|i| 3 + 16 * bit(i)));
     let raise = if S::RAISES_SIGNED { 0x80 } else { 0 };
     assert_eq!(taken_bytes(s, s.raised(s.units(&rows[5]))), rows[5].map(|b| b ^ raise));
     let v = values(0.4);
@@ -229,6 +240,13 @@ fn bytes<S: Simd>(s: S, rows: &[[u8; 64]; 16]) {
     for first in (0..0x7c00u16).step_by(16).chain((0x8000..0xfc00).step_by(16)) {
         let halves: [u16; 16] = std::array::from_fn(|i| first + i as u16);
         lanes(s, s.widen(&halves), |i| crate::f16::f16_to_f32(halves[i]));
+        let mut pairs = [0; 64];
+        for (i, pair) in pairs.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *pair = (u32::from(halves[i]) | u32::from(halves[15 - i]) << 16).to_le_bytes();
+        }
+        let pairs = s.units(&pairs);
+        lanes(s, s.widen_low(pairs), |i| crate::f16::f16_to_f32(halves[i]));
+        lanes(s, s.widen_high(pairs), |i| crate::f16::f16_to_f32(halves[15 - i]));
     }
 }
 

@@ -261,7 +261,8 @@ impl World {
             _ => true,
         };
         // Answers over a link leave in the order of the questions.
-        let mut at = self.devices[device].given_until.get(&link).map_or(self.now, |until| self.now.max(*until));
+        let mut at =
+            self.devices[device].given_until.get(&link).map_or(self.now, |until| self.now.max(*until));
         for frame in frames {
             at += from_disk;
             self.at(at, What::Given { device, life, link, frame });
