@@ -66,7 +66,6 @@ fn four_blocks<S: Simd, B: Short, const T: usize>(
     first: usize,
     four: [usize; 4],
 ) -> ([[S::I; 4]; T], [S::I; 4]) {
-    let bytes = B::FORMAT.block_bytes();
     let zero = s.splat_int(0);
     let mut q = [[zero; 2]; T];
     for t in 0..T {
@@ -76,37 +75,54 @@ fn four_blocks<S: Simd, B: Short, const T: usize>(
     }
     let (mut dots, mut heads) = ([[zero; 4]; T], [zero; 4]);
     for group in 0..4 {
-        let (mut own_dots, mut own_heads) = ([[zero; 4]; T], [zero; 4]);
-        for i in 0..4 {
-            let row = 4 * group + i;
-            rows.prefetch_ahead(s, row, four[0], 4 * bytes);
-            let own = [
-                rows.block(row, four[0], bytes),
-                rows.block(row, four[1], bytes),
-                rows.block(row, four[2], bytes),
-                rows.block(row, four[3], bytes),
-            ];
-            own_heads[i] = of_four(s, own, 0);
-            let w = quads::<S, B>(s, own, own_heads[i]);
-            for t in 0..T {
-                for half in 0..2 {
-                    own_dots[t][i] = if B::RAISE == 128 {
-                        s.dot_signed(own_dots[t][i], w[half], q[t][half])
-                    } else {
-                        s.dot_small(own_dots[t][i], w[half], q[t][half])
-                    };
-                }
-            }
-        }
-        heads[group] = s.quarter_firsts(own_heads);
+        // Four calls in place of a loop, which the compiler would not unroll: it keeps sums in memory.
+        let row = 4 * group;
+        let a = four_of_row::<S, B, T>(s, rows, row, four, &q);
+        let b = four_of_row::<S, B, T>(s, rows, row + 1, four, &q);
+        let c = four_of_row::<S, B, T>(s, rows, row + 2, four, &q);
+        let d = four_of_row::<S, B, T>(s, rows, row + 3, four, &q);
+        heads[group] = s.quarter_firsts([a.1, b.1, c.1, d.1]);
         for t in 0..T {
-            dots[t][group] = s.quarter_sums(own_dots[t]);
+            dots[t][group] = s.quarter_sums([a.0[t], b.0[t], c.0[t], d.0[t]]);
         }
     }
     for t in 0..T {
         dots[t] = s.transpose_quarters(dots[t]);
     }
     (dots, s.transpose_quarters(heads))
+}
+
+/// Returns the dot products of one row's blocks `four` with the activations, a quarter for each block, and
+/// the first sixteen bytes of each block.
+#[inline(always)]
+fn four_of_row<S: Simd, B: Short, const T: usize>(
+    s: S,
+    rows: &Strip<'_>,
+    row: usize,
+    four: [usize; 4],
+    q: &[[S::I; 2]; T],
+) -> ([S::I; T], S::I) {
+    let bytes = B::FORMAT.block_bytes();
+    rows.prefetch_ahead(s, row, four[0], 4 * bytes);
+    let own = [
+        rows.block(row, four[0], bytes),
+        rows.block(row, four[1], bytes),
+        rows.block(row, four[2], bytes),
+        rows.block(row, four[3], bytes),
+    ];
+    let heads = of_four(s, own, 0);
+    let w = quads::<S, B>(s, own, heads);
+    let mut dots = [s.splat_int(0); T];
+    for t in 0..T {
+        for half in 0..2 {
+            dots[t] = if B::RAISE == 128 {
+                s.dot_signed(dots[t], w[half], q[t][half])
+            } else {
+                s.dot_small(dots[t], w[half], q[t][half])
+            };
+        }
+    }
+    (dots, heads)
 }
 
 /// Returns the scales and the minima of block `b` of sixteen rows, whose first four bytes are `heads`.
