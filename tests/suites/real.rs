@@ -13,12 +13,17 @@ mod real {
 }
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use baton_e2e::clients::{llama, real_models};
+use baton_e2e::clients::{llama, real_models, run, scripts};
 use baton_e2e::reference::{Reference, ReferenceKv};
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
+
+/// Guards the writing of floats against hangs.
+const WRITE_LIMIT: Duration = Duration::from_secs(300);
 
 /// A file, and how a prompt for it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +70,20 @@ impl World {
 
     fn reference(&self, context: usize) -> Reference {
         Reference::start(&self.programs, &self.path, context, ReferenceKv::F16).expect("llama.cpp starts")
+    }
+
+    /// Returns llama.cpp with the same weights as floats, and floats as keys and values. The file lasts as
+    /// long as the folder.
+    fn floats(&self, context: usize) -> (Reference, tempfile::TempDir) {
+        let beside = self.path.parent().expect("a folder of models");
+        let folder = tempfile::tempdir_in(beside).expect("a folder for the floats");
+        let floats = folder.path().join("floats.gguf");
+        let mut write = Command::new(self.programs.join("python"));
+        write.arg(scripts().join("llama/dequantize.py")).arg(&self.path).arg(&floats);
+        let ended = run(&mut write, "dequantize", WRITE_LIMIT).expect("the floats are written");
+        assert!(ended.status.success(), "{}", ended.stderr);
+        let started = Reference::start(&self.programs, &floats, context, ReferenceKv::F32);
+        (started.expect("llama.cpp starts"), folder)
     }
 
     /// Returns an engine as the programs make it, with another number format of keys and values.

@@ -1,10 +1,5 @@
 //! The error of quantized weights: how far the logits are from those of the same weights as floats.
 
-use std::process::Command;
-use std::time::Duration;
-
-use baton_e2e::clients::{run, scripts};
-use baton_e2e::reference::{Reference, ReferenceKv};
 use baton_engine::engine::KvFormat;
 
 use super::super::{Real, World, logits};
@@ -18,8 +13,6 @@ const FIRST: usize = 64;
 const DIVERGENCE_MAX: f64 = 1.05;
 /// The largest relative difference to llama.cpp's perplexity.
 const PERPLEXITY_MAX: f64 = 0.002;
-/// Guards the writing of floats against hangs.
-const WRITE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The log-probabilities of one row.
 fn log_softmax(row: &[f32]) -> Vec<f64> {
@@ -80,14 +73,7 @@ fn pieces(world: &World) -> Vec<Vec<u32>> {
 fn quantized_weights_cost_no_more_than_in_llama_cpp() {
     for real in Real::ALL {
         let Some(world) = World::open(real) else { return };
-        let floats = world.path.with_extension("f32.gguf");
-        let mut write = Command::new(world.programs.join("python"));
-        write.arg(scripts().join("llama/dequantize.py")).arg(&world.path).arg(&floats);
-        let ended = run(&mut write, "dequantize", WRITE_LIMIT).expect("the floats are written");
-        assert!(ended.status.success(), "{}", ended.stderr);
-
-        let exact = Reference::start(&world.programs, &floats, TOKENS, ReferenceKv::F32);
-        let (mut exact, mut theirs) = (exact.expect("llama.cpp starts"), world.reference(TOKENS));
+        let ((mut exact, _folder), mut theirs) = (world.floats(TOKENS), world.reference(TOKENS));
         let mut engines = KvFormat::ALL.map(|format| (format, world.engine(TOKENS, format), Sums::default()));
         let (mut exact_sums, mut their_sums) = (Sums::default(), Sums::default());
         for ids in pieces(&world) {
@@ -108,6 +94,5 @@ fn quantized_weights_cost_no_more_than_in_llama_cpp() {
         assert!(ours.divergence() <= DIVERGENCE_MAX * their_sums.divergence(), "{real:?}: {ours}");
         let apart = (ours.perplexity() / their_sums.perplexity() - 1.0).abs();
         assert!(apart <= PERPLEXITY_MAX, "{real:?}: {ours}");
-        std::fs::remove_file(&floats).expect("the floats are removed");
     }
 }
