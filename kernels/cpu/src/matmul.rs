@@ -327,8 +327,11 @@ struct AcrossRows<B>(PhantomData<B>);
 /// Returns columns `cols` of activation rows `t..t + T`.
 #[inline(always)]
 fn float_columns<'a, const T: usize>(x: &Activations<'a>, t: usize, cols: Range<usize>) -> [&'a [f32]; T] {
-    let row = |i: usize| &x.as_slice()[(t + i) * x.cols() + cols.start..(t + i) * x.cols() + cols.end];
-    std::array::from_fn(row)
+    let mut rows: [&[f32]; T] = [&[]; T];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = &x.as_slice()[(t + i) * x.cols() + cols.start..(t + i) * x.cols() + cols.end];
+    }
+    rows
 }
 
 macro_rules! float_rows {

@@ -239,7 +239,11 @@ impl RowBytes {
 #[inline(always)]
 fn vectors<'a, const T: usize>(queries: &Queries<'a>, first: usize) -> [&'a [f32]; T] {
     let layout = queries.rows;
-    std::array::from_fn(|t| &queries.q[layout.at((first + t) / layout.heads, (first + t) % layout.heads)])
+    let mut vectors: [&[f32]; T] = [&[]; T];
+    for t in 0..T {
+        vectors[t] = &queries.q[layout.at((first + t) / layout.heads, (first + t) % layout.heads)];
+    }
+    vectors
 }
 
 /// Returns scores from products.

@@ -52,7 +52,10 @@ pub(super) fn long<S: Simd, B: Long, const T: usize>(
             own[i] = rows.block(i, b, bytes);
         }
         let heads = Heads::of::<B>(s, own);
-        let q: [&[u8; K_LEN]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[(first + t) * blocks + b]);
+        let mut q = [&[0; K_LEN]; T];
+        for t in 0..T {
+            q[t] = &x.q.as_chunks().0[(first + t) * blocks + b];
+        }
         let totals = match B::FORMAT {
             Format::Q4K => q4k(s, own, &heads, q, |i| rows.prefetch_ahead(s, i, b, bytes)),
             Format::Q6K => q6k(s, own, &heads, q, |i| rows.prefetch_ahead(s, i, b, bytes)),

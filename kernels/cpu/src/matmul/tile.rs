@@ -61,8 +61,13 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     let cols = x[0].len();
     for start in (0..cols).step_by(FLOAT_BLOCK) {
         let n = FLOAT_BLOCK.min(cols - start);
-        let x: [&[f32]; T] = std::array::from_fn(|t| &x[t][start..start + n]);
-        let weights: [&[Line]; P] = std::array::from_fn(|p| &panels[p][start..start + n]);
+        let (mut x, mut weights) = (x, panels);
+        for t in 0..T {
+            x[t] = &x[t][start..start + n];
+        }
+        for p in 0..P {
+            weights[p] = &weights[p][start..start + n];
+        }
         let mut part = [[s.splat(0.0); T]; P];
         for c in 0..n {
             let mut w = [s.splat(0.0); P];
@@ -138,16 +143,21 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
 ) {
     const STEPS: usize = SHORT_LEN / 4;
     let blocks = panels[0].d.len();
-    let range = |t: usize| {
+    let mut q: [&[[u8; SHORT_LEN]]; T] = [&[]; T];
+    let (mut scale, mut of_128): ([&[f32]; T], [&[i32]; T]) = ([&[]; T], [&[]; T]);
+    for t in 0..T {
         let start = (first + t) * blocks_in_row + block;
-        start..start + blocks
-    };
-    let q: [&[[u8; SHORT_LEN]]; T] = std::array::from_fn(|t| &x.q.as_chunks().0[range(t)]);
-    let scale: [&[f32]; T] = std::array::from_fn(|t| &x.scale[range(t)]);
-    let of_128: [&[i32]; T] = std::array::from_fn(|t| &x.bias[range(t)]);
-    let weights: [&[[Line; STEPS]]; P] = std::array::from_fn(|p| &panels[p].weights.as_chunks().0[..blocks]);
-    let d: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].d[..blocks]);
-    let m: [&[Floats]; P] = std::array::from_fn(|p| &panels[p].m[..blocks]);
+        q[t] = &x.q.as_chunks().0[start..start + blocks];
+        scale[t] = &x.scale[start..start + blocks];
+        of_128[t] = &x.bias[start..start + blocks];
+    }
+    let mut weights: [&[[Line; STEPS]]; P] = [&[]; P];
+    let (mut d, mut m): ([&[Floats]; P], [&[Floats]; P]) = ([&[]; P], [&[]; P]);
+    for p in 0..P {
+        weights[p] = &panels[p].weights.as_chunks().0[..blocks];
+        d[p] = &panels[p].d[..blocks];
+        m[p] = &panels[p].m[..blocks];
+    }
     let mut y = load::<S, P, T>(s, side, sums);
     for b in 0..blocks {
         let mut dot = [[s.splat_int(0); T]; P];
@@ -160,8 +170,12 @@ pub(super) fn short<S: Simd, B: Short, const P: usize, const T: usize>(
             }
         }
         if S::PAIRS && T.is_multiple_of(2) {
+            let mut x: [&[u8]; T] = [&[]; T];
+            for t in 0..T {
+                x[t] = &q[t][b];
+            }
             for p in 0..P {
-                dot[p] = s.dot_pairs(dot[p], &weights[p][b], std::array::from_fn(|t| &q[t][b][..]));
+                dot[p] = s.dot_pairs(dot[p], &weights[p][b], x);
             }
         } else {
             for k in 0..STEPS {
@@ -322,7 +336,10 @@ impl<const P: usize, const T: usize> LongBlock<'_, P, T> {
         }
         let steps = B::GROUP / 4;
         if S::PAIRS && T.is_multiple_of(2) {
-            let x = std::array::from_fn(|t| &self.q[t][g * B::GROUP..(g + 1) * B::GROUP]);
+            let mut x: [&[u8]; T] = [&[]; T];
+            for t in 0..T {
+                x[t] = &self.q[t][g * B::GROUP..(g + 1) * B::GROUP];
+            }
             for p in 0..P {
                 dot[p] = s.dot_pairs(dot[p], &self.weights[p][g * steps..(g + 1) * steps], x);
             }
