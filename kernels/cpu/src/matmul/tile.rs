@@ -50,7 +50,7 @@ pub(super) fn store<S: Simd, const P: usize, const T: usize>(
 }
 
 /// Adds the products with float weights (F32, F16, keys) to `y`: one line per column, `x` the same columns of
-/// `T` rows.
+/// `T` rows. The sums of several blocks run side by side if one block has too few to hide their latency.
 #[inline(always)]
 pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     s: S,
@@ -58,32 +58,56 @@ pub(crate) fn floats<S: Simd, const P: usize, const T: usize>(
     x: [&[f32]; T],
     mut y: Tile<S, P, T>,
 ) -> Tile<S, P, T> {
-    let cols = x[0].len();
-    for start in (0..cols).step_by(FLOAT_BLOCK) {
+    const SEVERAL: usize = 4;
+    let (cols, mut start) = (x[0].len(), 0);
+    if P * T < SEVERAL {
+        while start + SEVERAL * FLOAT_BLOCK <= cols {
+            y = float_blocks::<S, P, T, SEVERAL>(s, panels, x, (start, FLOAT_BLOCK), y);
+            start += SEVERAL * FLOAT_BLOCK;
+        }
+    }
+    while start < cols {
         let n = FLOAT_BLOCK.min(cols - start);
-        let (mut x, mut weights) = (x, panels);
-        for t in 0..T {
-            x[t] = &x[t][start..start + n];
-        }
-        for p in 0..P {
-            weights[p] = &weights[p][start..start + n];
-        }
-        let mut part = [[s.splat(0.0); T]; P];
-        for c in 0..n {
+        y = float_blocks::<S, P, T, 1>(s, panels, x, (start, n), y);
+        start += n;
+    }
+    y
+}
+
+/// Adds the products of `K` blocks of `n` columns from `start` on, in order.
+#[inline(always)]
+fn float_blocks<S: Simd, const P: usize, const T: usize, const K: usize>(
+    s: S,
+    mut panels: [&[Line]; P],
+    mut x: [&[f32]; T],
+    (start, n): (usize, usize),
+    mut y: Tile<S, P, T>,
+) -> Tile<S, P, T> {
+    for t in 0..T {
+        x[t] = &x[t][start..start + K * n];
+    }
+    for p in 0..P {
+        panels[p] = &panels[p][start..start + K * n];
+    }
+    let mut part = [[[s.splat(0.0); T]; P]; K];
+    for c in 0..n {
+        for k in 0..K {
             let mut w = [s.splat(0.0); P];
             for p in 0..P {
-                w[p] = s.load_line(&weights[p][c]);
+                w[p] = s.load_line(&panels[p][k * n + c]);
             }
             for t in 0..T {
-                let x = s.splat(x[t][c]);
+                let x = s.splat(x[t][k * n + c]);
                 for p in 0..P {
-                    part[p][t] = s.fma(w[p], x, part[p][t]);
+                    part[k][p][t] = s.fma(w[p], x, part[k][p][t]);
                 }
             }
         }
+    }
+    for k in 0..K {
         for p in 0..P {
             for t in 0..T {
-                y[p][t] = s.add(y[p][t], part[p][t]);
+                y[p][t] = s.add(y[p][t], part[k][p][t]);
             }
         }
     }

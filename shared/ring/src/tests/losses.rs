@@ -8,6 +8,7 @@ use crate::wire::frame::Frame;
 use crate::wire::link::Purpose;
 use crate::wire::memory::{Fate, Passing};
 use std::path::Path;
+use std::time::Instant;
 
 /// The result of one engine.
 static WANT: LazyLock<(Vec<f32>, Vec<TokenId>)> =
@@ -179,7 +180,12 @@ fn a_worker_whose_engine_panics_says_so_and_serves_the_next_head() {
     let words = "the engine panicked: an odd matrix";
     assert!(stats.lost[0].words.contains(words), "{stats:?}");
     let said = |(_, event): &(u8, WorkerEvent)| matches!(event, WorkerEvent::Failed { words: said, .. } if said.contains(words));
-    assert!(home.events.lock().unwrap().iter().any(said));
+    // The worker's program is told after the head is.
+    let begun = Instant::now();
+    while !home.events.lock().unwrap().iter().any(said) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the worker does not say it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let mut next = ring();
     check_answer(&mut next, "with the worker");
     let stats = next.handle().stats();
