@@ -10,9 +10,8 @@ use super::texts;
 
 /// Tokens of each continuation.
 const TOKENS: usize = 16;
-/// The most by which the logit of another choice may lie below that of the reference's choice. Both programs
-/// round activations to 8 bits, each in its own way. So a larger difference counts only if the same weights
-/// as floats, whose activations are not rounded, tell the two choices as clearly apart.
+/// The most by which the reference's logit of another choice may lie below that of its own. Both programs
+/// round activations to 8 bits, each in its own way.
 const EPSILON: f32 = 0.5;
 /// The fewest continuations that are equal to their ends.
 const EQUAL_MIN: usize = 16;
@@ -104,21 +103,16 @@ fn greedy_continuations_are_llama_cpps_wherever_it_is_clear() {
              most {largest:.3} below the reference's",
             prompts.len()
         );
-        assert!(prompts.len() >= 60 && equal >= EQUAL_MIN, "{real:?}: {equal} of {}", prompts.len());
-        if clear.is_empty() {
-            continue;
+        if !clear.is_empty() {
+            // Tells how far apart the choices are if no activation is rounded.
+            let (mut floats, _folder) = world.floats(CONTEXT);
+            for (number, text, choices, by) in &clear {
+                let exact = below(&mut floats, text, *choices);
+                let at = text.len();
+                println!("{real:?}: prompt {number}, token {at}: {by:.3} below, {exact:.3} with floats");
+            }
         }
-        let (mut floats, _folder) = world.floats(CONTEXT);
-        for (number, text, choices, by) in clear {
-            let exact = below(&mut floats, &text, choices);
-            println!(
-                "{real:?}: prompt {number}, token {}: {by:.3} below, {exact:.3} with floats",
-                text.len()
-            );
-            assert!(
-                exact <= EPSILON,
-                "{real:?}: prompt {number}: {choices:?} differ by {by}, {exact} as floats"
-            );
-        }
+        assert!(prompts.len() >= 60 && clear.is_empty(), "{real:?}: {} are further below", clear.len());
+        assert!(equal >= EQUAL_MIN, "{real:?}: {equal} of {} are equal", prompts.len());
     }
 }

@@ -448,7 +448,6 @@ fn transpose_quarters(r: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
-/// Broadcasts under a mask take no shuffle if they come from memory.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quarters(part: [__m128i; 4]) -> __m512i {
