@@ -3,6 +3,8 @@
 //! Only shapes and sizes are here: `blocks` decodes, `quantize` encodes. A [`Matrix`] checks its length once,
 //! so that the loops over it need no further checks.
 
+use std::borrow::Cow;
+
 use crate::error::KernelError;
 
 /// A storage format of weights. Blocks are laid out byte for byte as ggml lays them out (little-endian).
@@ -233,6 +235,20 @@ impl<'a> Matrix<'a> {
         to
     }
 
+    /// Returns the bytes as they were given. Their place in memory tells a matrix from all others.
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.data
+    }
+
+    /// Returns the bytes of the rows, one row after another, also if [`Self::repack`] has changed the order.
+    pub fn rows_in_order(&self) -> Cow<'a, [u8]> {
+        if !self.strips {
+            return Cow::Borrowed(self.data);
+        }
+        let rows = (0..self.rows).flat_map(|row| (0..self.blocks()).map(move |b| (row, b)));
+        Cow::Owned(rows.flat_map(|(row, b)| self.block(row, b)).copied().collect())
+    }
+
     /// Returns the number of blocks of a row.
     #[inline]
     pub(crate) const fn blocks(&self) -> usize {
@@ -340,6 +356,17 @@ mod tests {
             KernelError::TooLarge { format: Format::F32, rows: huge, cols: 3 }
         );
         assert_eq!(Matrix::new(Format::Q4K, 0, 256, &[]).unwrap().rows(), 0);
+    }
+
+    #[test]
+    fn rows_in_order_undo_repacking() {
+        let (rows, cols) = (19, 64);
+        let data: Vec<u8> = (0..rows * cols / 32 * 18).map(|at| (at * 7 % 251) as u8).collect();
+        let matrix = Matrix::new(Format::Q4_0, rows, cols, &data).unwrap();
+        assert!(matches!(matrix.rows_in_order(), Cow::Borrowed(same) if same == data));
+        let copy = matrix.repack();
+        assert_ne!(copy, data);
+        assert_eq!(Matrix::repacked(Format::Q4_0, rows, cols, &copy).unwrap().rows_in_order(), data);
     }
 
     #[test]

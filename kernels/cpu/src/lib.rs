@@ -25,6 +25,7 @@ mod error;
 mod exp;
 pub mod f16;
 pub mod format;
+pub mod grids;
 pub mod matmul;
 pub mod pool;
 pub mod quantize;

@@ -1,0 +1,62 @@
+//! Every kernel of a set against the scalar definition, over shapes and tail lengths.
+//!
+//! What each result must be:
+//! - Products, sums, factors, rotations and copies are equal to the scalar definition bit for bit, given the
+//!   same rounded activations. NaNs are equal, whatever their bits.
+//! - Rounded activations are equal too. On a device whose division is not exact, scales may differ by 3e-7 of
+//!   them, and one byte in a thousand by 1.
+//! - Functions with a division, a root or an exponential (norms, gates, the cap): the largest error is 2e-6
+//!   of the largest magnitude of the vector.
+//! - Attention: 3e-6 in the same way. Parts, chunks of rows and single queries are equal to all at once, bit
+//!   for bit.
+//! - A NaN or an infinity among the activations of a product makes its row's outputs NaN.
+//! - No kernel writes behind its numbers, or depends on memory that nobody has written.
+
+mod altered;
+mod attention;
+mod blocks;
+mod cache;
+pub mod host;
+mod memory;
+mod numbers;
+mod probe;
+mod products;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::device::Device;
+use crate::kernel::Kernel;
+
+pub use host::HostDevice;
+
+/// Runs all cases of one kernel.
+///
+/// # Panics
+/// If a result is not the expected one, or the device has a fault. The message names the kernel, the device,
+/// the shape, and the number that differs.
+pub fn check(device: &dyn Device, kernel: Kernel) {
+    let mut probe = probe::Probe::new(device, kernel);
+    match kernel {
+        Kernel::Quantize { block } => products::check_rounding(&mut probe, block as usize),
+        Kernel::MatVec { .. }
+        | Kernel::MatMul { .. }
+        | Kernel::MatVecFloat { .. }
+        | Kernel::MatMulFloat { .. } => products::check(&mut probe),
+        Kernel::Append | Kernel::Keep => cache::check(&mut probe),
+        Kernel::Attend(width) | Kernel::AttendPart(width) | Kernel::AttendJoin(width) => {
+            attention::check(&mut probe, width);
+        }
+        Kernel::Score => attention::check_score(&mut probe),
+        _ => numbers::check(&mut probe),
+    }
+    assert_eq!(device.fault(), None, "{}", kernel.name());
+}
+
+/// Checks the commands of a device that run no kernel, and their order with those that do.
+///
+/// # Panics
+/// As [`check`].
+pub fn check_memory(device: &dyn Device) {
+    memory::check(device);
+}

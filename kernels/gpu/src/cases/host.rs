@@ -1,0 +1,179 @@
+//! A device in host memory that computes every kernel from its documented buffers and numbers.
+//!
+//! It proves that the cases and the launches of [`crate::ops`] agree with the table of kernels. It also
+//! stands for a GPU in tests of what uses one. Each command is done when its call returns. Only the numbers
+//! that a launch's workgroups cover are computed, so a grid that is too small shows as a wrong result. Fresh
+//! memory holds NaN.
+
+mod attention;
+mod launches;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use baton_kernels_cpu::Pool;
+
+use crate::device::{Buffer, Device, Facts, GpuError, Interface, Launch, Tiles};
+
+/// What fresh memory holds: a NaN, and an index that no table has.
+const UNDEFINED: u8 = 0xff;
+
+/// Tile sizes that are no multiples of each other.
+const TILES: Tiles = Tiles { matvec_rows: 3, matmul_rows: 8, matmul_tokens: 5, numbers: 16 };
+
+/// A device in host memory.
+#[derive(Debug)]
+pub struct HostDevice {
+    facts: Facts,
+    budget: Option<u64>,
+    used: Arc<AtomicU64>,
+    fault: Mutex<Option<GpuError>>,
+    /// Held while a command runs.
+    order: Mutex<()>,
+    pool: Pool,
+}
+
+/// The memory of a buffer: whole words.
+#[derive(Debug)]
+struct Memory {
+    bytes: RwLock<Vec<u8>>,
+    counted: u64,
+    used: Arc<AtomicU64>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.counted, Ordering::Relaxed);
+    }
+}
+
+impl HostDevice {
+    /// Makes a device that gives out at most `budget` bytes; without a budget, as much as the host has.
+    pub fn new(budget: Option<u64>) -> Self {
+        let facts = Facts {
+            name: "host memory".to_owned(),
+            interface: Interface::Vulkan,
+            index: 0,
+            is_software: true,
+            shares_memory: true,
+            memory_bytes: budget,
+            binding_bytes: 1 << 30,
+        };
+        Self {
+            facts,
+            budget,
+            used: Arc::default(),
+            fault: Mutex::default(),
+            order: Mutex::default(),
+            pool: Pool::single(),
+        }
+    }
+
+    /// Keeps a fault, as if the device had it. For tests of what follows.
+    pub fn fail(&self, fault: GpuError) {
+        self.kept().get_or_insert(fault);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<GpuError>> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until this command may run. Returns `None` if the device has a fault.
+    fn begin(&self) -> Option<MutexGuard<'_, ()>> {
+        let turn = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        self.kept().is_none().then_some(turn)
+    }
+}
+
+/// Returns the memory of a buffer of this device.
+///
+/// # Panics
+/// If the buffer is another device's.
+fn memory(buffer: &Buffer) -> &RwLock<Vec<u8>> {
+    &buffer.raw::<Memory>().expect("a buffer of this device, which has no fault").bytes
+}
+
+/// Returns the range of `len` bytes from `at` on.
+///
+/// # Panics
+/// If a number is not a multiple of four.
+fn range(at: u64, len: usize) -> std::ops::Range<usize> {
+    assert!(at.is_multiple_of(4) && len.is_multiple_of(4), "{len} bytes at {at} are not whole words");
+    at as usize..at as usize + len
+}
+
+impl Device for HostDevice {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn tiles(&self) -> Tiles {
+        TILES
+    }
+
+    fn alloc(&self, bytes: u64) -> Buffer {
+        let Some(_turn) = self.begin() else { return Buffer::new(Arc::new(()), bytes) };
+        let counted = bytes.next_multiple_of(4);
+        let used = self.used.load(Ordering::Relaxed);
+        if self.budget.is_some_and(|budget| used + counted > budget) {
+            self.fail(GpuError::OutOfMemory { wanted: bytes, used, budget: self.budget });
+            return Buffer::new(Arc::new(()), bytes);
+        }
+        self.used.fetch_add(counted, Ordering::Relaxed);
+        let fresh = RwLock::new(vec![UNDEFINED; counted as usize]);
+        Buffer::new(Arc::new(Memory { bytes: fresh, counted, used: Arc::clone(&self.used) }), bytes)
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Buffer {
+        let buffer = self.alloc(bytes.len() as u64);
+        if let Some(_turn) = self.begin() {
+            let mut to = memory(&buffer).write().unwrap_or_else(PoisonError::into_inner);
+            to[..bytes.len()].copy_from_slice(bytes);
+        }
+        buffer
+    }
+
+    fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
+        let Some(_turn) = self.begin() else { return };
+        memory(to).write().unwrap_or_else(PoisonError::into_inner)[range(at, bytes.len())]
+            .copy_from_slice(bytes);
+    }
+
+    fn clear(&self, buffer: &Buffer) {
+        let Some(_turn) = self.begin() else { return };
+        memory(buffer).write().unwrap_or_else(PoisonError::into_inner).fill(0);
+    }
+
+    fn copy(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, bytes: u64) {
+        let Some(_turn) = self.begin() else { return };
+        let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
+        let mut to = memory(to).try_write().expect("a copy is between two different buffers");
+        to[range(to_at, bytes as usize)].copy_from_slice(&from[range(from_at, bytes as usize)]);
+    }
+
+    fn launch(&self, launch: &Launch<'_>) {
+        let Some(_turn) = self.begin() else { return };
+        launches::run(&self.pool, launch);
+    }
+
+    fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError> {
+        let Some(_turn) = self.begin() else {
+            return Err(self.fault().expect("a device that does nothing has a fault"));
+        };
+        let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
+        out.copy_from_slice(&from[range(at, out.len())]);
+        Ok(())
+    }
+
+    fn fault(&self) -> Option<GpuError> {
+        self.kept().clone()
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.budget.map(|budget| budget.saturating_sub(self.used_bytes()))
+    }
+}

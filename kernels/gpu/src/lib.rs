@@ -1,0 +1,24 @@
+//! What every GPU kernel set has in common: the device's interface, the table of kernels, and their launches.
+//!
+//! There are two sets of kernels, `kernels/wgpu` (WGSL) and `kernels/cuda` (CUDA C++). Each implements
+//! [`Device`] and every [`Kernel`]. The engine calls the functions of [`ops`] and knows neither set.
+//!
+//! What always holds:
+//! - **The scalar definition of `kernels/cpu` is the definition here too.** A kernel adds in the same order.
+//!   It multiplies and adds in one step if the definition says `mul_add`. Activations are rounded to bytes in
+//!   the same blocks. So an output element does not depend on batch, chunk or tile, and results differ from
+//!   those of the CPU only as far as a GPU's division and square root do.
+//! - **Commands take effect in the order of the calls**, also [`Device::write`] and [`Device::upload`].
+//! - **A device keeps its first fault** ([`Device::fault`]): out of memory, a lost device, a kernel that does
+//!   not compile. After it, commands do nothing and reads fail. Whoever computes asks once per step.
+
+#[cfg(feature = "cases")]
+pub mod cases;
+mod device;
+mod kernel;
+mod matrix;
+pub mod ops;
+
+pub use device::{Buffer, Device, Facts, GpuError, Interface, Launch, Tiles};
+pub use kernel::{ATTEND_VECTORS, AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
+pub use matrix::{DeviceMatrix, Quantized};
