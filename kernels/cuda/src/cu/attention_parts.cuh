@@ -1,0 +1,198 @@
+// Attention by parts of 256 keys, for few items with many keys: the same bits as `attention.cuh`.
+
+// Where the state of vector `v` begins: its top, its sum, its output.
+DEVICE u64 state_start(const AttendArgs& args, u32 item, u32 parts, u32 part, u32 v) {
+    return ((((u64)item * args.kv_heads + blockIdx.y) * parts + part) * VECTORS + v) * (2u + args.d);
+}
+
+template <u32 WIDTH>
+DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys, const u32* values,
+                        const u32* table, const u32* items, float* states, u32 parts) {
+    typedef Shape<WIDTH> S;
+    __shared__ __align__(16) AttendShared<WIDTH> shared;
+    Attention<WIDTH> self(args, q, keys, values, table, read_item(items, blockIdx.x), shared);
+    u32 chunks = (self.item.position + self.item.rows + CHUNK - 1u) / CHUNK;
+    u32 first = blockIdx.z * (PART / CHUNK);
+    u32 last = first + PART / CHUNK < chunks ? first + PART / CHUNK : chunks;
+    Online part[S::PER_WARP];
+    Outputs<S::EACH> out;
+    clear(part);
+    out.clear(out);
+    if (first < last) {
+        self.stage_queries();
+        self.take(first, last, part, out);
+    }
+#pragma unroll
+    for (u32 i = 0; i < S::PER_WARP; i++) {
+        u32 v = self.warp + i * S::WARPS;
+        if (v >= self.vectors || self.lane != 0) continue;
+        float* state = states + state_start(args, blockIdx.x, parts, blockIdx.z, v);
+        state[0] = part[i].top;
+        state[1] = part[i].sum;
+    }
+    u32 pair = threadIdx.x % S::PAIRS, set = threadIdx.x / S::PAIRS;
+    if (pair >= self.pairs || set >= S::SETS) return;
+#pragma unroll
+    for (u32 x = 0; x < S::EACH; x++) {
+        u32 v = x * S::SETS + set;
+        if (v >= self.vectors) continue;
+        float2 two = {out.low[x], out.high[x]};
+        *(float2*)(states + state_start(args, blockIdx.x, parts, blockIdx.z, v) + 2u + 2u * pair) = two;
+    }
+}
+
+#define ATTEND_PART(name, width)                                                                             \
+    extern "C" __global__ void __launch_bounds__(Shape<width>::THREADS, Shape<width>::GROUPS)                \
+        name(const float* q, const u32* keys, const u32* values, const u32* table, const u32* items,         \
+             float* states, u32 n_items, u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, \
+             u32 first_keys, u32 has_sinks, u32 lse_width, u32 parts) {                                      \
+        if (blockIdx.x >= n_items || blockIdx.y >= kv_heads || blockIdx.z >= parts) return;                  \
+        AttendArgs args = {n_items, kv_heads, group, d, scale, cap, window, first_keys, has_sinks,           \
+                           lse_width};                                                                       \
+        attend_part<width>(args, q, keys, values, table, items, states, parts);                              \
+    }
+
+// Threads of a workgroup that joins parts, and parts that it takes at a time.
+#define JOIN_THREADS 256u
+#define JOIN_WARPS (JOIN_THREADS / WARP)
+#define JOIN_PARTS 32u
+
+struct JoinShared {
+    // Factors of the outputs so far and of a part, and whether the part is joined.
+    float before[VECTORS][JOIN_PARTS];
+    float here[VECTORS][JOIN_PARTS];
+    u32 joins[VECTORS];
+    float factor[VECTORS];
+    float sum[VECTORS];
+};
+
+// Joins the softmax of up to 32 parts, a lane for each, and leaves the factors of the outputs. The tops and
+// sums are taken in order; only the exponentials run side by side.
+DEVICE void join_softmax(JoinShared& shared, u32 v, u32 lane, u32 n, float top, float sum, Online& total) {
+    bool joins = lane < n && sum != 0.0f;
+    u32 mask = __ballot_sync(ALL_LANES, joins);
+    float running = total.top, top_before = 0.0f, top_after = 0.0f;
+    for (u32 p = 0; p < n; p++) {
+        float other = __shfl_sync(ALL_LANES, top, p);
+        if (lane == p) top_before = running;
+        if ((mask >> p & 1u) != 0) running = larger(running, other);
+        if (lane == p) top_after = running;
+    }
+    float before = exponential(sub(top_before, top_after)), here = exponential(sub(top, top_after));
+    float all = total.sum;
+    for (u32 p = 0; p < n; p++) {
+        float b = __shfl_sync(ALL_LANES, before, p), h = __shfl_sync(ALL_LANES, here, p);
+        float s = __shfl_sync(ALL_LANES, sum, p);
+        if ((mask >> p & 1u) != 0) all = fused(s, h, mul(all, b));
+    }
+    total = {running, all};
+    shared.before[v][lane] = before;
+    shared.here[v][lane] = here;
+    if (lane == 0) shared.joins[v] = mask;
+}
+
+template <u32 WIDTH>
+DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* items, const float* sinks,
+                        float* out, float* lse, u32 parts) {
+    const u32 NUMBERS_EACH = VECTORS * WIDTH / JOIN_THREADS, PER_WARP = VECTORS / JOIN_WARPS;
+    __shared__ __align__(16) JoinShared shared;
+    Item item = read_item(items, blockIdx.x);
+    u32 vectors = item.rows * item.heads, d = args.d;
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Online total[PER_WARP];
+    clear(total);
+    float acc[NUMBERS_EACH];
+#pragma unroll
+    for (u32 x = 0; x < NUMBERS_EACH; x++) acc[x] = 0.0f;
+    for (u32 first = 0; first < parts; first += JOIN_PARTS) {
+        u32 n = parts - first < JOIN_PARTS ? parts - first : JOIN_PARTS;
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < PER_WARP; i++) {
+            u32 v = warp + i * JOIN_WARPS;
+            if (v >= vectors) continue;
+            u32 mine = first + (lane < n ? lane : 0u);
+            const float* state = states + state_start(args, blockIdx.x, parts, mine, v);
+            join_softmax(shared, v, lane, n, state[0], state[1], total[i]);
+        }
+        __syncthreads();
+        // The loads of one part do not wait for each other.
+#pragma unroll 1
+        for (u32 p = 0; p < n; p++) {
+            const float* part = states + state_start(args, blockIdx.x, parts, first + p, 0) + 2u;
+#pragma unroll
+            for (u32 x = 0; x < NUMBERS_EACH; x++) {
+                u32 number = threadIdx.x + x * JOIN_THREADS, v = number / WIDTH, c = number % WIDTH;
+                if (v >= vectors || c >= d || (shared.joins[v] >> p & 1u) == 0) continue;
+                acc[x] = fused(part[v * (2u + d) + c], shared.here[v][p], mul(acc[x], shared.before[v][p]));
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < PER_WARP; i++) {
+        u32 v = warp + i * JOIN_WARPS;
+        if (v >= vectors || lane != 0) continue;
+        u32 head = blockIdx.y * args.group + item.head + v % item.heads;
+        shared.factor[v] = args.has_sinks != 0 ? add_sink(total[i], sinks[head]) : 1.0f;
+        shared.sum[v] = total[i].sum;
+        lse[(u64)(item.row + v / item.heads) * args.lse_width + head] = log_sum(total[i]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 x = 0; x < NUMBERS_EACH; x++) {
+        u32 number = threadIdx.x + x * JOIN_THREADS, v = number / WIDTH, c = number % WIDTH;
+        if (v >= vectors || c >= d) continue;
+        u64 row = item.row + v / item.heads;
+        u32 head = blockIdx.y * args.group + item.head + v % item.heads;
+        out[(row * args.kv_heads * args.group + head) * d + c] =
+            finished(acc[x], shared.factor[v], shared.sum[v], args.has_sinks != 0);
+    }
+}
+
+#define ATTEND_JOIN(name, width)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const float* states, const u32* items, const float* sinks, float* out, float* lse, u32 n_items, \
+             u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, u32 first_keys,             \
+             u32 has_sinks, u32 lse_width, u32 parts) {                                                      \
+        if (blockIdx.x >= n_items || blockIdx.y >= kv_heads) return;                                         \
+        AttendArgs args = {n_items, kv_heads, group, d, scale, cap, window, first_keys, has_sinks,           \
+                           lse_width};                                                                       \
+        attend_join<width>(args, states, items, sinks, out, lse, parts);                                     \
+    }
+
+// The weights of one key, added up over rows in order. A lane has a key, so keys are read as whole lines.
+#define SCORE(name)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const float* q, const u32* keys, const u32* table, const float* lse, float* out, u32 n, u32 row,\
+             u32 rows, u32 position, u32 q_width, u32 head, u32 lse_width, u32 kv_heads, u32 kv_head, u32 d, \
+             float scale, float cap, u32 window, u32 first_keys) {                                           \
+        u32 key = flat_number();                                                                             \
+        if (key >= n) return;                                                                                \
+        u64 block = (u64)table[key / CHUNK] * kv_heads + kv_head;                                            \
+        const u32* words = keys + block * (d / 2u) * CHUNK + key % CHUNK;                                    \
+        float total = 0.0f;                                                                                  \
+        for (u32 i = 0; i < rows; i++) {                                                                     \
+            if (!sees(position + i, key, window, first_keys)) continue;                                      \
+            const float* query = q + (u64)(row + i) * q_width + (u64)head * d;                               \
+            float s = mul(key_product(query, words, d), scale);                                              \
+            if (cap != 0.0f) s = soft_cap(s, cap);                                                           \
+            total = add(total, exponential(sub(s, lse[(u64)(row + i) * lse_width + head])));                 \
+        }                                                                                                    \
+        out[key] = total;                                                                                    \
+    }
+
+// The product of a query and a key, 32 dimensions at a time.
+DEVICE float key_product(const float* query, const u32* words, u32 d) {
+    float dot = 0.0f;
+    for (u32 first = 0; first < d / 2u; first += 16u) {
+        u32 last = first + 16u < d / 2u ? first + 16u : d / 2u;
+        float p = 0.0f;
+        for (u32 c = first; c < last; c++) {
+            u32 word = words[c * CHUNK];
+            p = fused(query[2u * c], half_to_float(word & 0xffffu), p);
+            p = fused(query[2u * c + 1u], half_to_float(word >> 16), p);
+        }
+        dot = add(dot, p);
+    }
+    return dot;
+}

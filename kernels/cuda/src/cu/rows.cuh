@@ -1,0 +1,188 @@
+// Norms, operations on each number, copies, rotary positions, and the cache of keys and values.
+
+// Floats of a row that lie in shared memory at a time.
+#define NORM_CHUNK 4096u
+
+// The factor of an RMS norm. Value `i` is in lane `i % 16`; the lanes are added eight, four, two and one
+// apart.
+DEVICE float inverse_rms(const float* x, u32 width, float eps) {
+    __shared__ float staged[NORM_CHUNK];
+    __shared__ float inverse;
+    float lane = 0.0f;
+    for (u32 first = 0; first < width; first += NORM_CHUNK) {
+        u32 n = width - first < NORM_CHUNK ? width - first : NORM_CHUNK;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < n; i += blockDim.x) staged[i] = x[first + i];
+        __syncthreads();
+        if (threadIdx.x < 16u) {
+#pragma unroll 8
+            for (u32 i = threadIdx.x; i < n; i += 16u) lane = fused(staged[i], staged[i], lane);
+        }
+    }
+    if (threadIdx.x < WARP) {
+        for (u32 apart = 8; apart > 0; apart /= 2) lane = add(lane, __shfl_xor_sync(ALL_LANES, lane, apart));
+        float square = add(divide(lane, (float)width), eps);
+        float factor = is_finite(square) ? divide(1.0f, root(square)) : bits_to_float(0x7fc00000u);
+        if (threadIdx.x == 0) inverse = factor;
+    }
+    __syncthreads();
+    return inverse;
+}
+
+DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {
+    u32 row = flat_group();
+    if (row >= n) return;
+    u64 at = (u64)row * width;
+    float inverse = inverse_rms(x + at, width, eps);
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+        out[at + i] = mul(mul(x[at + i], inverse), weight[i]);
+    }
+}
+
+#define RMS_NORM(name)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {                 \
+        rms_norm_row(x, weight, out, n, width, eps);                                                         \
+    }
+
+#define RMS_NORM_IN_PLACE(name)                                                                              \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(float* x, const float* weight, u32 n, u32 width, float eps) {                                   \
+        rms_norm_row(x, weight, x, n, width, eps);                                                           \
+    }
+
+struct Scale {
+    DEVICE float apply(float x, float a) { return mul(x, a); }
+};
+struct SoftCap {
+    DEVICE float apply(float x, float a) { return soft_cap(x, a); }
+};
+
+#define MAP(name, op)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256) name(float* x, u32 n, float a) {                       \
+        u32 i = flat_number();                                                                               \
+        if (i < n) x[i] = op::apply(x[i], a);                                                                \
+    }
+
+struct Add {
+    DEVICE float apply(float x, float y) { return add(x, y); }
+};
+struct Swiglu {
+    DEVICE float apply(float x, float y) { return mul(divide(x, add(1.0f, exponential(-x))), y); }
+};
+struct Geglu {
+    DEVICE float apply(float x, float y) {
+        float twice_u = mul(mul(1.595769f, x), add(1.0f, mul(mul(0.044715f, x), x)));
+        return mul(divide(x, add(1.0f, exponential(-twice_u))), y);
+    }
+};
+struct SwigluClamped {
+    DEVICE float apply(float gate, float up) {
+        float x = gate > 7.0f ? 7.0f : gate;
+        float y = up > 7.0f ? 7.0f : up;
+        y = y < -7.0f ? -7.0f : y;
+        return mul(divide(x, add(1.0f, exponential(mul(-1.702f, x)))), add(y, 1.0f));
+    }
+};
+struct GateBySigmoid {
+    DEVICE float apply(float x, float y) { return mul(x, divide(1.0f, add(1.0f, exponential(-y)))); }
+};
+
+#define ZIP(name, op)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256) name(float* x, const float* y, u32 n) {                \
+        u32 i = flat_number();                                                                               \
+        if (i < n) x[i] = op::apply(x[i], y[i]);                                                             \
+    }
+
+#define ADD_BIAS(name)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) name(float* x, const float* bias, u32 n, u32 width) {  \
+        u32 i = flat_number();                                                                               \
+        if (i < n) x[i] = add(x[i], bias[i % width]);                                                        \
+    }
+
+#define SCALE_ROWS(name)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(float* x, const float* factors, u32 n, u32 width) {                                             \
+        u32 i = flat_number();                                                                               \
+        if (i < n) x[i] = mul(x[i], factors[i / width]);                                                     \
+    }
+
+#define COPY(name)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const u32* x, u32* out, u32 n, u32 len, u32 from, u32 from_at, u32 to, u32 to_at) {             \
+        u32 i = flat_number();                                                                               \
+        if (i >= n) return;                                                                                  \
+        u32 g = i / len, j = i % len;                                                                        \
+        out[(u64)g * to + to_at + j] = x[(u64)g * from + from_at + j];                                       \
+    }
+
+#define GATHER(name)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const u32* x, const u32* rows, u32* out, u32 n, u32 width) {                                    \
+        u32 i = flat_number();                                                                               \
+        if (i < n) out[i] = x[(u64)rows[i / width] * width + i % width];                                     \
+    }
+
+#define ADD_SCALED(name)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(float* x, const float* y, const u32* rows, const float* factors, u32 n, u32 width) {            \
+        u32 i = flat_number();                                                                               \
+        if (i >= n) return;                                                                                  \
+        u32 row = i / width;                                                                                 \
+        u64 at = (u64)rows[row] * width + i % width;                                                         \
+        x[at] = add(x[at], mul(factors[row], y[i]));                                                         \
+    }
+
+// Rotates pair `i`: members `step` apart in the head.
+DEVICE void rotate(float* x, const float* cosines, const float* sines, u32 i, u32 heads, u32 d, u32 half,
+                   bool adjacent) {
+    u32 pair = i % half, head = i / half;
+    u64 at = (u64)head * d + (adjacent ? 2u * pair : pair);
+    u64 other = at + (adjacent ? 1u : half);
+    u64 angle = (u64)(head / heads) * half + pair;
+    float a = x[at], b = x[other], c = cosines[angle], s = sines[angle];
+    x[at] = sub(mul(a, c), mul(b, s));
+    x[other] = add(mul(a, s), mul(b, c));
+}
+
+#define ROPE(name, adjacent)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(float* x, const float* cosines, const float* sines, u32 n, u32 heads, u32 d, u32 half) {        \
+        u32 i = flat_number();                                                                               \
+        if (i < n) rotate(x, cosines, sines, i, heads, d, half, adjacent);                                   \
+    }
+
+// The words of dimensions `2 c` and `2 c + 1` of a slot.
+DEVICE u64 key_word(u32 slot, u32 head, u32 c, u32 heads, u32 pairs) {
+    return (((u64)(slot / 32u) * heads + head) * pairs + c) * 32u + slot % 32u;
+}
+DEVICE u64 value_word(u32 slot, u32 head, u32 c, u32 heads, u32 pairs) {
+    return (((u64)(slot / 32u) * heads + head) * 32u + slot % 32u) * pairs + c;
+}
+
+DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | float_to_half(high) << 16; }
+
+#define APPEND(name)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(const float* k, const float* v, const u32* places, u32* keys, u32* values, u32 n, u32 heads,    \
+             u32 d) {                                                                                        \
+        u32 i = flat_number();                                                                               \
+        if (i >= n) return;                                                                                  \
+        u32 pairs = d / 2u, c = i % pairs, head = i / pairs % heads, token = i / pairs / heads;              \
+        u32 row = places[2u * token], slot = places[2u * token + 1u];                                        \
+        u64 at = ((u64)row * heads + head) * d + 2u * c;                                                     \
+        keys[key_word(slot, head, c, heads, pairs)] = two_halves(k[at], k[at + 1u]);                         \
+        values[value_word(slot, head, c, heads, pairs)] = two_halves(v[at], v[at + 1u]);                     \
+    }
+
+#define KEEP(name)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(u32* keys, u32* values, const u32* moves, u32 n, u32 heads, u32 d) {                            \
+        u32 i = flat_number();                                                                               \
+        if (i >= n) return;                                                                                  \
+        u32 pairs = d / 2u, c = i % pairs;                                                                   \
+        const u32* move = moves + 3u * (u64)(i / pairs);                                                     \
+        u32 head = move[0], from = move[1], to = move[2];                                                    \
+        keys[key_word(to, head, c, heads, pairs)] = keys[key_word(from, head, c, heads, pairs)];             \
+        values[value_word(to, head, c, heads, pairs)] = values[value_word(from, head, c, heads, pairs)];     \
+    }

@@ -1,0 +1,24 @@
+//! The GPU kernels in CUDA C++, and the device that runs them through NVIDIA's driver.
+//!
+//! The text of the kernels ([`source`]) is compiled by NVRTC for the device at hand, a kernel at its first
+//! use, and kept on disk. Nothing of CUDA is needed to build this crate or to start a program that has it:
+//! libraries are opened when they are asked for ([`devices`], [`open`]).
+//!
+//! What always holds:
+//! - **The bits of the scalar definition.** No text lets a compiler join a product with a sum; division and
+//!   roots are rounded as IEEE says. Only the logarithm of a log-sum-exp is the device's own.
+//! - **One stream.** Commands take effect in the order of the calls. Only [`CudaDevice`]'s `read`, full
+//!   staging pages and new memory wait for the device.
+//! - **Errors stay.** The first one is kept; after it, commands do nothing.
+
+mod cache;
+mod compile;
+mod device;
+mod error;
+mod pool;
+pub mod source;
+mod staging;
+
+pub use compile::{compile, has_compiler};
+pub use device::{CudaDevice, devices, open};
+pub use error::OpenError;

@@ -1,0 +1,272 @@
+//! The text of the kernels: CUDA C++, assembled for the kernels that are wanted.
+//!
+//! A text has no `#include`, so NVRTC compiles it without a toolkit. Tables that the formats are defined by
+//! are written from those of `kernels/cpu`.
+
+use std::fmt::Write;
+
+use baton_kernels_cpu::{Format, RopeStyle, grids};
+use baton_kernels_gpu::{AttendWidth, Kernel, MapOp, Tiles, ZipOp};
+
+const COMMON: &str = include_str!("cu/common.cuh");
+const ROWS: &str = include_str!("cu/rows.cuh");
+const QUANTIZE: &str = include_str!("cu/quantize.cuh");
+const SHORT: &str = include_str!("cu/short.cuh");
+const LONG: &str = include_str!("cu/long.cuh");
+const CODEBOOKS: &str = include_str!("cu/codebooks.cuh");
+const PLACE: &str = include_str!("cu/place.cuh");
+const MATVEC: &str = include_str!("cu/matvec.cuh");
+const FLOATS: &str = include_str!("cu/floats.cuh");
+const MMA: &str = include_str!("cu/mma.cuh");
+const MATMUL: &str = include_str!("cu/matmul.cuh");
+const ATTENTION: &str = include_str!("cu/attention.cuh");
+const ATTENTION_PARTS: &str = include_str!("cu/attention_parts.cuh");
+
+/// The tile sizes of the kernels.
+pub const TILES: Tiles = Tiles { matvec_rows: 8, matmul_rows: 64, matmul_tokens: 64, numbers: 256 };
+
+/// Options of every compiler of these texts: a product and a sum are never joined, and division, square root
+/// and small numbers are those of IEEE. (All but the first are what the compilers do by themselves.)
+pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+
+/// Kernels whose texts are alike, under a name.
+#[derive(Debug, Clone)]
+pub struct Family {
+    /// The name.
+    pub name: &'static str,
+    /// Its kernels.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Returns all kernels in families, each of which makes one text of reasonable size.
+pub fn families() -> Vec<Family> {
+    let name = |kernel: &Kernel| match kernel {
+        Kernel::MatVec { format, .. } if format.block_len() == 32 => "matvec_short",
+        Kernel::MatVec { format, .. } if grids::codebook(*format).is_empty() => "matvec_long",
+        Kernel::MatVec { .. } => "matvec_codebook",
+        Kernel::MatMul { format } if format.block_len() == 32 => "matmul_short",
+        Kernel::MatMul { format } if grids::codebook(*format).is_empty() => "matmul_long",
+        Kernel::MatMul { .. } => "matmul_codebook",
+        Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. } => "floats",
+        Kernel::Attend(_) | Kernel::AttendPart(_) | Kernel::AttendJoin(_) | Kernel::Score => "attention",
+        _ => "rows",
+    };
+    let mut families: Vec<Family> = Vec::new();
+    for kernel in Kernel::all() {
+        let name = name(&kernel);
+        match families.iter_mut().find(|family| family.name == name) {
+            Some(family) => family.kernels.push(kernel),
+            None => families.push(Family { name, kernels: vec![kernel] }),
+        }
+    }
+    families
+}
+
+/// Returns the name of a kernel's function in its text.
+pub fn entry(kernel: Kernel) -> String {
+    format!("baton_{}", kernel.name())
+}
+
+/// Returns the threads of a workgroup of a kernel.
+pub const fn threads(kernel: Kernel) -> u32 {
+    match kernel {
+        Kernel::Quantize { block: 32 } => 32,
+        Kernel::Quantize { .. } => 64,
+        Kernel::MatVec { .. } | Kernel::MatVecFloat { .. } => 128,
+        Kernel::Attend(AttendWidth::D576) | Kernel::AttendPart(AttendWidth::D576) => 320,
+        _ => 256,
+    }
+}
+
+/// Returns the name of the table that the text of a format's codebook uses.
+fn table_name(format: Format) -> Option<&'static str> {
+    match format {
+        Format::Iq1S | Format::Iq1M => Some("TERNARY_GRID"),
+        Format::Iq2Xxs => Some("IQ2_XXS_GRID"),
+        Format::Iq2Xs => Some("IQ2_XS_GRID"),
+        Format::Iq2S => Some("IQ2_S_GRID"),
+        Format::Iq3Xxs => Some("IQ3_XXS_GRID"),
+        Format::Iq3S => Some("IQ3_S_GRID"),
+        _ => None,
+    }
+}
+
+/// Returns the format of the weights that a kernel decodes, if it does.
+const fn format_of(kernel: Kernel) -> Option<Format> {
+    match kernel {
+        Kernel::MatVec { format, .. } | Kernel::MatMul { format } => Some(format),
+        _ => None,
+    }
+}
+
+/// Appends `{a, b, ...}`.
+fn push_words(text: &mut String, words: &[u32]) {
+    text.push('{');
+    for word in words {
+        write!(text, "{word:#x}u,").expect("writing to a string cannot fail");
+    }
+    text.push('}');
+}
+
+/// Appends the values of the nibbles that index a table, four a word.
+fn push_nibble_values(text: &mut String) {
+    for (name, format) in [("IQ4_VALUES", Format::Iq4Nl), ("MXFP4_VALUES", Format::Mxfp4)] {
+        let values = grids::nibble_values(format).expect("nibbles of this format index a table");
+        let bytes = values.map(i8::cast_unsigned);
+        let words: Vec<u32> = bytes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four)).collect();
+        write!(text, "#define {name} ").expect("writing to a string cannot fail");
+        push_words(text, &words);
+        text.push('\n');
+    }
+}
+
+/// Appends the codebooks of these kernels, each once.
+fn push_codebooks(text: &mut String, kernels: &[Kernel]) {
+    let mut done = Vec::new();
+    for format in kernels.iter().copied().filter_map(format_of) {
+        if let Some(name) = table_name(format).filter(|name| !done.contains(name)) {
+            done.push(name);
+            let words = grids::codebook(format);
+            write!(text, "#define WITH_{name}\nstatic __device__ const u32 {name}[{}] = ", words.len())
+                .expect("writing to a string cannot fail");
+            push_words(text, &words);
+            text.push_str(";\n");
+        }
+    }
+}
+
+/// Returns the line that makes a kernel's function.
+fn line(kernel: Kernel) -> String {
+    let name = entry(kernel);
+    let kind = |format: Format| if format.block_len() == 32 { "short" } else { "long" };
+    match kernel {
+        Kernel::Quantize { block } => format!("QUANTIZE({name}, {block})"),
+        Kernel::MatVec { format, tokens } => {
+            format!("MATVEC({name}, {}, {format:?}, {tokens}u)", kind(format))
+        }
+        Kernel::MatMul { format } => format!("MATMUL({name}, {}, {format:?})", kind(format)),
+        Kernel::MatVecFloat { format, tokens } => format!("MATVEC_FLOAT({name}, {format:?}, {tokens}u)"),
+        Kernel::MatMulFloat { format } => format!("MATMUL_FLOAT({name}, {format:?})"),
+        Kernel::RmsNorm => format!("RMS_NORM({name})"),
+        Kernel::RmsNormInPlace => format!("RMS_NORM_IN_PLACE({name})"),
+        Kernel::Map(MapOp::Scale) => format!("MAP({name}, Scale)"),
+        Kernel::Map(MapOp::SoftCap) => format!("MAP({name}, SoftCap)"),
+        Kernel::Zip(op) => {
+            let op = match op {
+                ZipOp::Add => "Add",
+                ZipOp::Swiglu => "Swiglu",
+                ZipOp::Geglu => "Geglu",
+                ZipOp::SwigluClamped => "SwigluClamped",
+                ZipOp::GateBySigmoid => "GateBySigmoid",
+            };
+            format!("ZIP({name}, {op})")
+        }
+        Kernel::AddBias => format!("ADD_BIAS({name})"),
+        Kernel::ScaleRows => format!("SCALE_ROWS({name})"),
+        Kernel::Copy => format!("COPY({name})"),
+        Kernel::Gather => format!("GATHER({name})"),
+        Kernel::AddScaled => format!("ADD_SCALED({name})"),
+        Kernel::Rope(style) => format!("ROPE({name}, {})", style == RopeStyle::Adjacent),
+        Kernel::Append => format!("APPEND({name})"),
+        Kernel::Keep => format!("KEEP({name})"),
+        Kernel::Attend(width) => format!("ATTEND({name}, {}u)", width.dims()),
+        Kernel::AttendPart(width) => format!("ATTEND_PART({name}, {}u)", width.dims()),
+        Kernel::AttendJoin(width) => format!("ATTEND_JOIN({name}, {}u)", width.dims()),
+        Kernel::Score => format!("SCORE({name})"),
+    }
+}
+
+/// Returns the text of some kernels. Each is a function with C linkage named by [`entry`]; its arguments are
+/// the kernel's buffers and then its numbers, in the order of the table of kernels.
+pub fn text(kernels: &[Kernel]) -> String {
+    let any = |test: fn(&Kernel) -> bool| kernels.iter().any(test);
+    let is_product = |kernel: &Kernel| format_of(*kernel).is_some();
+    let is_float =
+        |kernel: &Kernel| matches!(kernel, Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. });
+    let is_attention = |kernel: &Kernel| {
+        matches!(kernel, Kernel::Attend(_) | Kernel::AttendPart(_) | Kernel::AttendJoin(_) | Kernel::Score)
+    };
+    let is_other = |kernel: &Kernel| {
+        !matches!(
+            kernel,
+            Kernel::Quantize { .. }
+                | Kernel::MatVec { .. }
+                | Kernel::MatMul { .. }
+                | Kernel::MatVecFloat { .. }
+                | Kernel::MatMulFloat { .. }
+                | Kernel::Attend(_)
+                | Kernel::AttendPart(_)
+                | Kernel::AttendJoin(_)
+                | Kernel::Score
+        )
+    };
+    let mut text = COMMON.to_owned();
+    if any(is_other) {
+        text.push_str(ROWS);
+    }
+    if any(|kernel| matches!(kernel, Kernel::Quantize { .. })) {
+        text.push_str(QUANTIZE);
+    }
+    if any(is_product) {
+        push_nibble_values(&mut text);
+        text.push_str(SHORT);
+        text.push_str(LONG);
+        push_codebooks(&mut text, kernels);
+        text.push_str(CODEBOOKS);
+    }
+    if any(is_product) || any(is_float) {
+        text.push_str(PLACE);
+    }
+    if any(|kernel| matches!(kernel, Kernel::MatVec { .. })) {
+        text.push_str(MATVEC);
+    }
+    if any(is_float) {
+        text.push_str(FLOATS);
+    }
+    if any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
+        text.push_str(MMA);
+        text.push_str(MATMUL);
+    }
+    if any(is_attention) {
+        text.push_str(ATTENTION);
+        text.push_str(ATTENTION_PARTS);
+    }
+    for kernel in kernels {
+        text.push_str(&line(*kernel));
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_in_one_family() {
+        let kernels: Vec<Kernel> = families().into_iter().flat_map(|family| family.kernels).collect();
+        assert_eq!(kernels.len(), Kernel::all().len());
+        for kernel in Kernel::all() {
+            assert_eq!(kernels.iter().filter(|other| **other == kernel).count(), 1, "{}", kernel.name());
+        }
+    }
+
+    #[test]
+    fn a_text_has_what_its_kernel_needs_and_no_file() {
+        for kernel in Kernel::all() {
+            let text = text(&[kernel]);
+            assert!(text.contains(&format!("({}", entry(kernel))), "{}", kernel.name());
+            assert!(!text.contains("#include"), "{}", kernel.name());
+            let table = format_of(kernel).and_then(table_name);
+            assert_eq!(text.matches("static __device__ const u32").count(), usize::from(table.is_some()));
+        }
+    }
+
+    #[test]
+    fn entries_differ() {
+        let mut names: Vec<String> = Kernel::all().into_iter().map(entry).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), Kernel::all().len());
+    }
+}

@@ -1,0 +1,81 @@
+//! The kernels without a GPU: run on an emulated one, and compiled for real ones.
+
+#![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[path = "emulation/device.rs"]
+mod device;
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[path = "emulation/library.rs"]
+mod library;
+
+#[path = "compile/nvcc.rs"]
+mod nvcc;
+
+#[path = "compile/nvrtc.rs"]
+mod nvrtc;
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Returns the number of threads that compile and run at the same time.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Takes the next of the items, for threads that share them.
+fn next<T>(items: &Mutex<Vec<T>>) -> Option<T> {
+    items.lock().unwrap().pop()
+}
+
+/// Does the jobs, some at the same time.
+fn share<T: Send>(jobs: Vec<T>, work: impl Fn(T) + Sync) {
+    let (jobs, work) = (Mutex::new(jobs), &work);
+    std::thread::scope(|scope| {
+        for _ in 0..workers() {
+            scope.spawn(|| {
+                while let Some(job) = next(&jobs) {
+                    work(job);
+                }
+            });
+        }
+    });
+}
+
+/// Returns the value of a variable that is set and not empty.
+fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn every_kernel_computes_the_scalar_definition() {
+    use baton_kernels_gpu::{Kernel, cases};
+    use device::EmulatedDevice;
+    use library::{ARCHITECTURES, Compiler, Library, NEWEST, build_all, differs};
+
+    let Some(compiler) = Compiler::find() else {
+        println!("skipped: gpu: no C++ compiler for the emulated CUDA device");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    build_all(&compiler, folder.path());
+    let all = ARCHITECTURES.iter().flat_map(|n| Kernel::all().into_iter().map(move |kernel| (*n, kernel)));
+    let jobs = Mutex::new(all.filter(|(n, kernel)| *n == NEWEST || differs(*kernel)).collect());
+    std::thread::scope(|scope| {
+        for number in 0..workers() {
+            let load = |n| (n, EmulatedDevice::new(Library::load(folder.path(), n, number)));
+            let (devices, jobs) = (HashMap::from(ARCHITECTURES.map(load)), &jobs);
+            scope.spawn(move || {
+                if number == 0 {
+                    cases::check_memory(&devices[&NEWEST]);
+                }
+                while let Some((architecture, kernel)) = next(jobs) {
+                    cases::check(&devices[&architecture], kernel);
+                }
+            });
+        }
+    });
+}
