@@ -1,7 +1,7 @@
 //! The operations that the forward pass is made of.
 //!
-//! The forward pass is written once over [`Backend`]; the CPU is the only backend so far. A backend owns the
-//! memory of activations and of the KV cache's blocks. It keeps the engine's invariant: a row of a result
+//! The forward pass is written once over [`Backend`]. There are two: the CPU ([`cpu`]) and GPUs ([`gpu`]). A
+//! backend owns the memory of activations and of the KV cache's blocks. It keeps the engine's invariant: a row of a result
 //! depends only on the same row of the input, and in attention on its sequence. The order of summation is
 //! fixed.
 
@@ -21,6 +21,8 @@ use crate::weights::{Weight, WeightError};
 pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
 pub(crate) mod cpu_states;
+pub(crate) mod gpu;
+pub(crate) mod gpu_kv;
 
 /// The tokens of one sequence in a pass.
 #[derive(Debug, Clone)]
@@ -127,8 +129,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Contents of the KV cache's blocks.
     type Kv: Send + Sync;
 
-    /// Zeroed activations.
+    /// Returns activations that every number is written to before it is read.
     fn rows(&self, t: usize, width: usize) -> Self::Rows;
+
+    /// Returns zeroed activations.
+    fn zeros(&self, t: usize, width: usize) -> Self::Rows;
 
     /// Makes the copies, in order, and makes room for blocks of `spans` that have none yet.
     fn prepare(&self, kv: &mut Self::Kv, copies: &[BlockCopy], spans: &[SeqSpan]);
@@ -235,6 +240,9 @@ pub(crate) trait Backend: Send + Sync {
     );
 
     /// Adds the softmax weights of the queries in `rows`, which lie in `span`, to every target.
+    ///
+    /// # Errors
+    /// [`WeightError::Gpu`].
     #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
     fn score(
         &self,
@@ -246,13 +254,22 @@ pub(crate) trait Backend: Send + Sync {
         span: &SeqSpan,
         rows: Range<usize>,
         targets: &mut [ScoreTarget<'_>],
-    );
+    ) -> Result<(), WeightError>;
 
     /// Returns activations with these numbers, row-major.
     fn write(&self, values: Vec<f32>, width: usize) -> Self::Rows;
 
     /// Returns the numbers, row-major.
-    fn read(&self, x: Self::Rows) -> Vec<f32>;
+    ///
+    /// # Errors
+    /// [`WeightError::Gpu`]; everything since the last call is undefined then.
+    fn read(&self, x: Self::Rows) -> Result<Vec<f32>, WeightError>;
+
+    /// Waits until everything is computed that `x` depends on.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn settle(&self, x: &Self::Rows) -> Result<(), WeightError>;
 }
 
 #[cfg(test)]

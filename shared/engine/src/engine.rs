@@ -10,8 +10,10 @@
 //! cancelled leaves every sequence with the length it had.
 
 mod error;
+mod gpu;
 mod pieces;
 mod recurrent;
+mod segments;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -22,25 +24,28 @@ use baton_kernels_cpu::Pool;
 
 use crate::adapter::{Adapter, AdapterError};
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cpu_kv::CpuKv;
 use crate::backend::{Backend, SeqSpan};
 use crate::config::SlidingWindow;
 use crate::eviction::{EvictError, Kept};
-use crate::forward::{Adapted, Pass, PassInput, last_row};
+use crate::forward::{Adapted, last_row};
 use crate::gguf::GgufError;
 use crate::kv::pool::Root;
 use crate::kv::states::StateMoves;
-use crate::kv::{BLOCK_TOKENS, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
+use crate::kv::{BLOCK_TOKENS, BlockCopy, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 
 pub use crate::backend::cpu_kv::KvFormat;
 pub use error::{EngineError, StepError};
+pub use gpu::{GpuLayers, GpuUse};
 pub use pieces::{Hidden, OpenStep};
 
+use gpu::GpuLane;
+use segments::{End, Lane, Lanes, StepInput};
+
 /// The settings of an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Threads that compute, including the one that calls [`Engine::step`]; `None` means as many as the
     /// machine has.
@@ -58,6 +63,8 @@ pub struct EngineOptions {
     /// [`Engine::open_step`] and [`Engine::run_layers`], the cache holds only these layers, and nothing can
     /// be evicted.
     pub layers: Option<Vec<usize>>,
+    /// A GPU that computes some of the layers.
+    pub gpu: Option<GpuUse>,
 }
 
 impl Default for EngineOptions {
@@ -69,6 +76,7 @@ impl Default for EngineOptions {
             window: None,
             prefix_cache_percent: 100,
             layers: None,
+            gpu: None,
         }
     }
 }
@@ -129,11 +137,16 @@ pub struct Engine {
     model: Arc<Model>,
     /// By index; adapter `n` belongs to sequences of root `n + 1`.
     adapters: Vec<Arc<Adapter>>,
-    backend: CpuBackend,
+    host: Lane<CpuBackend>,
+    /// Computes some of the layers, until it fails.
+    gpu: Option<GpuLane>,
+    /// The GPU as it was given; `None` if there is none, or it has failed.
+    gpu_use: Option<GpuUse>,
+    /// By block: whether its keys and values went with a GPU that failed. Empty if none did.
+    lost: Vec<bool>,
     /// Replaces the model's own.
     window: Option<SlidingWindow>,
     table: KvTable,
-    kv: CpuKv,
     /// The layers that it computes, ascending.
     layers: Vec<usize>,
 }
@@ -148,7 +161,8 @@ impl Engine {
     /// Creates an engine without sequences. Cache memory is allocated block by block as sequences grow.
     ///
     /// # Errors
-    /// [`EngineError`] if an option is out of range or threads cannot be started.
+    /// [`EngineError`] if an option is out of range, threads cannot be started, or the GPU cannot compute any
+    /// layer of this model.
     pub fn new(model: Arc<Model>, options: EngineOptions) -> Result<Self, EngineError> {
         let tokens = options.kv_tokens;
         if !(1..=KV_TOKENS_MAX).contains(&tokens) {
@@ -167,12 +181,25 @@ impl Engine {
         let n_blocks = u32::try_from(tokens.div_ceil(BLOCK_TOKENS)).expect("KV_TOKENS_MAX bounds the blocks");
         let layers = pieces::own_layers(options.layers, config)?;
         let table = KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100);
-        let (table, kv) = recurrent::caches(config, &layers, options.kv_format, table);
+        let (table, mut kv) = recurrent::caches(config, &layers, options.kv_format, table);
+        let gpu = match &options.gpu {
+            Some(gpu) => {
+                let kv = kv.of_model();
+                gpu::lane(&model, gpu, (&layers, options.kv_format), kv, n_blocks as usize)?
+            }
+            None => None,
+        };
+        if let Some(gpu) = &gpu {
+            let of_host: Vec<usize> = layers.iter().copied().filter(|layer| !gpu.holds(*layer)).collect();
+            kv = kv.emptied(&of_host);
+        }
         Ok(Self {
-            backend: CpuBackend::new(pool),
+            host: Lane { backend: CpuBackend::new(pool), kv },
+            gpu,
+            gpu_use: options.gpu,
+            lost: Vec::new(),
             window: options.window,
             table,
-            kv,
             layers,
             adapters: Vec::new(),
             model,
@@ -263,9 +290,17 @@ impl Engine {
         }
         let cached = self.table.len(seq)? - self.table.evicted(seq)?;
         kept.check(config.n_layers * config.n_kv_heads, cached)?;
+        if self.first_lost(seq)?.is_some() {
+            return Err(EvictError::Lost);
+        }
         let from = self.table.blocks(seq)?.to_vec();
         let child = self.table.evict(seq, kept.tokens())?;
-        self.backend.keep(&mut self.kv, kept, &from, self.table.blocks(child)?);
+        let to = self.table.blocks(child)?.to_vec();
+        to.iter().for_each(|block| self.found(*block));
+        self.host.backend.keep(&mut self.host.kv, kept, &from, &to);
+        if let Some(GpuLane { lane, .. }) = &mut self.gpu {
+            lane.backend.keep(&mut lane.kv, kept, &from, &to);
+        }
         Ok(child)
     }
 
@@ -337,14 +372,25 @@ impl Engine {
     ) -> Result<Vec<SeqOutput>, StepError> {
         self.check(batch)?;
         self.holds(0..self.model.config().n_layers)?;
+        match self.step_once(batch, control) {
+            Err(err) if self.leave_gpu(&err) => self.step_once(batch, control),
+            result => result,
+        }
+    }
+
+    fn step_once(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<SeqOutput>, StepError> {
+        self.restore(batch, control)?;
         self.catch_up(batch, control)?;
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
         let copies = self.table.reserve(&wants)?;
         let moves = self.table.open_states(&wants);
         let result = self.spans(batch).map_err(StepError::from).and_then(|spans| {
-            let Self { backend, kv, .. } = self;
-            backend.prepare(kv, &copies, &spans);
-            backend.prepare_states(kv, &moves);
+            self.prepare(&copies, &spans);
+            self.host.backend.prepare_states(&mut self.host.kv, &moves);
             self.run(batch, &spans, &moves, control)
         });
         for entry in batch {
@@ -354,6 +400,19 @@ impl Engine {
             }
         }
         result
+    }
+
+    /// Makes the copies that a step needs, and room for its new blocks.
+    fn prepare(&mut self, copies: &[BlockCopy], spans: &[SeqSpan]) {
+        self.host.prepare(copies, spans);
+        if let Some(gpu) = &mut self.gpu {
+            gpu.lane.prepare(copies, spans);
+        }
+        copies.iter().for_each(|copy| self.found(copy.to));
+        for span in spans {
+            let first_new = (span.start + span.cached).div_ceil(BLOCK_TOKENS);
+            span.blocks.iter().skip(first_new).for_each(|block| self.found(*block));
+        }
     }
 
     /// Fails if the engine does not compute one of these layers.
@@ -420,7 +479,7 @@ impl Engine {
         moves: &[StateMoves],
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, StepError> {
-        let Self { model, backend, window, kv, table, adapters, .. } = self;
+        let Self { model, host, gpu, window, table, adapters, .. } = self;
         let mut ids: Vec<TokenId> = Vec::new();
         for (entry, span) in batch.iter().zip(spans) {
             let known = table.ids(entry.seq)?;
@@ -434,28 +493,14 @@ impl Engine {
         let wanted: Vec<_> =
             batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
         let config = model.config();
-        let input = PassInput {
-            backend: &*backend,
-            config,
-            window: *window,
-            source: model.weights(),
-            spans,
-            moves,
-            ids: &ids,
-            captures: &captures,
-            wanted: &wanted,
-        };
-        let rows = batch.iter().zip(spans).map(|(entry, span)| (entry.seq, span.rows.clone()));
-        let mut pass = Pass::begin(input, adapted(table, adapters, rows)?)?;
-        for layer in 0..config.n_layers {
-            pass.layer(kv, layer)?;
-            let (done, total) = (layer + 1, config.n_layers);
-            if control.after_layer(done, total).is_break() {
-                return Err(StepError::Cancelled { done, total });
-            }
-        }
-        let (logits, scores) = pass.finish()?;
+        let input =
+            StepInput { window: *window, spans, moves, ids: &ids, captures: &captures, wanted: &wanted };
+        let rows = || batch.iter().zip(spans).map(|(entry, span)| (entry.seq, span.rows.clone()));
+        let own = || adapted(table, adapters, rows());
+        let layers = (0..config.n_layers, End::Logits);
+        let computed = Lanes { model, host, gpu: gpu.as_mut() }.run(&input, &own, None, layers, control)?;
         files_are_intact(model, adapters)?;
+        let (logits, scores) = (computed.values, computed.scores);
         let mut logits = logits.as_slice();
         let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);

@@ -23,6 +23,9 @@ pub struct Kept {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvictError {
+    /// Keys and values of the sequence were lost with a GPU; a step computes them again.
+    #[error("keys and values of the sequence were lost with the GPU")]
+    Lost,
     /// The cache refuses: the sequence is unknown, or there is too little room.
     #[error(transparent)]
     Kv(#[from] KvError),

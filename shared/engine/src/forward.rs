@@ -6,6 +6,7 @@
 //! all else only for rows whose logits or scores are wanted.
 
 mod adapted;
+mod captured;
 mod inputs;
 mod latent;
 mod mixture;
@@ -14,7 +15,7 @@ mod recurrent;
 use std::ops::Range;
 
 use crate::adapter::Projection;
-use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
+use crate::backend::{AttentionShape, Backend, SeqSpan};
 use crate::config::{Heads, ModelConfig, SlidingWindow, Temperature};
 use crate::family::Activation;
 use crate::kv::states::StateMoves;
@@ -27,6 +28,8 @@ use crate::weights::{
 };
 
 pub(crate) use adapted::Adapted;
+
+use captured::{empty_scores, means, rows_of};
 
 /// The logit of a token that the model must never choose. It is finite, since other values are faults.
 const SUPPRESSED: f32 = -1e30;
@@ -130,12 +133,15 @@ impl<R> Gated<R> {
 }
 
 impl<'a, B: Backend> Pass<'a, B> {
-    /// Embeds the ids; layers follow by [`Self::layer`]. The rows of `spans` are those of `ids`, in order;
-    /// `adapted` gives the rows that have an adapter.
-    pub(crate) fn begin(input: PassInput<'a, B>, adapted: Adapted<'a>) -> Result<Self, WeightError> {
+    /// Embeds the ids; layers before `end` follow by [`Self::layer`]. The rows of `spans` are those of `ids`,
+    /// in order; `adapted` gives the rows that have an adapter.
+    pub(crate) fn begin(
+        input: PassInput<'a, B>,
+        adapted: Adapted<'a>,
+        end: usize,
+    ) -> Result<Self, WeightError> {
         let x = embed(input.backend, input.config, input.source, input.ids)?;
         let inputs = inputs::inputs_of_layers(&input, &x)?;
-        let end = input.config.n_layers;
         Ok(Self { inputs, ..Self::go_on(input, adapted, x, end) })
     }
 
@@ -146,6 +152,8 @@ impl<'a, B: Backend> Pass<'a, B> {
         let positions = || input.spans.iter().flat_map(SeqSpan::positions);
         let rows = |width| backend.rows(t, width);
         let heads = config.heads_at(0);
+        // Values of latent attention end in zeros.
+        let values = |width| if config.latent.is_some() { backend.zeros(t, width) } else { rows(width) };
         let temperature = |rule: Temperature| positions().map(|at| rule.factor(at)).collect();
         Self {
             rope: config.rope.table(positions()),
@@ -157,7 +165,7 @@ impl<'a, B: Backend> Pass<'a, B> {
             heads,
             q: rows(heads.d_q()),
             k: rows(heads.d_kv()),
-            v: rows(heads.d_kv()),
+            v: values(heads.d_kv()),
             gate: config.family.gated_attention.then(|| rows(heads.d_q())),
             mixed: rows(heads.d_q()),
             lse: rows(config.n_heads),
@@ -197,7 +205,7 @@ impl<'a, B: Backend> Pass<'a, B> {
         match source.acquire(layer, Part::Attention)? {
             PartWeights::Attention(weights) => {
                 self.keys_and_values(kv, layer, &weights)?;
-                self.attend(kv, layer, weights.sinks, last);
+                self.attend(kv, layer, weights.sinks, last)?;
                 if last {
                     self.keep_wanted();
                 }
@@ -295,18 +303,19 @@ impl<'a, B: Backend> Pass<'a, B> {
     }
 
     /// Computes attention, and the scores that were requested.
-    fn attend(&mut self, kv: &B::Kv, layer: usize, sinks: &[f32], last: bool) {
+    fn attend(&mut self, kv: &B::Kv, layer: usize, sinks: &[f32], last: bool) -> Result<(), WeightError> {
         let PassInput { backend, spans, .. } = self.input;
         let shape = self.shape(layer, sinks);
         let needed = if last { self.needed_spans(layer) } else { Vec::new() };
         let spans = if last { &needed } else { spans };
         if !spans.is_empty() {
             backend.attend(kv, layer, &shape, &self.q, spans, &mut self.mixed, &mut self.lse);
-            self.capture(kv, layer, &shape);
+            self.capture(kv, layer, &shape)?;
             if let Some(gate) = &self.gate {
                 backend.gate_by_sigmoid(&mut self.mixed, gate);
             }
         }
+        Ok(())
     }
 
     fn shape<'s>(&self, layer: usize, sinks: &'s [f32]) -> AttentionShape<'s> {
@@ -433,43 +442,27 @@ impl<'a, B: Backend> Pass<'a, B> {
         }
     }
 
-    fn capture(&mut self, kv: &B::Kv, layer: usize, shape: &AttentionShape<'_>) {
-        let PassInput { backend, spans, captures, .. } = self.input;
-        for ((span, capture), scores) in spans.iter().zip(captures).zip(&mut self.scores) {
-            let (Some(capture), Some(scores)) = (capture, scores) else { continue };
-            let sums = scores.mean.chunks_exact_mut(scores.keys);
-            let mut targets: Vec<_> = capture
-                .heads
-                .iter()
-                .zip(sums)
-                .filter(|(id, _)| id.layer == layer)
-                .map(|(id, sum)| ScoreTarget { head: id.head, sum })
-                .collect();
-            if !targets.is_empty() {
-                let rows = rows_of(span, capture);
-                backend.score(kv, layer, shape, &self.q, &self.lse, span, rows, &mut targets);
-            }
-        }
-    }
-
     /// Returns the logits of the wanted rows, `[rows, v]`, and the scores of every span. Called after the
-    /// last layer.
-    pub(crate) fn finish(self) -> Result<(Vec<f32>, Vec<Option<AttentionScores>>), WeightError> {
+    /// model's last layer.
+    pub(crate) fn finish(self) -> Result<Outcome, WeightError> {
         let PassInput { backend, config, source, captures, .. } = self.input;
-        let mut scores = self.scores;
-        for (scores, capture) in scores.iter_mut().zip(captures) {
-            if let (Some(scores), Some(capture)) = (scores, capture) {
-                scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
-            }
+        let n_rows = self.wanted_rows().len();
+        if n_rows == 0 {
+            backend.settle(&self.x)?;
         }
-        Ok((logits(backend, config, source, self.x, self.n_rows)?, scores))
+        Ok((logits(backend, config, source, self.x, n_rows)?, means(self.scores, captures)))
     }
 
-    /// Returns the residual stream: of every row, or after the last layer of the wanted rows.
-    pub(crate) fn hidden(self) -> Vec<f32> {
-        self.input.backend.read(self.x)
+    /// Returns the residual stream (of every row, or after the model's last layer of the wanted rows) and the
+    /// scores of every span.
+    pub(crate) fn hidden(self) -> Result<Outcome, WeightError> {
+        let PassInput { backend, captures, .. } = self.input;
+        Ok((backend.read(self.x)?, means(self.scores, captures)))
     }
 }
+
+/// What a pass gives: numbers row by row, and the scores of every span.
+pub(crate) type Outcome = (Vec<f32>, Vec<Option<AttentionScores>>);
 
 /// Returns the embeddings of `ids`, one row each, `[t, e]`.
 pub(crate) fn embed<B: Backend>(
@@ -504,7 +497,7 @@ pub(crate) fn logits<B: Backend>(
     if let Some(cap) = config.logit_cap {
         backend.soft_cap(&mut logits, cap);
     }
-    let mut logits = backend.read(logits);
+    let mut logits = backend.read(logits)?;
     for row in logits.chunks_exact_mut(config.vocab_len) {
         config.suppressed.iter().for_each(|id| row[*id as usize] = SUPPRESSED);
     }
@@ -527,12 +520,6 @@ fn dense_width(config: &ModelConfig, layer: usize) -> usize {
     if beside || config.experts_at(0).is_none() { config.d_ff_at(layer) } else { 1 }
 }
 
-/// Returns the rows of the queries whose scores are captured.
-fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
-    let first = span.new_rows().start;
-    first + capture.window.start..first + capture.window.end
-}
-
 /// Returns both ranges in order, merged if they touch, without empty ones.
 fn union(a: Range<usize>, b: Range<usize>) -> Vec<Range<usize>> {
     let mut parts = [a, b];
@@ -543,13 +530,6 @@ fn union(a: Range<usize>, b: Range<usize>) -> Vec<Range<usize>> {
     } else {
         std::iter::once(first.start..first.end.max(second.end)).collect()
     }
-}
-
-fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<AttentionScores> {
-    capture.map(|capture| {
-        let keys = span.start + span.rows.len();
-        AttentionScores { heads: capture.heads.clone(), keys, mean: vec![0.0; capture.heads.len() * keys] }
-    })
 }
 
 /// Returns the last row of a span.

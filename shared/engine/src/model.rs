@@ -170,6 +170,14 @@ impl Model {
         }
     }
 
+    /// Returns the weights as the file has them, which a GPU copies to its memory.
+    pub(crate) fn mapped_weights(&self) -> &MappedWeights {
+        match &self.weights {
+            Weights::Mapped(weights) => weights,
+            Weights::Streamed(weights) => weights.mapped(),
+        }
+    }
+
     /// Returns the streamed weights, to query and change what stays in memory, if it was opened by
     /// [`Self::open_within`].
     pub fn streamed(&self) -> Option<&StreamedWeights> {

@@ -5,6 +5,9 @@
 //! code (`apply_scaling`). YaRN is that of Peng et al. 2023, with ggml's rounding of the ramp's ends.
 
 use std::f64::consts::TAU;
+use std::sync::OnceLock;
+
+use baton_kernels_gpu::Buffer;
 
 /// How a model scales its rotary frequencies for contexts longer than it was first trained at.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,7 +81,8 @@ impl Rope {
     pub fn table(&self, positions: impl Iterator<Item = usize>) -> RopeTable {
         let frequencies = self.frequencies();
         let length = self.length();
-        let mut table = RopeTable { pairs: frequencies.len(), cos: Vec::new(), sin: Vec::new() };
+        let mut table =
+            RopeTable { pairs: frequencies.len(), cos: Vec::new(), sin: Vec::new(), on_gpu: OnceLock::new() };
         for position in positions {
             for freq in &frequencies {
                 let (sin, cos) = (position as f64 * freq).sin_cos();
@@ -124,14 +128,26 @@ impl Rope {
 }
 
 /// The rotations of one pass's rows.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct RopeTable {
     pairs: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// Cosines and sines in the memory of a GPU, if one has used them.
+    on_gpu: OnceLock<[Buffer; 2]>,
 }
 
 impl RopeTable {
+    /// Returns the number of pairs that a row turns, `rot_dims / 2`.
+    pub(crate) fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Returns cosines and sines in a GPU's memory; `upload` is called for each, once.
+    pub(crate) fn on_gpu(&self, upload: impl Fn(&[f32]) -> Buffer) -> &[Buffer; 2] {
+        self.on_gpu.get_or_init(|| [upload(&self.cos), upload(&self.sin)])
+    }
+
     /// Returns cosines and sines of one row, `[rot_dims / 2]` each.
     pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let at = row * self.pairs..(row + 1) * self.pairs;

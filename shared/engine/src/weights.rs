@@ -12,6 +12,7 @@
 use std::path::PathBuf;
 
 use baton_kernels_cpu::{Format, KernelError, Matrix};
+use baton_kernels_gpu::GpuError;
 
 use crate::gguf::GgufError;
 
@@ -75,6 +76,9 @@ pub enum WeightError {
     /// Another device computes embeddings and logits.
     #[error("this device computes neither embeddings nor logits")]
     EndsElsewhere,
+    /// The GPU failed.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// Weights that are read for every token could not be read.
     #[error("read {len} bytes of weights at byte {offset} of `{}`", path.display())]
     Read {

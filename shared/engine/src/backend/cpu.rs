@@ -191,6 +191,10 @@ impl Backend for CpuBackend {
         CpuRows { data: vec![0.0; t * width], width }
     }
 
+    fn zeros(&self, t: usize, width: usize) -> CpuRows {
+        self.rows(t, width)
+    }
+
     fn prepare(&self, kv: &mut CpuKv, copies: &[BlockCopy], spans: &[SeqSpan]) {
         for copy in copies {
             kv.copy(*copy);
@@ -402,7 +406,7 @@ impl Backend for CpuBackend {
         span: &SeqSpan,
         rows: Range<usize>,
         targets: &mut [ScoreTarget<'_>],
-    ) {
+    ) -> Result<(), WeightError> {
         let (d, keys) = (shape.d_head, span.start + span.rows.len());
         let position = span.start + rows.start - span.rows.start;
         self.pool.for_each(targets, |target| {
@@ -419,13 +423,19 @@ impl Backend for CpuBackend {
             };
             score_rows(&queries, &blocks, &lse, target.sum);
         });
+        Ok(())
     }
 
     fn write(&self, values: Vec<f32>, width: usize) -> CpuRows {
         CpuRows { data: values, width }
     }
 
-    fn read(&self, x: CpuRows) -> Vec<f32> {
-        x.data
+    fn read(&self, x: CpuRows) -> Result<Vec<f32>, WeightError> {
+        Ok(x.data)
+    }
+
+    /// Has nothing to wait for.
+    fn settle(&self, _x: &CpuRows) -> Result<(), WeightError> {
+        Ok(())
     }
 }

@@ -88,6 +88,16 @@ impl CpuKv {
         Self { states, ..Self::new(self.format, self.model.clone(), layers) }
     }
 
+    /// Returns the number format.
+    pub(crate) fn format(&self) -> KvFormat {
+        self.format
+    }
+
+    /// Returns every layer of the model.
+    pub(crate) fn of_model(&self) -> &[LayerKv] {
+        &self.model
+    }
+
     fn place(&self, layer: usize) -> Place {
         self.places[layer].expect("an engine runs only layers that its cache holds")
     }
@@ -115,7 +125,7 @@ impl CpuKv {
         for (at, id) in to.iter().enumerate() {
             self.ensure(*id);
             let mut stores = self.blocks[id.0 as usize].take().expect("ensured on the line above");
-            for (head, (store, own)) in self.heads().enumerate() {
+            for (head, store, own) in self.heads() {
                 let positions = kept.positions(head).chunks(BLOCK_TOKENS).nth(at).unwrap_or_default();
                 for (slot, &position) in positions.iter().enumerate() {
                     let source = self.block(from[position / BLOCK_TOKENS]);
@@ -126,11 +136,17 @@ impl CpuKv {
         }
     }
 
-    /// Returns every head of every layer with keys and values of its own: its store and its index there.
-    fn heads(&self) -> impl Iterator<Item = (usize, usize)> {
-        let own = self.model.iter().enumerate().filter(|(layer, kv)| kv.source == *layer);
-        own.filter_map(|(layer, _)| self.places[layer])
-            .flat_map(|place| (place.first..place.first + place.heads).map(move |head| (place.store, head)))
+    /// Returns every head that the blocks hold: its index among all heads of the model with keys and values
+    /// of their own, its store, and its index there.
+    fn heads(&self) -> Vec<(usize, usize, usize)> {
+        let (mut heads, mut of_model) = (Vec::new(), 0);
+        for (layer, kv) in self.model.iter().enumerate().filter(|(layer, kv)| kv.source == *layer) {
+            if let Some(place) = self.places[layer] {
+                heads.extend((0..place.heads).map(|head| (of_model + head, place.store, place.first + head)));
+            }
+            of_model += kv.n_kv_heads;
+        }
+        heads
     }
 
     /// Writes the keys and values of a span's new rows; `k` and `v` are `[t, g d]`.

@@ -1,5 +1,7 @@
 //! Why an engine cannot be created, and why a step did not happen.
 
+use baton_kernels_gpu::GpuError;
+
 use crate::config::ModelConfig;
 use crate::gguf::GgufError;
 use crate::kv::{KvError, SeqId};
@@ -50,6 +52,15 @@ pub enum EngineError {
         /// The model's family.
         family: &'static str,
     },
+    /// The GPU has no kernels for this model or these settings.
+    #[error("the GPU cannot compute this model: {reason}")]
+    GpuRefused {
+        /// What it cannot compute.
+        reason: String,
+    },
+    /// The GPU failed.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// The operating system cannot start threads.
     #[error("start compute threads")]
     Threads(#[source] std::io::Error),
@@ -115,6 +126,10 @@ pub enum StepError {
         /// Number of rows of the step.
         total: usize,
     },
+    /// The sequence's keys and values were lost with a GPU. They cannot be computed again, since some of them
+    /// were evicted, or other devices compute the layers before.
+    #[error("keys and values of {0:?} were lost with the GPU; begin it again")]
+    Lost(SeqId),
     /// Scores were requested for a step that is computed in pieces.
     #[error("attention scores are not captured in steps by pieces")]
     CaptureInPieces,
@@ -140,6 +155,16 @@ pub enum StepError {
         /// All layers.
         total: usize,
     },
+}
+
+impl StepError {
+    /// Returns the fault of the GPU, if that was the cause.
+    pub fn gpu_fault(&self) -> Option<&GpuError> {
+        match self {
+            Self::Weights(WeightError::Gpu(fault)) => Some(fault),
+            _ => None,
+        }
+    }
 }
 
 impl EngineError {

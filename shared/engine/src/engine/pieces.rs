@@ -7,12 +7,14 @@
 
 use std::ops::Range;
 
+use super::gpu::GpuLayers;
+use super::segments::{End, Lanes, StepInput, logits_of};
 use super::{
     Engine, EngineError, SeqOutput, StepControl, StepError, StepSeq, adapted, files_are_intact, wanted,
 };
 use crate::backend::{Backend, SeqSpan};
 use crate::config::ModelConfig;
-use crate::forward::{Pass, PassInput, embed, logits};
+use crate::forward::embed;
 use crate::kv::{KvError, SeqId};
 use crate::tokenizer::TokenId;
 
@@ -123,16 +125,16 @@ pub(super) fn own_layers(
 }
 
 impl Engine {
-    /// Starts over with these layers, ascending; `None` means all. Every sequence stays but has no tokens.
-    /// Known prefixes are forgotten, and an open step ends.
+    /// Starts over with these layers, ascending; `None` means all. A GPU of the engine computes `gpu` of them.
+    /// Every sequence stays but has no tokens. Known prefixes are forgotten, and an open step ends.
     ///
     /// # Errors
     /// [`EngineError::Layers`], [`EngineError::Recurrent`], [`EngineError::TiedLayers`]; nothing has changed
     /// then.
-    pub fn reset(&mut self, layers: Option<Vec<usize>>) -> Result<(), EngineError> {
+    pub fn reset(&mut self, layers: Option<Vec<usize>>, gpu: GpuLayers) -> Result<(), EngineError> {
         self.layers = own_layers(layers, self.model.config())?;
-        self.kv = self.kv.emptied(&self.layers);
         self.table.clear();
+        self.share_out(gpu);
         Ok(())
     }
 
@@ -154,10 +156,15 @@ impl Engine {
             return Err(StepError::TiedInPieces { family: config.family.name });
         }
         self.check(batch)?;
+        for entry in batch {
+            if self.first_lost(entry.seq)?.is_some() {
+                return Err(StepError::Lost(entry.seq));
+            }
+        }
         let wants: Vec<_> = batch.iter().map(|entry| (entry.seq, entry.ids.len())).collect();
         let copies = self.table.reserve(&wants)?;
         let spans = self.spans(batch)?;
-        self.backend.prepare(&mut self.kv, &copies, &spans);
+        self.prepare(&copies, &spans);
         let part = |(entry, span): (&StepSeq<'_>, SeqSpan)| OpenSeq {
             seq: entry.seq,
             wanted: wanted(entry.logits, &span),
@@ -173,9 +180,10 @@ impl Engine {
     /// [`StepError::Rows`], [`StepError::Weights`], [`StepError::ModelFile`].
     pub fn embed(&self, step: &OpenStep, rows: Range<usize>) -> Result<Hidden, StepError> {
         let (chunk, config) = (step.chunk(&rows)?, self.model.config());
-        let x = embed(&self.backend, config, self.model.weights(), chunk.ids)?;
+        let backend = &self.host.backend;
+        let x = embed(backend, config, self.model.weights(), chunk.ids)?;
         self.model.intact()?;
-        Ok(Hidden { rows: rows.len(), width: config.d_model, values: self.backend.read(x) })
+        Ok(Hidden { rows: rows.len(), width: config.d_model, values: backend.read(x)? })
     }
 
     /// Runs layers over the hidden states of these rows, and writes their keys and values. After the model's
@@ -198,36 +206,44 @@ impl Engine {
         if let Some(seq) = chunk.seqs.iter().find(|seq| !self.table.is_open(**seq)) {
             return Err(KvError::UnknownSequence(*seq).into());
         }
-        let Self { model, backend, window, kv, table, adapters, .. } = self;
-        let config = model.config();
+        let config = self.model.config();
         hidden.check((rows.len(), config.d_model))?;
         if rows.is_empty() || layers.is_empty() {
             return Ok(hidden);
         }
-        let input = PassInput {
-            backend: &*backend,
-            config,
+        let left = if layers.end == config.n_layers { step.wanted(&rows) } else { rows.len() };
+        let width = config.d_model;
+        match self.run_chunk(&chunk, hidden, layers, control) {
+            Ok(values) => Ok(Hidden { rows: left, width, values }),
+            Err(err) => {
+                self.leave_gpu(&err);
+                Err(err)
+            }
+        }
+    }
+
+    fn run_chunk(
+        &mut self,
+        chunk: &Chunk<'_>,
+        hidden: Hidden,
+        layers: Range<usize>,
+        control: &mut dyn StepControl,
+    ) -> Result<Vec<f32>, StepError> {
+        let Self { model, host, gpu, window, table, adapters, .. } = self;
+        let input = StepInput {
             window: *window,
-            source: model.weights(),
             spans: &chunk.spans,
             moves: &[],
             ids: chunk.ids,
             captures: &vec![None; chunk.spans.len()],
             wanted: &chunk.wanted,
         };
-        let own = chunk.seqs.iter().zip(&chunk.spans).map(|(seq, span)| (*seq, span.rows.clone()));
-        let x = backend.write(hidden.values, config.d_model);
-        let mut pass = Pass::go_on(input, adapted(table, adapters, own)?, x, layers.end);
-        for layer in layers.clone() {
-            pass.layer(kv, layer)?;
-            let (done, total) = (layer + 1, config.n_layers);
-            if control.after_layer(done, total).is_break() {
-                return Err(StepError::Cancelled { done, total });
-            }
-        }
+        let rows = || chunk.seqs.iter().zip(&chunk.spans).map(|(seq, span)| (*seq, span.rows.clone()));
+        let own = || adapted(table, adapters, rows());
+        let mut lanes = Lanes { model, host, gpu: gpu.as_mut() };
+        let computed = lanes.run(&input, &own, Some(hidden.values), (layers, End::Hidden), control)?;
         files_are_intact(model, adapters)?;
-        let left = if layers.end == config.n_layers { step.wanted(&rows) } else { rows.len() };
-        Ok(Hidden { rows: left, width: config.d_model, values: pass.hidden() })
+        Ok(computed.values)
     }
 
     /// Returns the logits of the wanted rows among these, given their hidden states after the last layer.
@@ -244,8 +260,7 @@ impl Engine {
         step.chunk(&rows)?;
         let (n, config) = (step.wanted(&rows), self.model.config());
         hidden.check((n, config.d_model))?;
-        let x = self.backend.write(hidden.values, config.d_model);
-        let all = logits(&self.backend, config, self.model.weights(), x, n)?;
+        let all = logits_of(&self.model, &self.host, self.gpu.as_ref(), (hidden.values, n))?;
         self.model.intact()?;
         let mut rest = all.as_slice();
         let outputs = step.seqs.iter().map(|part| {

@@ -7,12 +7,13 @@
 
 use baton_kernels_cpu::KvFormat;
 
+use super::gpu::Again;
+use super::segments::{End, Lanes, StepInput};
 use super::{Engine, StepControl, StepError, StepSeq, adapted, files_are_intact};
 use crate::backend::cpu_kv::{CpuKv, LayerKv};
 use crate::backend::cpu_states::CpuStates;
 use crate::backend::{Backend, SeqSpan};
 use crate::config::{Heads, ModelConfig, Recurrent};
-use crate::forward::{Pass, PassInput};
 use crate::kv::states::StateMoves;
 use crate::kv::{KvTable, SeqId};
 
@@ -80,29 +81,22 @@ impl Engine {
         control: &mut dyn StepControl,
     ) -> Result<(), StepError> {
         let start = self.table.len(seq)? - self.table.behind(seq)?;
-        let Self { model, backend, window, kv, table, adapters, .. } = self;
+        let Self { model, host, gpu, window, table, adapters, .. } = self;
         let blocks = table.blocks(seq)?.to_vec();
         let spans = [SeqSpan { rows: 0..n, start, evicted: 0, cached: n, blocks }];
-        backend.prepare_states(kv, moves);
-        let config = model.config();
-        let input = PassInput {
-            backend: &*backend,
-            config,
+        host.backend.prepare_states(&mut host.kv, moves);
+        let input = StepInput {
             window: *window,
-            source: model.weights(),
             spans: &spans,
             moves,
             ids: &table.ids(seq)?[start..start + n],
             captures: &[None],
             wanted: &std::array::from_fn::<_, 1, _>(|_| n..n),
         };
-        let mut pass = Pass::begin(input, adapted(table, adapters, std::iter::once((seq, 0..n)))?)?;
-        for layer in 0..config.n_layers {
-            pass.layer(kv, layer)?;
-            if control.after_layer(0, config.n_layers).is_break() {
-                return Err(StepError::Cancelled { done: 0, total: config.n_layers });
-            }
-        }
+        let own = || adapted(table, adapters, std::iter::once((seq, 0..n)));
+        let layers = (0..model.config().n_layers, End::Logits);
+        let mut again = Again(control);
+        Lanes { model, host, gpu: gpu.as_mut() }.run(&input, &own, None, layers, &mut again)?;
         files_are_intact(model, adapters)?;
         Ok(())
     }

@@ -20,14 +20,14 @@ impl<B: Backend> Pass<'_, B> {
         let routed = routed.as_ref().unwrap_or(&self.normed);
         backend.project(routed, &mut [(weights.router, &mut logits)])?;
         backend.add_bias(&mut logits, weights.router_bias);
-        let mut routes = route(backend.read(logits), experts, weights.choice_bias);
+        let mut routes = route(backend.read(logits)?, experts, weights.choice_bias);
         let expert_factors = weights.beside.as_ref().map_or(&[][..], |beside| beside.expert_factors);
         for route in &mut routes {
             if let Some(factor) = expert_factors.get(route.expert) {
                 route.factors.iter_mut().for_each(|own| *own *= factor);
             }
         }
-        let mut sum = backend.rows(self.n_rows, config.d_model);
+        let mut sum = backend.zeros(self.n_rows, config.d_model);
         if let Some(first) = routes.first() {
             source.hint(layer, Part::Expert(first.expert));
         }
@@ -94,7 +94,7 @@ impl<B: Backend> Pass<'_, B> {
         if let Some(weight) = shared.gate {
             let mut gate = backend.rows(self.n_rows, 1);
             backend.project(&self.normed, &mut [(weight, &mut gate)])?;
-            factors = backend.read(gate);
+            factors = backend.read(gate)?;
             sigmoid(&mut factors);
         }
         Ok(ExpertRows { expert: 0, rows: (0..self.n_rows).collect(), factors })

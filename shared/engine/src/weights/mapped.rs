@@ -20,6 +20,7 @@ use crate::config::ModelConfig;
 use crate::family::Presence;
 use crate::gguf::{Gguf, TensorPlace};
 
+mod sizes;
 mod tensors;
 
 pub(super) use tensors::{Tensors, values};

@@ -300,6 +300,11 @@ impl StreamedWeights {
         Ok(source)
     }
 
+    /// Returns all weights as the file has them, of which nothing is read past the page cache.
+    pub(crate) fn mapped(&self) -> &MappedWeights {
+        &self.mapped
+    }
+
     /// Changes how many bytes of weights may stay in memory, from the next token on.
     pub fn set_budget(&self, bytes: u64) {
         self.wanted_mut().budget_bytes = bytes;

@@ -3,7 +3,9 @@
 use baton_engine::engine::EngineError;
 use baton_engine::gguf::{Gguf, MetaValue};
 use baton_engine::model::ModelError;
-use baton_engine::{Adapter, AdapterError, Engine, EngineOptions, EvictError, Kept, Model, StepError};
+use baton_engine::{
+    Adapter, AdapterError, Engine, EngineOptions, EvictError, GpuLayers, Kept, Model, StepError,
+};
 use baton_engine::{StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::{SyntheticAdapter, SyntheticModel};
@@ -77,7 +79,7 @@ fn tied_layers_are_computed_by_one_engine_in_whole_steps() {
     assert!(matches!(err, StepError::TiedInPieces { family: "gemma4" }), "{err}");
     let err = engine.evict(seq, &Kept::new(&vec![vec![0]; 21]).unwrap()).unwrap_err();
     assert!(matches!(err, EvictError::SlidingWindow), "{err}");
-    engine.reset(None).unwrap();
+    engine.reset(None, GpuLayers::Fit).unwrap();
     assert_eq!(all_logits(&mut engine, seq, &[1, 2, 3]), before, "after a reset");
     let adapter = SyntheticAdapter::of_seed(1).to_gguf(model.config()).unwrap();
     let err = Adapter::from_gguf(Gguf::from_bytes(adapter).unwrap(), &model).unwrap_err();

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod eviction;
+mod gpu;
 mod invariance;
 mod layers;
 mod pieces;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use baton_engine::engine::{EngineError, Hidden, OpenStep};
 use baton_engine::{
-    Engine, EngineOptions, EvictError, Kept, KvError, Model, SeqId, StepError, StepSeq, Wanted,
+    Engine, EngineOptions, EvictError, GpuLayers, Kept, KvError, Model, SeqId, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticAdapter;
@@ -220,13 +220,16 @@ fn an_engine_begins_anew_with_other_layers_and_the_same_sequences() {
     let (seq, ids) = (engine.create(), prompt(1, 70));
     let want = all_logits(&mut engine, seq, &ids);
     let step = engine.open_step(&[entry(seq, &ids[..4])]).unwrap();
-    engine.reset(Some(vec![0, 2])).unwrap();
+    engine.reset(Some(vec![0, 2]), GpuLayers::Fit).unwrap();
     assert_eq!((engine.len(seq).unwrap(), engine.reuse_prefix(seq, &ids)), (0, 0));
     let hidden = engine.embed(&step, 0..4).unwrap();
     assert!(matches!(engine.run_layers(&step, 0..4, hidden, 0..1, &mut ()), Err(StepError::Kv(_))));
     let refused = engine.step(&[entry(seq, &ids)], &mut ());
     assert!(matches!(refused, Err(StepError::NotHeld { layer: 1 })));
-    assert!(matches!(engine.reset(Some(vec![3])), Err(EngineError::Layers { n_layers: 3, .. })));
-    engine.reset(None).unwrap();
+    assert!(matches!(
+        engine.reset(Some(vec![3]), GpuLayers::Fit),
+        Err(EngineError::Layers { n_layers: 3, .. })
+    ));
+    engine.reset(None, GpuLayers::Fit).unwrap();
     assert_same_bits(&all_logits(&mut engine, seq, &ids), &want, "with all layers again");
 }

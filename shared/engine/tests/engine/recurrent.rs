@@ -8,8 +8,8 @@ use std::sync::Arc;
 use baton_engine::engine::EngineError;
 use baton_engine::gguf::Gguf;
 use baton_engine::{
-    Adapter, AdapterError, Capture, Engine, EngineOptions, EvictError, HeadId, Kept, KvError, Model, SeqId,
-    StepControl, StepError, StepSeq, Wanted,
+    Adapter, AdapterError, Capture, Engine, EngineOptions, EvictError, GpuLayers, HeadId, Kept, KvError,
+    Model, SeqId, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticAdapter, SyntheticModel};
@@ -296,14 +296,14 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
         let err = engine.open_step(&[plain]).unwrap_err();
         assert!(matches!(err, StepError::RecurrentInPieces { family } if family == name), "{err}");
         for layers in [vec![], vec![1], vec![0, 2]] {
-            let err = engine.reset(Some(layers.clone())).unwrap_err();
+            let err = engine.reset(Some(layers.clone()), GpuLayers::Fit).unwrap_err();
             assert!(matches!(err, EngineError::Recurrent { family } if family == name), "{err}");
             let options = EngineOptions { layers: Some(layers), ..EngineOptions::default() };
             let err = Engine::new(Arc::clone(&model), options).unwrap_err();
             assert!(matches!(err, EngineError::Recurrent { .. }), "{err}");
         }
         assert_eq!(engine.len(seq).unwrap(), 3);
-        engine.reset(None).unwrap();
+        engine.reset(None, GpuLayers::Fit).unwrap();
         assert_same_bits(&all_logits(&mut engine, seq, &[1, 2]), &fresh(&model, &[1, 2]), "after a reset");
     }
     let model = open(&recurrent("lfm2", Format::F32));

@@ -9,7 +9,7 @@ use baton_engine::gguf::Gguf;
 use baton_engine::weights::{
     MappedWeights, Residency, ResidencyError, StreamedWeights, WeightError, vocab_len,
 };
-use baton_engine::{Engine, EngineOptions, Model, ModelConfig, ResidencyStats, StepSeq, Wanted};
+use baton_engine::{Engine, EngineOptions, GpuLayers, Model, ModelConfig, ResidencyStats, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::{Quant, SyntheticModel};
 use proptest::prelude::*;
@@ -199,7 +199,7 @@ fn other_layers_take_the_place_of_those_that_are_not_needed_any_more() {
         let some = check(&[1, 2]);
         let mut engine =
             engine(&model, 1, EngineOptions { layers: none.clone(), ..EngineOptions::default() });
-        engine.reset(Some(vec![0, 3])).unwrap();
+        engine.reset(Some(vec![0, 3]), GpuLayers::Fit).unwrap();
         let seq = engine.create();
         let elsewhere = StepSeq { seq, ids: &[1], logits: Wanted::Last, capture: None };
         let step = engine.open_step(&[elsewhere]).unwrap();

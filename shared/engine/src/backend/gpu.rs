@@ -1,0 +1,411 @@
+//! The GPU backend: rows and weights in a device's memory, arithmetic by its kernels.
+//!
+//! One file for both kernel sets: it knows [`Device`] and [`ops`] only. Calls are queued and return at once;
+//! [`Backend::read`] and [`Backend::settle`] wait and say whether the device failed. Weights are copied to
+//! the device when they are first used. Their address tells them apart, since a model never moves or changes
+//! them while it is open. Recurrent layers have no kernels here; such models are refused by name.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use baton_kernels_cpu::{Matrix, PART, RopeStyle};
+use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, Groups, Input, ScoreArgs};
+use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, MapOp, Quantized, ZipOp};
+
+use super::gpu_kv::GpuKv;
+use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
+use crate::eviction::Kept;
+use crate::kv::BlockCopy;
+use crate::kv::pool::BlockId;
+use crate::kv::states::StateMoves;
+use crate::rope::RopeTable;
+use crate::tokenizer::TokenId;
+use crate::weights::{Weight, WeightError};
+
+/// With fewer workgroups than this, the parts of the keys are divided among workgroups too.
+const GROUPS_MIN: usize = 128;
+
+/// A device that computes, and the weights in its memory.
+#[derive(Debug)]
+pub(crate) struct GpuBackend {
+    device: Arc<dyn Device>,
+    resident: Mutex<Resident>,
+}
+
+/// Weights in the device's memory, by the address and the bytes of their place in the host's memory.
+#[derive(Debug, Default)]
+struct Resident {
+    matrices: HashMap<(usize, usize), Arc<DeviceMatrix>>,
+    vectors: HashMap<(usize, usize), Buffer>,
+}
+
+/// Activations, `[t, width]`, in the device's memory.
+#[derive(Debug)]
+pub(crate) struct GpuRows {
+    data: Buffer,
+    t: usize,
+    width: usize,
+}
+
+impl GpuRows {
+    /// Returns how many numbers there are.
+    fn len(&self) -> usize {
+        self.t * self.width
+    }
+}
+
+impl GpuBackend {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, resident: Mutex::default() }
+    }
+
+    /// Returns the device.
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn dev(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn resident(&self) -> MutexGuard<'_, Resident> {
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the matrix in the device's memory.
+    fn matrix(&self, matrix: &Matrix<'_>) -> Arc<DeviceMatrix> {
+        let bytes = matrix.bytes();
+        let place = (bytes.as_ptr() as usize, bytes.len());
+        let mut resident = self.resident();
+        let copy = || Arc::new(DeviceMatrix::new(self.dev(), matrix));
+        Arc::clone(resident.matrices.entry(place).or_insert_with(copy))
+    }
+
+    /// Returns a norm's weight or a bias in the device's memory.
+    fn vector(&self, numbers: &[f32]) -> Buffer {
+        let place = (numbers.as_ptr() as usize, numbers.len());
+        let mut resident = self.resident();
+        resident.vectors.entry(place).or_insert_with(|| self.lasting(numbers)).clone()
+    }
+
+    /// Returns numbers in memory that may be kept for long.
+    fn lasting(&self, numbers: &[f32]) -> Buffer {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let buffer = self.device.alloc(bytes.len().max(4) as u64);
+        self.device.write(&buffer, 0, &bytes);
+        buffer
+    }
+
+    fn table(&self, numbers: impl Iterator<Item = usize>) -> Buffer {
+        let numbers: Vec<u32> = numbers.map(|n| n as u32).collect();
+        ops::table(self.dev(), &numbers)
+    }
+
+    fn alloc(&self, t: usize, width: usize) -> GpuRows {
+        let bytes = (4 * t * width).max(4) as u64;
+        GpuRows { data: self.device.alloc(bytes), t, width }
+    }
+
+    fn map(&self, op: MapOp, x: &GpuRows, a: f32) {
+        ops::map(self.dev(), op, &x.data, x.len(), a);
+    }
+
+    fn zip(&self, op: ZipOp, x: &GpuRows, y: &GpuRows) {
+        ops::zip(self.dev(), op, &x.data, &y.data, x.len());
+    }
+
+    fn fault(&self) -> Result<(), WeightError> {
+        self.device.fault().map_or(Ok(()), |err| Err(err.into()))
+    }
+}
+
+/// Returns the window and the first keys that are always seen.
+fn visible(shape: &AttentionShape<'_>) -> (u32, u32) {
+    let bounded = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    shape.window.map_or((u32::MAX, 0), |window| (bounded(window.tokens), bounded(window.sinks)))
+}
+
+/// Returns the items of attention, and the block ids that they index.
+fn items(spans: &[SeqSpan], group: usize) -> (Vec<AttentionItem>, Vec<u32>) {
+    let heads_each = group.min(ATTEND_VECTORS);
+    let rows_each = ATTEND_VECTORS / heads_each;
+    let (mut items, mut table) = (Vec::new(), Vec::new());
+    for span in spans {
+        let table_at = table.len();
+        table.extend(span.blocks.iter().map(|block| block.0));
+        for first in span.rows.clone().step_by(rows_each) {
+            let rows = rows_each.min(span.rows.end - first);
+            let position = span.start + first - span.rows.start;
+            for head in (0..group).step_by(heads_each) {
+                let heads = heads_each.min(group - head);
+                items.push(AttentionItem { row: first, rows, position, table_at, head, heads });
+            }
+        }
+    }
+    (items, table)
+}
+
+impl Backend for GpuBackend {
+    type Rows = GpuRows;
+    type Kv = GpuKv;
+
+    fn rows(&self, t: usize, width: usize) -> GpuRows {
+        self.alloc(t, width)
+    }
+
+    fn zeros(&self, t: usize, width: usize) -> GpuRows {
+        let rows = self.alloc(t, width);
+        self.device.clear(&rows.data);
+        rows
+    }
+
+    fn prepare(&self, kv: &mut GpuKv, copies: &[BlockCopy], _spans: &[SeqSpan]) {
+        for copy in copies {
+            kv.copy(self.dev(), *copy);
+        }
+    }
+
+    /// Does nothing: recurrent models are refused.
+    fn prepare_states(&self, _kv: &mut GpuKv, _moves: &[StateMoves]) {}
+
+    fn keep(&self, kv: &mut GpuKv, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
+        kv.keep(self.dev(), kept, from, to);
+    }
+
+    /// Rows of the table are decoded on the host, since a token needs one of them.
+    fn embed(&self, table: &Matrix<'_>, ids: &[TokenId], out: &mut GpuRows) {
+        let mut numbers = vec![0.0; out.len()];
+        for (id, row) in ids.iter().zip(numbers.chunks_exact_mut(out.width)) {
+            table
+                .dequantize_row(*id as usize, row)
+                .expect("the table was checked at open, the ids before the step");
+        }
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        self.device.write(&out.data, 0, &bytes);
+    }
+
+    fn gather(&self, x: &GpuRows, rows: &[usize]) -> GpuRows {
+        let out = self.alloc(rows.len(), x.width);
+        let list = self.table(rows.iter().copied());
+        ops::gather(self.dev(), &x.data, &list, (rows.len(), x.width), &out.data);
+        out
+    }
+
+    fn take(&self, x: &GpuRows, group: usize, part: Range<usize>) -> GpuRows {
+        let out = self.alloc(x.t, x.width / group * part.len());
+        let (from, to) = (Groups { each: group, at: part.start }, Groups { each: part.len(), at: 0 });
+        let count = x.len() / group;
+        ops::copy(self.dev(), (&x.data, from), (&out.data, to), count, part.len());
+        out
+    }
+
+    fn put(&self, x: &mut GpuRows, group: usize, part: Range<usize>, y: &GpuRows) {
+        let (from, to) = (Groups { each: part.len(), at: 0 }, Groups { each: group, at: part.start });
+        let count = x.len() / group;
+        ops::copy(self.dev(), (&y.data, from), (&x.data, to), count, part.len());
+    }
+
+    fn rms_norm(&self, x: &GpuRows, weight: &[f32], eps: f32, out: &mut GpuRows) {
+        let vector = self.vector(weight);
+        ops::rms_norm(self.dev(), &x.data, (&vector, weight.len()), eps, x.t, &out.data);
+    }
+
+    fn norm_heads(&self, x: &mut GpuRows, weight: &[f32], eps: f32) {
+        if !weight.is_empty() {
+            let (vector, n) = (self.vector(weight), x.len() / weight.len());
+            ops::rms_norm_in_place(self.dev(), &x.data, (&vector, weight.len()), eps, n);
+        }
+    }
+
+    fn scale(&self, x: &mut GpuRows, factor: f32) {
+        if factor != 1.0 {
+            self.map(MapOp::Scale, x, factor);
+        }
+    }
+
+    fn scale_rows(&self, x: &mut GpuRows, factors: &[f32]) {
+        let factors = ops::floats(self.dev(), factors);
+        ops::scale_rows(self.dev(), &x.data, &factors, (x.t, x.width));
+    }
+
+    fn soft_cap(&self, x: &mut GpuRows, cap: f32) {
+        self.map(MapOp::SoftCap, x, cap);
+    }
+
+    fn project(&self, x: &GpuRows, into: &mut [(Weight<'_>, &mut GpuRows)]) -> Result<(), WeightError> {
+        let mut rounded: HashMap<usize, Quantized> = HashMap::new();
+        for (weight, out) in into {
+            let matrix = self.matrix(&weight.at_hand()?);
+            assert_eq!(matrix.rows(), weight.rows(), "GPU layers take their weights from the mapped file");
+            let block = weight.format().block_len();
+            let input = if block == 1 {
+                Input::Floats(&x.data)
+            } else {
+                let new = || ops::quantize(self.dev(), &x.data, x.t, x.width, block);
+                Input::Quantized(rounded.entry(block).or_insert_with(new))
+            };
+            ops::matmul(self.dev(), &matrix, input, x.t, &out.data);
+        }
+        self.fault()
+    }
+
+    fn add_bias(&self, x: &mut GpuRows, bias: &[f32]) {
+        if !bias.is_empty() {
+            ops::add_bias(self.dev(), &x.data, &self.vector(bias), (x.t, x.width));
+        }
+    }
+
+    fn add(&self, x: &mut GpuRows, y: &GpuRows) {
+        self.zip(ZipOp::Add, x, y);
+    }
+
+    fn swiglu(&self, gate: &mut GpuRows, up: &GpuRows) {
+        self.zip(ZipOp::Swiglu, gate, up);
+    }
+
+    fn geglu(&self, gate: &mut GpuRows, up: &GpuRows) {
+        self.zip(ZipOp::Geglu, gate, up);
+    }
+
+    fn swiglu_clamped(&self, gate: &mut GpuRows, up: &GpuRows) {
+        self.zip(ZipOp::SwigluClamped, gate, up);
+    }
+
+    fn add_scaled(&self, x: &mut GpuRows, rows: &[usize], factors: &[f32], y: &GpuRows) {
+        let (list, factors) = (self.table(rows.iter().copied()), ops::floats(self.dev(), factors));
+        ops::add_scaled(self.dev(), &x.data, &y.data, (&list, &factors), (rows.len(), x.width));
+    }
+
+    fn rope(&self, x: &mut GpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {
+        let [cos, sin] = table.on_gpu(|numbers| ops::floats(self.dev(), numbers));
+        let shape = (x.t, x.width / d_head, d_head, table.pairs());
+        ops::rope(self.dev(), style, &x.data, (cos, sin), shape);
+    }
+
+    fn split(&self, x: &GpuRows, width: usize, first: &mut GpuRows, second: &mut GpuRows) {
+        let count = x.len() / (2 * width);
+        for (out, at) in [(first, 0), (second, width)] {
+            let (from, to) = (Groups { each: 2 * width, at }, Groups { each: width, at: 0 });
+            ops::copy(self.dev(), (&x.data, from), (&out.data, to), count, width);
+        }
+    }
+
+    fn gate_by_sigmoid(&self, x: &mut GpuRows, gate: &GpuRows) {
+        self.zip(ZipOp::GateBySigmoid, x, gate);
+    }
+
+    fn short_conv(&self, _kv: &mut GpuKv, _of: &Recurrence<'_>, _bcx: &GpuRows, _out: &mut GpuRows) {
+        unreachable!("{REFUSED}");
+    }
+
+    fn delta_net(
+        &self,
+        _kv: &mut GpuKv,
+        _of: &Recurrence<'_>,
+        _input: &DeltaInput<'_, GpuRows>,
+        _out: &mut GpuRows,
+    ) {
+        unreachable!("{REFUSED}");
+    }
+
+    fn append(&self, kv: &mut GpuKv, layer: usize, k: &GpuRows, v: &GpuRows, spans: &[SeqSpan]) {
+        let places: Vec<_> = spans.iter().flat_map(GpuKv::places).collect();
+        ops::append(self.dev(), kv.layer(layer), (&k.data, &v.data), &places);
+    }
+
+    fn attend(
+        &self,
+        kv: &GpuKv,
+        layer: usize,
+        shape: &AttentionShape<'_>,
+        q: &GpuRows,
+        spans: &[SeqSpan],
+        out: &mut GpuRows,
+        lse: &mut GpuRows,
+    ) {
+        let (items, blocks) = items(spans, shape.group());
+        let (window, first_keys) = visible(shape);
+        let sinks = (!shape.sinks.is_empty()).then(|| self.vector(shape.sinks));
+        let args = AttentionArgs {
+            q: &q.data,
+            kv: kv.layer(layer),
+            blocks: &ops::table(self.dev(), &blocks),
+            items: &items,
+            group: shape.group(),
+            scale: shape.scale,
+            cap: shape.cap,
+            sinks: sinks.as_ref(),
+            window,
+            first_keys,
+            out: &out.data,
+            lse: &lse.data,
+            lse_width: lse.width,
+        };
+        let is_long = items.iter().any(|item| item.position + item.rows > PART);
+        if is_long && items.len() * shape.n_kv_heads < GROUPS_MIN {
+            ops::attend_parts(self.dev(), &args);
+        } else {
+            ops::attend(self.dev(), &args);
+        }
+    }
+
+    fn score(
+        &self,
+        kv: &GpuKv,
+        layer: usize,
+        shape: &AttentionShape<'_>,
+        q: &GpuRows,
+        lse: &GpuRows,
+        span: &SeqSpan,
+        rows: Range<usize>,
+        targets: &mut [ScoreTarget<'_>],
+    ) -> Result<(), WeightError> {
+        let keys = span.start + span.rows.len();
+        let (window, first_keys) = visible(shape);
+        let blocks = self.table(span.blocks.iter().map(|block| block.0 as usize));
+        let sums: Vec<GpuRows> = targets.iter().map(|_| self.alloc(1, keys)).collect();
+        for (target, sum) in targets.iter().zip(&sums) {
+            let args = ScoreArgs {
+                q: &q.data,
+                q_width: q.width,
+                kv: kv.layer(layer),
+                blocks: &blocks,
+                lse: &lse.data,
+                lse_width: lse.width,
+                row: rows.start,
+                rows: rows.len(),
+                position: span.start + rows.start - span.rows.start,
+                head: target.head,
+                kv_head: target.head / shape.group(),
+                scale: shape.scale,
+                cap: shape.cap,
+                window,
+                first_keys,
+            };
+            ops::score(self.dev(), &args, keys, &sum.data);
+        }
+        for (target, sum) in targets.iter_mut().zip(sums) {
+            let added = self.read(sum)?;
+            target.sum.iter_mut().zip(added).for_each(|(sum, more)| *sum += more);
+        }
+        Ok(())
+    }
+
+    fn write(&self, values: Vec<f32>, width: usize) -> GpuRows {
+        GpuRows { data: self.lasting(&values), t: values.len() / width, width }
+    }
+
+    fn read(&self, x: GpuRows) -> Result<Vec<f32>, WeightError> {
+        let mut bytes = vec![0; 4 * x.len()];
+        self.device.read(&x.data, 0, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    }
+
+    fn settle(&self, x: &GpuRows) -> Result<(), WeightError> {
+        self.device.read(&x.data, 0, &mut [0; 4])?;
+        Ok(())
+    }
+}
+
+const REFUSED: &str = "models with recurrent layers are refused when the engine is made";

@@ -1,0 +1,302 @@
+//! The layers that a GPU computes: how many fit, and what happens if the GPU fails.
+//!
+//! A GPU that fails takes its keys and values along. The engine then goes on with the CPU alone: the table of
+//! sequences stays as it is, every block counts as lost, and a sequence's next step first computes its lost
+//! tokens again. Callers notice the time, and numbers that differ by rounding.
+
+use std::sync::Arc;
+
+use baton_kernels_cpu::KvFormat;
+use baton_kernels_gpu::ops::takes_heads_of;
+use baton_kernels_gpu::{Device, GpuError};
+
+use super::segments::{End, Lane, Lanes, StepInput};
+use super::{Engine, EngineError, StepControl, StepError, StepSeq, adapted, files_are_intact};
+use crate::backend::SeqSpan;
+use crate::backend::cpu_kv::LayerKv;
+use crate::backend::gpu::GpuBackend;
+use crate::backend::gpu_kv::GpuKv;
+use crate::config::ModelConfig;
+use crate::kv::pool::BlockId;
+use crate::kv::{BLOCK_TOKENS, KvError, SeqId};
+use crate::model::Model;
+
+/// A GPU that takes part.
+#[derive(Debug, Clone)]
+pub struct GpuUse {
+    /// The device, opened with the user's memory limit.
+    pub device: Arc<dyn Device>,
+    /// Its layers.
+    pub layers: GpuLayers,
+    /// Called once if the GPU fails and the CPU goes on alone.
+    pub on_loss: fn(&GpuError),
+}
+
+/// The layers of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// The projection to logits, and as many of the last layers as its free memory holds with their part of
+    /// the KV cache.
+    Fit,
+    /// These, ascending; the CPU computes the logits.
+    Only(Vec<usize>),
+}
+
+/// Tokens of the largest step that memory is set aside for.
+const STEP_TOKENS: usize = 512;
+/// Rows of logits of one step that memory is set aside for.
+const LOGIT_ROWS: usize = 32;
+/// Tokens that are computed again in one pass.
+const PASS_TOKENS: usize = 256;
+
+/// A GPU with its part of the model.
+#[derive(Debug)]
+pub(super) struct GpuLane {
+    pub(super) lane: Lane<GpuBackend>,
+    /// By layer of the model.
+    layers: Vec<bool>,
+    /// Whether it computes the logits too.
+    pub(super) output: bool,
+}
+
+impl GpuLane {
+    /// Whether it computes the layer.
+    pub(super) fn holds(&self, layer: usize) -> bool {
+        self.layers[layer]
+    }
+}
+
+/// Bytes that a GPU needs for each part of a model.
+struct Needs {
+    /// By layer: weights, keys and values.
+    layers: Vec<u64>,
+    /// The projection to logits.
+    output: u64,
+    /// Activations.
+    scratch: u64,
+}
+
+impl Needs {
+    fn new(model: &Model, kv: &[LayerKv], n_blocks: usize) -> Self {
+        let config = model.config();
+        let weights = model.mapped_weights();
+        let own = |(layer, kv): (usize, &LayerKv)| {
+            let cache = if kv.source == layer { GpuKv::layer_bytes(kv, n_blocks) } else { 0 };
+            weights.layer_bytes(layer) + cache
+        };
+        let widest = 8 * config.d_model + 4 * config.d_q() + 3 * config.d_ff;
+        let numbers = STEP_TOKENS * widest + LOGIT_ROWS * config.vocab_len;
+        Self {
+            layers: kv.iter().enumerate().map(own).collect(),
+            output: weights.output_bytes(),
+            scratch: 4 * numbers as u64,
+        }
+    }
+
+    /// Returns the longest run of the last of `layers` that fits `free` bytes.
+    fn fitting(&self, layers: &[usize], free: u64) -> Vec<usize> {
+        let Some(mut room) = free.checked_sub(self.scratch) else { return Vec::new() };
+        let mut fitting = Vec::new();
+        for &layer in layers.iter().rev() {
+            let ends = layer + 1 == self.layers.len();
+            let need = self.layers[layer] + if ends { self.output } else { 0 };
+            let Some(rest) = room.checked_sub(need) else { break };
+            room = rest;
+            fitting.insert(0, layer);
+        }
+        fitting
+    }
+}
+
+/// Returns why a GPU cannot compute layers of a model, if it cannot.
+fn refusal(config: &ModelConfig, format: KvFormat) -> Option<EngineError> {
+    let family = config.family.name;
+    let refused = |reason: String| Some(EngineError::GpuRefused { reason });
+    if config.recurrent.is_some() {
+        return refused(format!("a {family} model has recurrent layers, which only the CPU computes"));
+    }
+    if format != KvFormat::F16 {
+        return refused(format!("keys and values are {format}, and GPUs keep f16 only"));
+    }
+    let widths = (0..config.n_layers).map(|layer| config.heads_at(layer).width);
+    let odd = widths.into_iter().find(|width| !takes_heads_of(*width));
+    odd.and_then(|width| refused(format!("heads of {width} dimensions have no GPU kernel")))
+}
+
+/// Makes the lane of a GPU for some of an engine's layers; `None` if not one of them fits.
+pub(super) fn lane(
+    model: &Model,
+    gpu: &GpuUse,
+    (layers, format): (&[usize], KvFormat),
+    kv: &[LayerKv],
+    n_blocks: usize,
+) -> Result<Option<GpuLane>, EngineError> {
+    let config = model.config();
+    if let Some(err) = refusal(config, format) {
+        return Err(err);
+    }
+    let device = &*gpu.device;
+    if let Some(fault) = device.fault() {
+        return Err(fault.into());
+    }
+    let chosen = match &gpu.layers {
+        GpuLayers::Only(chosen) => {
+            chosen.iter().copied().filter(|layer| layers.binary_search(layer).is_ok()).collect()
+        }
+        GpuLayers::Fit => {
+            let free = device.free_bytes().unwrap_or(u64::MAX);
+            Needs::new(model, kv, n_blocks).fitting(layers, free)
+        }
+    };
+    let whole = chosen.len() == config.n_layers;
+    if !whole && !chosen.is_empty() && (config.has_tied_layers() || config.input_width.is_some()) {
+        let family = config.family.name;
+        let reason =
+            format!("a {family} model is computed on the GPU as a whole or not at all, it does not fit");
+        return Err(EngineError::GpuRefused { reason });
+    }
+    if chosen.is_empty() {
+        return Ok(None);
+    }
+    let kv = GpuKv::new(device, kv, &chosen, n_blocks)?;
+    let mut layers = vec![false; config.n_layers];
+    chosen.iter().for_each(|layer| layers[*layer] = true);
+    let output = gpu.layers == GpuLayers::Fit;
+    let backend = GpuBackend::new(Arc::clone(&gpu.device));
+    Ok(Some(GpuLane { lane: Lane { backend, kv }, layers, output }))
+}
+
+impl Engine {
+    /// Returns the layers that a GPU computes, ascending; none after it has failed.
+    pub fn gpu_layers(&self) -> Vec<usize> {
+        let holds = |layer: &usize| self.gpu.as_ref().is_some_and(|gpu| gpu.holds(*layer));
+        (0..self.model.config().n_layers).filter(holds).collect()
+    }
+
+    /// Returns the device that computes some of the layers, if there is one and it has not failed.
+    pub fn gpu_device(&self) -> Option<&Arc<dyn Device>> {
+        self.gpu.as_ref().map(|gpu| gpu.lane.backend.device())
+    }
+
+    /// Makes the lanes anew for these layers. If the GPU fails at that, the CPU takes all.
+    pub(super) fn share_out(&mut self, gpu_layers: GpuLayers) {
+        // The old lane's memory is given back before the new one takes some.
+        self.gpu = None;
+        if let Some(gpu) = &mut self.gpu_use {
+            gpu.layers = gpu_layers;
+            let n_blocks = self.table.kv_tokens() / BLOCK_TOKENS;
+            let kv = &self.host.kv;
+            match lane(&self.model, gpu, (&self.layers, kv.format()), kv.of_model(), n_blocks) {
+                Ok(lane) => self.gpu = lane,
+                Err(err) => {
+                    if let EngineError::Gpu(fault) = &err {
+                        (gpu.on_loss)(fault);
+                        self.gpu_use = None;
+                    }
+                }
+            }
+        }
+        self.host.kv = self.host.kv.emptied(&self.host_layers());
+        self.lost.clear();
+    }
+
+    /// Returns the layers that the CPU computes, ascending.
+    pub fn host_layers(&self) -> Vec<usize> {
+        let on_gpu = |layer: &usize| self.gpu.as_ref().is_some_and(|gpu| gpu.holds(*layer));
+        self.layers.iter().copied().filter(|layer| !on_gpu(layer)).collect()
+    }
+
+    /// Goes on without the GPU if `err` is its fault: every block is lost. Returns whether it was.
+    pub(super) fn leave_gpu(&mut self, err: &StepError) -> bool {
+        let (Some(fault), Some(gpu)) = (err.gpu_fault(), self.gpu_use.take()) else { return false };
+        self.gpu = None;
+        if let Some(weights) = self.model.streamed() {
+            // Until now they read the other layers only. The error of an unknown layer cannot occur.
+            if weights.set_layers(self.layers.clone()).is_err() {
+                return false;
+            }
+        }
+        self.host.kv = self.host.kv.emptied(&self.layers);
+        self.lost = vec![true; self.table.kv_tokens() / BLOCK_TOKENS];
+        (gpu.on_loss)(fault);
+        true
+    }
+
+    fn is_lost(&self, block: BlockId) -> bool {
+        self.lost.get(block.0 as usize).copied().unwrap_or(false)
+    }
+
+    /// Counts a block as written.
+    pub(super) fn found(&mut self, block: BlockId) {
+        if let Some(lost) = self.lost.get_mut(block.0 as usize) {
+            *lost = false;
+        }
+    }
+
+    /// Returns the first token of the sequence whose keys and values are lost.
+    pub(super) fn first_lost(&self, seq: SeqId) -> Result<Option<usize>, KvError> {
+        let at = self.table.blocks(seq)?.iter().position(|block| self.is_lost(*block));
+        Ok(at.map(|at| at * BLOCK_TOKENS))
+    }
+
+    /// Computes lost keys and values of the batch's sequences again.
+    pub(super) fn restore(
+        &mut self,
+        batch: &[StepSeq<'_>],
+        control: &mut dyn StepControl,
+    ) -> Result<(), StepError> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        for entry in batch {
+            let len = self.table.len(entry.seq)?;
+            while let Some(start) = self.first_lost(entry.seq)?.filter(|start| *start < len) {
+                if self.table.evicted(entry.seq)? > 0 {
+                    return Err(StepError::Lost(entry.seq));
+                }
+                let n = PASS_TOKENS.min(len - start);
+                self.compute_again(entry.seq, start, n, control)?;
+                let blocks = self.table.blocks(entry.seq)?.to_vec();
+                for block in &blocks[start / BLOCK_TOKENS..(start + n).div_ceil(BLOCK_TOKENS)] {
+                    self.found(*block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compute_again(
+        &mut self,
+        seq: SeqId,
+        start: usize,
+        n: usize,
+        control: &mut dyn StepControl,
+    ) -> Result<(), StepError> {
+        let Self { model, host, gpu, window, table, adapters, .. } = self;
+        let blocks = table.blocks(seq)?.to_vec();
+        let spans = [SeqSpan { rows: 0..n, start, evicted: 0, cached: 0, blocks }];
+        host.prepare(&[], &spans);
+        let input = StepInput {
+            window: *window,
+            spans: &spans,
+            moves: &[],
+            ids: &table.ids(seq)?[start..start + n],
+            captures: &[None],
+            wanted: &std::array::from_fn::<_, 1, _>(|_| n..n),
+        };
+        let own = || adapted(table, adapters, std::iter::once((seq, 0..n)));
+        let layers = (0..model.config().n_layers, End::Logits);
+        Lanes { model, host, gpu: gpu.as_mut() }.run(&input, &own, None, layers, &mut Again(control))?;
+        files_are_intact(model, adapters)?;
+        Ok(())
+    }
+}
+
+/// Hears cancellation, and reports no layer as done.
+pub(super) struct Again<'a>(pub(super) &'a mut dyn StepControl);
+
+impl StepControl for Again<'_> {
+    fn after_layer(&mut self, _done: usize, total: usize) -> std::ops::ControlFlow<()> {
+        self.0.after_layer(0, total)
+    }
+}

@@ -1,0 +1,63 @@
+//! Attention scores that a pass captures on its way.
+
+use std::ops::Range;
+
+use super::{Pass, PassInput};
+use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
+use crate::scores::{AttentionScores, Capture};
+use crate::weights::WeightError;
+
+impl<B: Backend> Pass<'_, B> {
+    /// Adds the layer's softmax weights that were requested.
+    pub(super) fn capture(
+        &mut self,
+        kv: &B::Kv,
+        layer: usize,
+        shape: &AttentionShape<'_>,
+    ) -> Result<(), WeightError> {
+        let PassInput { backend, spans, captures, .. } = self.input;
+        for ((span, capture), scores) in spans.iter().zip(captures).zip(&mut self.scores) {
+            let (Some(capture), Some(scores)) = (capture, scores) else { continue };
+            let sums = scores.mean.chunks_exact_mut(scores.keys);
+            let mut targets: Vec<_> = capture
+                .heads
+                .iter()
+                .zip(sums)
+                .filter(|(id, _)| id.layer == layer)
+                .map(|(id, sum)| ScoreTarget { head: id.head, sum })
+                .collect();
+            if !targets.is_empty() {
+                let rows = rows_of(span, capture);
+                backend.score(kv, layer, shape, &self.q, &self.lse, span, rows, &mut targets)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Divides sums of softmax weights by the number of queries.
+pub(super) fn means(
+    mut scores: Vec<Option<AttentionScores>>,
+    captures: &[Option<&Capture>],
+) -> Vec<Option<AttentionScores>> {
+    for (scores, capture) in scores.iter_mut().zip(captures) {
+        if let (Some(scores), Some(capture)) = (scores, capture) {
+            scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
+        }
+    }
+    scores
+}
+
+/// Returns the rows of the queries whose scores are captured.
+pub(super) fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
+    let first = span.new_rows().start;
+    first + capture.window.start..first + capture.window.end
+}
+
+/// Returns zeros for a span whose scores are requested.
+pub(super) fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<AttentionScores> {
+    capture.map(|capture| {
+        let keys = span.start + span.rows.len();
+        AttentionScores { heads: capture.heads.clone(), keys, mean: vec![0.0; capture.heads.len() * keys] }
+    })
+}
