@@ -1,6 +1,7 @@
 //! Whole rings in memory: whatever the plan, and whatever breaks, logits and text are those of one engine.
 
 mod audits;
+mod gpu;
 mod health;
 mod home;
 mod joining;

@@ -105,6 +105,11 @@ impl Layout {
         layers_of(&self.windows, place)
     }
 
+    /// Returns whether a GPU computes the layer.
+    pub fn is_on_gpu(&self, layer: usize) -> bool {
+        self.windows.iter().any(|window| (window.begin..window.begin + window.gpu).contains(&layer))
+    }
+
     /// Returns how many layers a chunk has passed when it comes back to the head, if it was sent in `round`
     /// after `layers_done` layers.
     pub fn back(&self, round: usize, layers_done: usize) -> usize {
@@ -119,6 +124,15 @@ pub fn layers_of(windows: &[Window], place: usize) -> Vec<usize> {
         .iter()
         .filter(|window| window.place == place)
         .flat_map(|window| window.begin..window.end)
+        .collect()
+}
+
+/// Returns the layers of a place that its GPU computes, ascending: the first ones of each window.
+pub fn gpu_layers_of(windows: &[Window], place: usize) -> Vec<usize> {
+    windows
+        .iter()
+        .filter(|window| window.place == place)
+        .flat_map(|window| window.begin..window.end.min(window.begin + window.gpu))
         .collect()
 }
 
@@ -149,6 +163,20 @@ mod tests {
         assert!(!layout.is_alone());
         assert_eq!(layout.from(2).map(|w| (w.place, w.end)), Some((0, 3)));
         assert_eq!((layout.back(0, 1), layout.back(1, 3)), (2, 5));
+    }
+
+    #[test]
+    fn a_gpu_has_the_first_layers_of_each_window() {
+        let mut plan = plan(2, &[("a", 2, &[]), ("b", 5, &[])]);
+        plan.shares[1].gpu_layers = 3;
+        let layout = Layout::of_plan(&plan, "a", 7).unwrap();
+        let gpu: Vec<_> = layout.windows.iter().map(|w| (w.place, w.begin, w.end, w.gpu)).collect();
+        let layers: Vec<usize> = (0..7).filter(|layer| layout.is_on_gpu(*layer)).collect();
+        assert_eq!(gpu_layers_of(&layout.windows, 1), layers, "{gpu:?}");
+        assert_eq!((layers.len(), gpu_layers_of(&layout.windows, 0)), (3, vec![]));
+        for window in layout.windows.iter().filter(|window| window.gpu > 0) {
+            assert!(layers.contains(&window.begin), "{gpu:?}");
+        }
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub(super) struct Pump {
     returned: VecDeque<Box<Step>>,
     /// Whether more came back than were sent.
     too_many: bool,
+    /// What is known of the head's GPU, which has failed.
+    lost: Option<String>,
     cargo: Option<Cargo>,
     busy: Option<Busy>,
     /// What [`Self::drive`] says next.
@@ -132,6 +134,7 @@ impl Pump {
             flying: VecDeque::new(),
             returned: VecDeque::new(),
             too_many: false,
+            lost: None,
             cargo: None,
             busy: None,
             news: None,
@@ -156,6 +159,7 @@ impl Pump {
         self.flying.clear();
         self.returned.clear();
         self.too_many = false;
+        self.lost = None;
         self.news = None;
     }
 
@@ -253,6 +257,7 @@ impl Pump {
                 self.figures.own_us += took.as_micros() as u64;
                 cargo.done_rows += rows.len();
             }
+            (Busy::Rows { .. }, HeadDone::Lost(words)) => self.lost = Some(words),
             (Busy::Rows { .. }, HeadDone::Cancelled) => {
                 cargo.ending.get_or_insert(Ending::Cancelled);
             }
@@ -328,6 +333,10 @@ impl Pump {
                 return PumpNews::Waiting;
             }
             let Some(formed) = formed else { return PumpNews::Waiting };
+            if let Some(words) = &self.lost {
+                // The head is never lost: the ring forms again, and computes everything again.
+                return PumpNews::Fault(Fault::Lost { place: 0, words: words.clone() });
+            }
             if self.too_many {
                 let words = "more chunks came back than were sent".to_owned();
                 return PumpNews::Fault(wrong(formed, words));

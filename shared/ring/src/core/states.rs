@@ -49,7 +49,24 @@ impl States {
         let bits = |hidden: &Hidden| hidden.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         (a.rows, a.width) == (b.rows, b.width) && bits(a) == bits(b)
     }
+
+    /// Returns whether the shape is the same, and every row as near as a GPU computes to what a CPU computes:
+    /// within [`GPU_TOLERANCE`] times the row's largest value.
+    pub fn is_near(&self, other: &Self) -> bool {
+        let (a, b) = (&self.hidden, &other.hidden);
+        let rows = || a.values.chunks(a.width.max(1)).zip(b.values.chunks(b.width.max(1)));
+        let near = |(a, b): (&[f32], &[f32])| {
+            let top = b.iter().fold(0.0f32, |top, value| top.max(value.abs()));
+            // False also for values that are no numbers.
+            a.iter().zip(b).all(|(a, b)| (a - b).abs() <= GPU_TOLERANCE * top)
+        };
+        (a.rows, a.width) == (b.rows, b.width) && rows().all(near)
+    }
 }
+
+/// Activations are rounded to bytes before a product. A last bit that differs before that can change a byte,
+/// and so a result by a 127th of its largest part; a layer adds many such results.
+const GPU_TOLERANCE: f32 = 0.02;
 
 #[cfg(test)]
 mod tests {
@@ -65,6 +82,15 @@ mod tests {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert!(!states(&[1.0, value]).finite(), "{value}");
         }
+    }
+
+    #[test]
+    fn near_is_within_a_part_of_the_largest_value() {
+        let want = states(&[10.0, 0.0, -1.0]);
+        assert!(states(&[10.1, 0.19, -0.81]).is_near(&want));
+        assert!(!states(&[10.0, 0.21, -1.0]).is_near(&want));
+        assert!(!states(&[10.0, f32::NAN, -1.0]).is_near(&want));
+        assert!(!states(&[10.0, 0.0]).is_near(&want));
     }
 
     #[test]

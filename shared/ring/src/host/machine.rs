@@ -5,13 +5,13 @@ use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engine::Model;
 use baton_engine::engine::KvFormat;
+use baton_engine::{GpuUse, Model};
 
 /// Layers of a model that one engine is to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenShare {
-    /// The layers, in the order in which a token passes them.
+    /// The layers that the CPU computes, in the order in which a token passes them.
     pub layers: Vec<usize>,
     /// Tokens of KV cache.
     pub kv_tokens: usize,
@@ -32,4 +32,10 @@ pub trait Machine: Debug + Send + Sync {
     /// # Errors
     /// If the file cannot be read, or the engine refuses it.
     fn open(&self, path: &Path, share: &OpenShare) -> Result<Arc<Model>, Box<dyn Error + Send + Sync>>;
+
+    /// Returns the GPU that computes the layers which a plan gives it; `None` if there is none, or it has
+    /// failed.
+    fn gpu(&self) -> Option<GpuUse> {
+        None
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use baton_engine::{EngineOptions, Model, Residency};
+use baton_engine::{EngineOptions, GpuUse, Model, Residency};
 use baton_plan::{Plan, Share};
 
 use crate::core::head::PlanFor;
@@ -28,6 +28,8 @@ use crate::wire::memory::Hub;
 pub struct TestMachine {
     /// Bytes of weights that stay in memory; all if none.
     pub budget: Option<u64>,
+    /// Its GPU.
+    pub gpu: Option<GpuUse>,
 }
 
 impl Machine for TestMachine {
@@ -44,6 +46,10 @@ impl Machine for TestMachine {
         let (layers, reads_ahead) = (Some(share.layers.clone()), share.reads_ahead);
         let residency = Residency { budget_bytes, layers, ends: false, reads_ahead, ..Residency::default() };
         Ok(Model::open_within(path, &residency)?)
+    }
+
+    fn gpu(&self) -> Option<GpuUse> {
+        self.gpu.clone().filter(|gpu| gpu.device.fault().is_none())
     }
 }
 
@@ -128,7 +134,7 @@ impl Home {
 
     /// The same, with so much memory for weights.
     pub fn add_within(&mut self, number: u8, files: Vec<PathBuf>, budget: Option<u64>) {
-        self.add_on(number, files, Arc::new(TestMachine { budget }));
+        self.add_on(number, files, Arc::new(TestMachine { budget, gpu: None }));
     }
 
     /// The same, on this machine.

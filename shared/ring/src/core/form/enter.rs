@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Attempt, Form, Formed, Route, Stage, Turn, fetch_limit};
 use crate::core::head::{Fault, Fx, HeadWork, Planned, RingFault};
-use crate::core::layout::Layout;
+use crate::core::layout::{Layout, gpu_layers_of};
 use crate::core::planted::{Bug, Planted};
 use crate::core::roster::Roster;
 use crate::core::{DeviceId, Epoch, LinkId, Node, Purpose};
@@ -145,7 +145,7 @@ impl Form {
         let layout = Layout::of_plan(&planned.plan, &self.facts.name, self.facts.n_layers)?;
         self.pace = planned.pace;
         if layout.is_alone() {
-            let work = fx.compute(HeadWork::Reset { layers: None, prefetch_bytes: 0 });
+            let work = fx.compute(HeadWork::Reset { layers: None, gpu_layers: None, prefetch_bytes: 0 });
             return Ok(Stage::Resetting { work, done: None, into: Route::Alone(layout) });
         }
         let is_there = |name: &String| roster.node(roster.named(name)?).cloned();
@@ -245,7 +245,9 @@ impl Form {
     fn reset(&mut self, entering: Entering, (out, back): (LinkId, LinkId), fx: &mut Fx) -> Stage {
         let Entering { layout, places, .. } = entering;
         let prefetch_bytes = layout.prefetch_bytes.first().copied().unwrap_or(0);
-        let work = fx.compute(HeadWork::Reset { layers: Some(layout.layers_of(0)), prefetch_bytes });
+        let (layers, gpu) = (layout.layers_of(0), gpu_layers_of(&layout.windows, 0));
+        let work =
+            fx.compute(HeadWork::Reset { layers: Some(layers), gpu_layers: Some(gpu), prefetch_bytes });
         let formed = Formed { epoch: self.epoch, layout, places, out: Some(out), back: Some(back) };
         Stage::Resetting { work, done: None, into: Route::Ring(formed) }
     }

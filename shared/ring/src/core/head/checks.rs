@@ -113,7 +113,8 @@ impl HeadCore {
         match self.own_work(|_| HeadWork::Layer { layer, ids, begins }) {
             None => Turn::Waiting,
             Some(HeadDone::States(want)) => {
-                if !self.health.is_right(&want) {
+                let on_gpu = self.form.formed().is_some_and(|formed| formed.layout.is_on_gpu(layer));
+                if !self.health.is_right(&want, on_gpu) {
                     return Turn::Then(vec![Todo::Suspect { place, layer }]);
                 }
                 let Some(formed) = self.form.formed() else { return Turn::Done };

@@ -319,6 +319,8 @@ pub enum HeadWork {
     Reset {
         /// The layers, ascending.
         layers: Option<Vec<usize>>,
+        /// Those of them that the head's GPU computes, if it has one; `None`: as many as fit.
+        gpu_layers: Option<Vec<usize>>,
         /// Bytes of memory for weights that are read ahead.
         prefetch_bytes: u64,
     },
@@ -358,6 +360,8 @@ pub enum HeadDone {
     Cancelled,
     /// The model's file has changed.
     Rotten(String),
+    /// The head's GPU failed, and what it held is lost. From now on the CPU computes its layers.
+    Lost(String),
     /// It failed; the host has the error.
     Failed,
 }

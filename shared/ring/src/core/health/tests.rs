@@ -80,9 +80,9 @@ fn bits_decide_and_own_layers_are_read_in_turn() {
     let (mut health, layout) = (health(), layout());
     health.next_audit(&layout);
     health.keep(states(1.0), states(0.0));
-    assert!(!health.is_right(&states(-0.0)));
+    assert!(!health.is_right(&states(-0.0), false));
     health.keep(states(1.0), states(0.5));
-    assert!(health.is_right(&states(0.5)));
+    assert!(health.is_right(&states(0.5), false));
     let read: Vec<Vec<usize>> = (0..3).map(|_| health.next_own_layer(&layout)).collect();
     assert_eq!(read, [[0], [3], [0]]);
     let relay = Layout { windows: layout.windows[1..3].to_vec(), ..layout };

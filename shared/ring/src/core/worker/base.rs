@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::types::{DiskWork, Effect, Meters, WorkerNews, WorkerSetup, WorkerWork};
+use crate::core::layout::gpu_layers_of;
 use crate::core::{Digest, DiskId, Epoch, LinkEffect, LinkId, Node, Note, Planted, Purpose, WorkId};
 use crate::wire::frame::{Configure, Frame, Heartbeat};
 
@@ -16,18 +17,27 @@ pub(super) struct Held {
     pub(super) file: PathBuf,
     model: Digest,
     layers: Vec<usize>,
+    gpu_layers: Vec<usize>,
     reads_ahead: bool,
 }
 
 impl Held {
     pub(super) fn of(file: PathBuf, configure: &Configure, layers: &[usize]) -> Self {
         let (model, reads_ahead) = (configure.model, configure.reads_ahead);
-        Self { file, model, layers: layers.to_vec(), reads_ahead }
+        let gpu_layers = gpu_layers(configure);
+        Self { file, model, layers: layers.to_vec(), gpu_layers, reads_ahead }
     }
 
     pub(super) fn fits(&self, configure: &Configure, layers: &[usize]) -> bool {
-        self.model == configure.model && self.layers == layers && self.reads_ahead == configure.reads_ahead
+        self.model == configure.model
+            && self.layers == layers
+            && self.gpu_layers == gpu_layers(configure)
+            && self.reads_ahead == configure.reads_ahead
     }
+}
+
+fn gpu_layers(configure: &Configure) -> Vec<usize> {
+    gpu_layers_of(&configure.windows, usize::from(configure.place))
 }
 
 /// What the engine works on.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use baton_engine::engine::OpenStep;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterError, AdapterId, Engine, EngineOptions, Model, PrefixScope, SeqId, SeqOutput,
+    Adapter, AdapterError, AdapterId, Engine, EngineOptions, GpuLayers, Model, PrefixScope, SeqId, SeqOutput,
     StepControl, StepError, StepSeq, Wanted,
 };
 use baton_terminal::chain;
@@ -135,7 +135,9 @@ impl HeadEngine {
                 }
                 Ok(HeadDone::Done)
             }
-            HeadWork::Reset { layers, prefetch_bytes } => self.reset(layers, prefetch_bytes),
+            HeadWork::Reset { layers, gpu_layers, prefetch_bytes } => {
+                self.reset(layers, gpu_layers, prefetch_bytes)
+            }
             HeadWork::CheckFile { layers, anew } => Ok(self.check_file(&layers, anew)),
         };
         (done.unwrap_or_else(|err| self.refuse(err)), begun.elapsed())
@@ -143,6 +145,9 @@ impl HeadEngine {
 
     fn refuse(&mut self, refusal: Refusal) -> HeadDone {
         let Refusal::Step(err) = refusal else { return HeadDone::Refused };
+        if let Some(fault) = err.gpu_fault() {
+            return HeadDone::Lost(fault.to_string());
+        }
         let cancelled = matches!(err, StepError::Cancelled { .. });
         self.left.refused = Some(err);
         if cancelled { HeadDone::Cancelled } else { HeadDone::Refused }
@@ -311,29 +316,34 @@ impl HeadEngine {
             kv_tokens: AUDIT_TOKENS,
             prefix_cache_percent: 0,
             layers: Some(vec![layer]),
+            gpu: None,
             ..self.options.clone()
         };
         Engine::new(model, options).map_err(|err| chain(&err))
     }
 
-    /// Changes to these layers; if the weights are streamed, these too.
-    fn reset(&mut self, layers: Option<Vec<usize>>, prefetch_bytes: u64) -> Result<HeadDone, Refusal> {
+    /// Changes to these layers; if the weights are streamed, these too, without those of the GPU.
+    fn reset(
+        &mut self,
+        layers: Option<Vec<usize>>,
+        gpu_layers: Option<Vec<usize>>,
+        prefetch_bytes: u64,
+    ) -> Result<HeadDone, Refusal> {
         self.open = None;
+        if let Err(err) = self.engine.reset(layers, gpu_layers.map_or(GpuLayers::Fit, GpuLayers::Only)) {
+            return Ok(self.fail(err));
+        }
         let model = Arc::clone(self.engine.model());
         if let Some(weights) = model.streamed() {
             weights.set_prefetch(prefetch_bytes);
-            let all = || (0..model.config().n_layers).collect();
-            if let Err(err) = weights.set_layers(layers.clone().unwrap_or_else(all)) {
+            if let Err(err) = weights.set_layers(self.engine.host_layers()) {
                 return Ok(self.fail(err));
             }
             let stats = weights.stats();
             let (weight_bytes, resident_bytes) = (stats.weight_bytes, stats.resident_bytes);
             tracing::info!(weight_bytes, resident_bytes, "the head's weights");
         }
-        Ok(match self.engine.reset(layers) {
-            Ok(()) => HeadDone::Done,
-            Err(err) => self.fail(err),
-        })
+        Ok(HeadDone::Done)
     }
 
     /// Returns `Rotten` if the file has changed in these layers, its header or its tables since the list of

@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_engine::engine::OpenStep;
-use baton_engine::{Engine, EngineOptions, KvError, Model, SeqId, StepControl, StepError, StepSeq};
+use baton_engine::{
+    Engine, EngineOptions, GpuLayers, GpuUse, KvError, Model, SeqId, StepControl, StepError, StepSeq,
+};
 use baton_terminal::chain;
 
+use crate::core::layout::gpu_layers_of;
 use crate::core::worker::{WorkerDone, WorkerWork};
 use crate::core::{SeqNo, States};
 use crate::host::caught;
@@ -84,12 +87,15 @@ impl WorkerEngine {
         same: bool,
     ) -> Result<(), WorkerDone> {
         self.replica = None;
+        let gpu = self.machine.gpu();
+        let on_gpu = gpu_layers_of(&configure.windows, usize::from(configure.place));
+        let on_gpu = if gpu.is_some() { on_gpu } else { Vec::new() };
         let kv_tokens = configure.kv_tokens as usize;
         let model = match self.model.take().filter(|_| same) {
             Some(model) => model,
             None => {
                 let share = OpenShare {
-                    layers: layers.clone(),
+                    layers: layers.iter().copied().filter(|layer| !on_gpu.contains(layer)).collect(),
                     kv_tokens,
                     kv_format: configure.kv_format,
                     reads_ahead: configure.reads_ahead,
@@ -117,6 +123,7 @@ impl WorkerEngine {
             window: configure.window,
             prefix_cache_percent: configure.prefix_percent,
             layers: Some(layers),
+            gpu: gpu.map(|gpu| GpuUse { layers: GpuLayers::Only(on_gpu), ..gpu }),
         };
         let engine = Engine::new(Arc::clone(model), options);
         let engine = engine.map_err(|err| WorkerDone::Engine(chain(&err)))?;

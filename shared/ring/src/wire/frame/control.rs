@@ -17,7 +17,7 @@ const NAME_BYTES_MAX: usize = 256;
 /// Most bytes of an explanation.
 const WORDS_BYTES_MAX: usize = 4096;
 /// Bytes of a window.
-const WINDOW_BYTES: usize = 8;
+const WINDOW_BYTES: usize = 10;
 /// Bytes of a layer's number.
 const LAYER_BYTES: usize = 2;
 /// Least bytes of a device's address and key.
@@ -270,7 +270,7 @@ pub(super) fn write_configure(out: &mut Writer<'_>, configure: &Configure) {
     out.u8(u8::from(configure.reads_ahead));
     out.count(configure.windows.len());
     for window in &configure.windows {
-        for part in [window.round, window.place, window.begin, window.end] {
+        for part in [window.round, window.place, window.begin, window.end, window.gpu] {
             out.u16(u16::try_from(part).expect("rounds, places and layers are below 65536"));
         }
     }
@@ -351,11 +351,11 @@ fn read_kv_tokens(from: &mut Reader<'_>) -> Result<u64, FrameError> {
 
 fn read_window(from: &mut Reader<'_>) -> Result<Window, FrameError> {
     let mut part = || from.u16("window").map(usize::from);
-    let (round, place, begin, end) = (part()?, part()?, part()?, part()?);
-    if begin >= end {
-        return Err(FrameError::Mismatch { what: "begin and end of a window" });
+    let (round, place, begin, end, gpu) = (part()?, part()?, part()?, part()?, part()?);
+    if begin >= end || gpu > end - begin {
+        return Err(FrameError::Mismatch { what: "begin, end and GPU layers of a window" });
     }
-    Ok(Window { round, place, begin, end, gpu: 0 })
+    Ok(Window { round, place, begin, end, gpu })
 }
 
 pub(super) fn write_provide(out: &mut Writer<'_>, provide: &Provide) {

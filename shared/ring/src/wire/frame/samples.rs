@@ -42,7 +42,7 @@ fn device(gpu: bool) -> Device {
 
 /// Two workers, a head, two rounds.
 pub(super) fn configure() -> Configure {
-    let window = |round, place, begin, end| Window { round, place, begin, end, gpu: 0 };
+    let window = |round, place, begin, end| Window { round, place, begin, end, gpu: round };
     Configure {
         epoch: Epoch(7),
         place: 1,
