@@ -18,6 +18,7 @@ use std::time::Duration;
 use baton_edge::HttpLimits;
 use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
+use baton_gpu::{GpuChoice, VramLimit};
 use clap::{Args, ValueEnum};
 
 pub use self::admin::{AdminConfig, AdminOptions};
@@ -71,6 +72,13 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub repack_mib: u32,
+    /// GPU that computes the first model, or as many of its last layers as fit: auto (the best one, or none),
+    /// off, or a device such as cuda:0, vulkan:1 or metal:0. The CPU computes everything else
+    #[arg(long, env = "BATON_GPU", default_value_t, value_name = "DEVICE")]
+    pub gpu: GpuChoice,
+    /// Most memory to use of the GPU, as 40GB; the default is what is free
+    #[arg(long, env = "BATON_VRAM", value_name = "SIZE")]
+    pub vram: Option<VramLimit>,
     /// KV cache of each model in tokens, shared by all its sequences; the default is four whole contexts
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub kv_tokens: Option<NonZeroUsize>,
@@ -227,6 +235,10 @@ pub struct Config {
     pub threads: Option<NonZeroUsize>,
     /// Memory for repacked weights, MiB.
     pub repack_mib: u32,
+    /// The GPU that computes the first model.
+    pub gpu: GpuChoice,
+    /// The most of its memory to use.
+    pub vram: Option<VramLimit>,
     /// KV cache in tokens, or `None` to choose by the model's context.
     pub kv_tokens: Option<NonZeroUsize>,
     /// Number format of keys and values.
@@ -386,6 +398,8 @@ impl ServeOptions {
             database: self.database.parse()?,
             threads: self.threads,
             repack_mib: self.repack_mib,
+            gpu: self.gpu,
+            vram: self.vram,
             kv_tokens: self.kv_tokens,
             kv: self.kv,
             slots,
@@ -459,6 +473,7 @@ impl Config {
             ("--api-key", self.api_key != new.api_key, false),
             ("--slots", self.slots != new.slots, false),
             ("--threads", self.threads != new.threads, false),
+            ("--gpu or --vram", (self.gpu, self.vram) != (new.gpu, new.vram), false),
             ("--kv-tokens", self.kv_tokens != new.kv_tokens, false),
             ("--kv", self.kv != new.kv, false),
             ("prompt tokens of a pass", self.budget != new.budget, false),

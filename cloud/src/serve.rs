@@ -5,6 +5,7 @@ pub mod pages;
 pub mod upkeep;
 
 mod console;
+mod gpu;
 mod reload;
 
 use std::collections::BTreeMap;
@@ -71,8 +72,10 @@ pub async fn serve(
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
     let options = options(&config, coefficients, traces);
+    let mut engines = gpu::Engines::open(&config)?;
+    let make = |model, options| engines.make(model, options);
     let (service, hosts) =
-        CloudService::with_models(models, SceneBook::default(), options).context("set the engine up")?;
+        CloudService::over(models, SceneBook::default(), options, make).context("set the engine up")?;
     let access = access(&config, &service);
     let upkeep = upkeep(&store, &service, &access, settings).await?;
     let threads =

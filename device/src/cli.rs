@@ -4,6 +4,7 @@
 mod ask;
 mod chat;
 mod document;
+mod gpu;
 mod interrupts;
 mod model;
 mod open;
@@ -122,8 +123,8 @@ struct CommonArgs {
     #[arg(long, env = crate::models::MODELS_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     models_dir: Option<PathBuf>,
     /// LoRA adapter (a GGUF file) for both programs' models, by a scene's name for it (may be repeated)
-    #[arg(long, value_name = "NAME=FILE", value_parser = adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
-    adapter: Vec<AdapterFile>,
+    #[arg(long, value_name = "NAME=FILE", value_parser = values::adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
+    adapter: Vec<values::AdapterFile>,
     /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = values::one_or_more, help_heading = heading::MODEL)]
     threads: Option<NonZeroUsize>,
@@ -133,6 +134,8 @@ struct CommonArgs {
     /// for every token; --repack-mib then has no effect.
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     memory: crate::machine::residency::MemoryFor,
+    #[command(flatten)]
+    gpu: gpu::GpuArgs,
     /// Most tokens of prompt and answer [default: the model's context, if memory allows; 8192 with --ring]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: Option<usize>,
@@ -303,22 +306,6 @@ fn cloud_address(text: &str) -> Result<String, String> {
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// An adapter's file, and the name that scenes use for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct AdapterFile {
-    name: String,
-    path: PathBuf,
-}
-
-fn adapter_file(text: &str) -> Result<AdapterFile, String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok(AdapterFile { name: name.to_owned(), path: PathBuf::from(path) })
-        }
-        _ => Err(format!("`{text}` is not NAME=FILE")),
-    }
-}
-
 impl Cli {
     /// Reads the command line. If it asks for help or is wrong, prints the text and returns the exit status.
     ///
@@ -428,7 +415,6 @@ mod tests {
         let Command::Ask(_) = Cli::try_parse_from(adapter).unwrap().command else {
             panic!("the command is ask")
         };
-        assert_eq!(adapter_file("med=b=c.gguf").unwrap().path, PathBuf::from("b=c.gguf"));
         let alone =
             ["baton", "model", "adapter", "dir=0.5", "--model", "m.gguf", "--out", "a.gguf", "--force"];
         assert_eq!(Cli::try_parse_from(alone).is_ok(), cfg!(feature = "import"));

@@ -1,6 +1,8 @@
-//! The machine that this device is: its memory, its disk, its speed, and how a model is opened within that.
+//! The machine that this device is: its memory, its disk, its GPUs, its speed, and how a model is opened
+//! within that.
 
 pub mod disk;
+pub mod gpu;
 pub mod memory;
 pub mod profile;
 pub mod residency;
@@ -9,18 +11,21 @@ pub mod shape;
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_engine::Model;
 use baton_engine::platform::own_bytes;
+use baton_engine::{GpuUse, Model};
+use baton_gpu::OpenedGpu;
 use baton_ring::host::{Machine, OpenShare};
 
 use profile::this_memory;
 use residency::{Layers, MemoryFor, Share};
 
-/// This machine, with the memory that its user gives to models.
-#[derive(Debug, Clone, Copy)]
+/// This machine, with the memory and the GPU that its user gives to models.
+#[derive(Debug, Clone)]
 pub struct ThisMachine {
     /// Memory for weights; what does not fit is read from the disk for every token.
     pub memory: MemoryFor,
+    /// The GPU, if one computes.
+    pub gpu: OpenedGpu,
 }
 
 impl Machine for ThisMachine {
@@ -37,6 +42,10 @@ impl Machine for ThisMachine {
         let share = Share { kv_tokens, kv_format, layers: Layers::Of(layers), reads_ahead };
         Ok(residency::open(path, self.memory, 0, &share)?)
     }
+
+    fn gpu(&self) -> Option<GpuUse> {
+        self.gpu.part(gpu::on_loss)
+    }
 }
 
 #[cfg(test)]
@@ -51,12 +60,16 @@ mod tests {
         std::fs::write(&path, shape.to_gguf().unwrap()).unwrap();
         let share =
             OpenShare { layers: vec![1], kv_tokens: 64, kv_format: Default::default(), reads_ahead: true };
-        let within = ThisMachine { memory: MemoryFor::Bytes(10_000) };
+        let within = ThisMachine { memory: MemoryFor::Bytes(10_000), gpu: OpenedGpu::default() };
         let model = within.open(&path, &share).unwrap();
         let weights = model.streamed().unwrap();
         assert_eq!(weights.layers(), [1]);
         assert!(weights.stats().resident_bytes <= 10_000);
         assert_eq!(within.model_bytes().is_some(), this_memory().is_ok());
         assert!(within.open(Path::new("missing.gguf"), &share).is_err());
+        assert!(within.gpu().is_none());
+        let device: Arc<dyn baton_gpu::Device> = Arc::new(baton_kernels_gpu::cases::HostDevice::new(None));
+        let gpu = OpenedGpu { device: Some(device), ..OpenedGpu::default() };
+        assert!(ThisMachine { gpu, ..within }.gpu().is_some());
     }
 }

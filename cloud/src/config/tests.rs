@@ -28,6 +28,7 @@ fn defaults_are_served_on_loopback() {
     assert_eq!((config.models[0].name.as_str(), &config.models[0].calibration), ("m", &None));
     assert_eq!(config.database, Database::File("./baton-cloud.db".into()));
     assert!(config.emulation.is_none());
+    assert_eq!((config.gpu, config.vram), (GpuChoice::Auto, None));
     assert!(config.listen.ip().is_loopback());
     assert_eq!((config.budget, config.prefix_cache_percent), (StepBudget::default(), 100));
     assert_eq!(config.edge.http, baton_edge::HttpLimits::default(), "the help says what the types say");
@@ -82,4 +83,14 @@ fn emulation_is_on_where_one_figure_is_given() {
     let config = parsed(&["--emulate-prefill-ms-per-token", "0.1"]).unwrap();
     let cost = config.emulation.unwrap();
     assert_eq!((cost.base_ms, cost.prefill_ms_per_token, cost.decode_ms), (0.0, 0.1, 0.0));
+}
+
+#[test]
+fn a_gpu_and_its_memory_are_chosen() {
+    let config = parsed(&["--gpu", "cuda:1", "--vram", "40GB"]).unwrap();
+    assert_eq!((config.gpu.to_string().as_str(), config.vram), ("cuda:1", Some(VramLimit(40_000_000_000))));
+    let off = parsed(&["--gpu", "off"]).unwrap();
+    assert_eq!(off.changes(&config), [("--gpu or --vram", false)]);
+    refused(&["--gpu", "rocm"], "want auto, off, or a device such as cuda:0");
+    refused(&["--vram", "40"], "want a size like 6GB or 512MiB");
 }

@@ -1,12 +1,14 @@
 //! Makes an agent from the options: consent, model, cloud client, scene.
 
 use super::ring::{Formed, form};
-use super::{AdapterFile, AnswerArgs, CommonArgs, ModeArg};
+use super::values::AdapterFile;
+use super::{AnswerArgs, CommonArgs, ModeArg, gpu};
 use crate::agent::{Agent, DeviceModel, Question};
 use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::context::{self, Held};
 use crate::local::LocalOptions;
+use crate::machine::ThisMachine;
 use crate::machine::residency::{self, Layers, Share};
 use crate::models::store;
 use crate::relay::{Note, RelayMode};
@@ -15,7 +17,7 @@ use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, Engine, EngineOptions, Sequences};
+use baton_engine::{Adapter, EngineOptions, Sequences};
 use baton_pacing::PaceMode;
 use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
@@ -51,7 +53,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
-    let memory = common.memory;
+    let (memory, wanted) = (common.memory, common.gpu);
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let held = match ring {
@@ -76,17 +78,19 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
                 model.name()
             );
         }
+        let opened = wanted.open()?;
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {
             let workload =
                 Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
             let mut said = |what: &str| errln!("ring: {what}");
+            let machine = ThisMachine { memory, gpu: opened };
             let Formed { head: ring, handle, current_plan } =
-                form(&model, options, workload, &head, memory, &kept, &mut said)?;
+                form(&model, options, workload, &head, machine, &kept, &mut said)?;
             (Box::new(ring), Some(RingView { handle, current_plan }))
         } else {
-            (Box::new(Engine::new(model.clone(), options).context("start the engine")?), None)
+            (Box::new(gpu::engine(&opened, model.clone(), options).context("start the engine")?), None)
         };
         let mut adapters = BTreeMap::new();
         for AdapterFile { name, path } in files {

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
+use super::gpu::{self, GpuArgs};
 use super::values::one_or_more;
+use crate::machine::gpu::GpuProfile;
 use crate::machine::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 
@@ -20,6 +22,8 @@ pub(super) struct ProfileArgs {
     /// Number of compute threads [default: all]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = one_or_more)]
     threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Name of this device
     #[arg(long, default_value = "this device", value_name = "NAME")]
     name: String,
@@ -36,7 +40,9 @@ pub(super) struct ProfileArgs {
 
 pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let options = ProfileOptions { model: args.model, threads: args.threads.unwrap_or(all), name: args.name };
+    let gpu = args.gpu.open()?.device;
+    let (model, threads, name) = (args.model, args.threads.unwrap_or(all), args.name);
+    let options = ProfileOptions { model, threads, name, gpu };
     let loud = std::io::stderr().is_terminal();
     let (settings, again) = (Settings::open(args.config_dir), args.again);
     let work = tokio::task::spawn_blocking(move || {
@@ -47,11 +53,12 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
         })
     });
     let (measured, origin) = work.await.context("measure this device")??;
+    let gpus = gpu::with_others(measured.gpu.clone());
     if args.json {
-        let answer = Answer { profile: &measured, origin: &origin };
+        let answer = Answer { profile: &measured, origin: &origin, gpus: &gpus };
         outln!("{}", serde_json::to_string(&answer).context("write the profile")?)?;
     } else {
-        out!("{}{}", text(&measured), said(&origin))?;
+        out!("{}{}{}", text(&measured), gpu_text(&gpus), said(&origin))?;
     }
     Ok(())
 }
@@ -62,6 +69,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     profile: &'a Profile,
     origin: &'a Origin,
+    /// All GPUs, the measured one first.
+    gpus: &'a [GpuProfile],
 }
 
 fn said(origin: &Origin) -> String {
@@ -77,7 +86,7 @@ fn said(origin: &Origin) -> String {
 }
 
 fn text(profile: &Profile) -> String {
-    let Profile { device, model, memory, direct_reads } = profile;
+    let Profile { device, model, memory, direct_reads, gpu: _ } = profile;
     let gigabytes = |bytes: f64| bytes / 1e9;
     let mut out = format!(
         "{} for {} ({} layers of {:.1} MB)\n",
@@ -113,4 +122,8 @@ fn text(profile: &Profile) -> String {
     );
     out += &format!("  disk, random reads  {:>8.2} GB/s\n", gigabytes(device.disk.random_bytes_per_s));
     out
+}
+
+fn gpu_text(gpus: &[GpuProfile]) -> String {
+    gpus.iter().map(|found| format!("  GPU {}", gpu::lines(found))).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use baton_protocol::{NumberRange, limits};
 use baton_refine::Mode;
@@ -67,6 +68,23 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| wrong("the host has no address"))
 }
 
+/// An adapter's file, and the name that scenes use for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AdapterFile {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+}
+
+/// Reads `NAME=FILE`.
+pub(super) fn adapter_file(text: &str) -> Result<AdapterFile, String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(AdapterFile { name: name.to_owned(), path: PathBuf::from(path) })
+        }
+        _ => Err(format!("`{text}` is not NAME=FILE")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +126,14 @@ mod tests {
         for bad in ["localhost", "8017", "", "127.0.0.1:port", "127.0.0.1:70000"] {
             let said = address(bad).unwrap_err();
             assert!(said.starts_with("want HOST:PORT"), "{bad}: {said}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_has_a_name_and_a_file() {
+        assert_eq!(adapter_file("med=b=c.gguf").unwrap().path, PathBuf::from("b=c.gguf"));
+        for bad in ["a.gguf", "=a.gguf", "a="] {
+            assert_eq!(adapter_file(bad), Err(format!("`{bad}` is not NAME=FILE")));
         }
     }
 }

@@ -12,6 +12,7 @@ mod kept;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::STREAM_BYTES;
@@ -24,6 +25,7 @@ use baton_plan::{Device, Disk, ModelShape, Os, Processor};
 use memmap2::MmapMut;
 
 use crate::machine::disk::{self, DiskError};
+use crate::machine::gpu::{self, GpuProfile};
 use crate::machine::memory::{self, Memory, MemoryError};
 use crate::machine::residency::BUFFER_BYTES;
 use crate::machine::shape::{ShapeError, shape_of};
@@ -50,6 +52,8 @@ pub struct ProfileOptions {
     pub threads: NonZeroUsize,
     /// The device's name.
     pub name: String,
+    /// The GPU to measure too, if there is one.
+    pub gpu: Option<Arc<dyn baton_gpu::Device>>,
 }
 
 /// A measured device.
@@ -63,6 +67,8 @@ pub struct Profile {
     pub memory: Memory,
     /// Whether the disk was read without the page cache; if not, its figures may be those of memory.
     pub direct_reads: bool,
+    /// The GPU that was measured.
+    pub gpu: Option<GpuProfile>,
 }
 
 /// Why a device could not be measured.
@@ -130,13 +136,18 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     let read_bytes_per_s = streamed_rate(&layers(&gguf, memory.available_bytes)?, &pool);
     said("disk");
     let disk = disk::measure(&options.model)?;
-    let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? };
     let rates = Disk {
         sequential_bytes_per_s: disk.sequential_bytes_per_s,
         random_bytes_per_s: disk.random_bytes_per_s,
     };
-    let device = device(&options.name, (os, &memory), cpu, rates);
-    Ok(Profile { device, model, memory, direct_reads: disk.direct })
+    let gpu = options.gpu.as_deref().map(|gpu| {
+        said(&format!("the GPU {}", baton_gpu::label(gpu.facts())));
+        GpuProfile::measured(gpu, &gpu::formats(flops.keys()))
+    });
+    let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? };
+    let mut device = device(&options.name, (os, &memory), cpu, rates);
+    device.gpu = gpu.as_ref().and_then(|gpu| gpu.described(model.hidden, model.vocab));
+    Ok(Profile { device, model, memory, direct_reads: disk.direct, gpu })
 }
 
 /// Returns the description of this device from what was measured.
@@ -304,7 +315,8 @@ mod tests {
     #[test]
     fn this_machine_is_measured_in_full_and_can_be_planned_with() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
-        let options = ProfileOptions { model, threads: NonZeroUsize::MIN, name: "here".to_owned() };
+        let options =
+            ProfileOptions { model, threads: NonZeroUsize::MIN, name: "here".to_owned(), gpu: None };
         let mut said = Vec::new();
         let profile = profile(&options, &mut |what| said.push(what.to_owned())).unwrap();
         assert!(said.iter().any(|what| what.starts_with("products in ")), "{said:?}");

@@ -52,24 +52,10 @@ impl FromStr for MemoryFor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let units = [
-            ("KB", 1e3),
-            ("MB", 1e6),
-            ("GB", 1e9),
-            ("KiB", 1024.0),
-            ("MiB", 1048576.0),
-            ("GiB", 1073741824.0),
-        ];
-        let size = || {
-            let (number, unit) =
-                units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)))?;
-            let number: f64 = number.trim().parse().ok()?;
-            (number.is_finite() && number >= 0.0 && number * unit < 1e18).then_some((number * unit) as u64)
-        };
         match text {
             "auto" => Ok(Self::Auto),
             "all" => Ok(Self::All),
-            _ => size().map(Self::Bytes).ok_or_else(|| {
+            _ => baton_gpu::bytes_of(text).map(Self::Bytes).ok_or_else(|| {
                 format!("`{text}` is no amount of memory: want auto, all or a size like 2GB or 800MB")
             }),
         }

@@ -14,6 +14,7 @@ use super::{check, folder, read};
 
 /// Components that every pod of the base may have; each is also rendered alone over the base.
 const COMPONENTS: &[&str] = &[
+    "gpu",
     "grafana-dashboard",
     "hpa",
     "httproute",

@@ -8,15 +8,17 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use baton_engine::engine::KvFormat;
-use baton_engine::{Engine, EngineOptions, PrefixScope, SeqId, Sequences, StepSeq, Wanted};
+use baton_engine::{EngineOptions, PrefixScope, SeqId, Sequences, StepSeq, Wanted};
 use baton_plan::Workload;
 use clap::Args;
 use serde::Serialize;
 
 use super::head::{Formed, HeadArgs, form};
 use super::print_line;
+use crate::cli::gpu::{self, GpuArgs};
 use crate::cli::values::one_or_more;
 use crate::cli::{TOKENS_MAX, token_count};
+use crate::machine::ThisMachine;
 use crate::machine::residency::{self, Layers, MemoryFor, Share};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 use baton_ring::core::stats::RingStats;
@@ -52,6 +54,8 @@ pub(super) struct BenchArgs {
     /// Memory for the weights of this device's layers: auto, all or a size (2GB), as for `baton ask`
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: MemoryFor,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Measure this device alone, even if it heads a ring
     #[arg(long)]
     alone: bool,
@@ -100,9 +104,10 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let engine =
         EngineOptions { threads: args.threads, kv_tokens, kv_format: args.kv, ..EngineOptions::default() };
     let workload = Workload { context: each, sequences: args.sequences };
+    let machine = ThisMachine { memory: args.memory, gpu: args.gpu.open()? };
     let loud = std::io::stderr().is_terminal();
     let answer = if args.alone {
-        measure(&mut Engine::new(model, engine)?, args, None)?
+        measure(&mut gpu::engine(&machine.gpu, model, engine)?, args, None)?
     } else {
         let settings = Settings::open(args.config_dir.clone());
         let mut said = |what: &str| {
@@ -111,7 +116,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             }
         };
         let Formed { mut head, handle, current_plan } =
-            form(&model, engine, workload, &args.head, args.memory, &settings, &mut said)?;
+            form(&model, engine, workload, &args.head, machine, &settings, &mut said)?;
         let mut answer = measure(&mut head, args, loud.then_some(&mut said))?;
         answer.ring = Some(handle.stats());
         answer.planned = current_plan.planned();

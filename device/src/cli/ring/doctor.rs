@@ -1,4 +1,4 @@
-//! `baton ring doctor`: explains why devices do not see each other.
+//! `baton ring doctor`: explains why devices do not see each other, and shows this device's GPUs.
 
 use baton_terminal::out;
 use std::time::Duration;
@@ -8,6 +8,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::{NetworkArgs, StateArgs, duration, print_line};
+use crate::cli::gpu::{self, GpuArgs};
+use crate::machine::gpu::{GpuProfile, USUAL};
 use baton_ring::home::doctor::{Finding, ObserveOptions, Severity, diagnose, observe};
 
 #[derive(Debug, Args)]
@@ -22,6 +24,8 @@ pub(super) struct DoctorArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    gpu: GpuArgs,
+    #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
     state: StateArgs,
@@ -35,10 +39,11 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let seen = observe(&folder, &look);
     let findings = diagnose(&seen);
     let broken = findings.iter().filter(|finding| finding.severity() == Severity::Broken).count();
+    let gpus = args.gpu.profiles(&USUAL)?;
     if args.json {
-        print_line(&json!({ "findings": findings, "seen": seen }))?;
+        print_line(&json!({ "findings": findings, "seen": seen, "gpus": gpus }))?;
     } else {
-        out!("{}", text(&findings))?;
+        out!("{}{}", text(&findings), gpu_text(&gpus))?;
     }
     if broken > 0 {
         bail!("{broken} {} to fix", if broken == 1 { "problem" } else { "problems" });
@@ -62,6 +67,17 @@ fn text(findings: &[Finding]) -> String {
     out
 }
 
+fn gpu_text(gpus: &[GpuProfile]) -> String {
+    if gpus.is_empty() {
+        return "ok      no GPU was found: the CPU computes\n".to_owned();
+    }
+    let line = |found: &GpuProfile| {
+        let mark = if found.problem.is_none() { "ok    " } else { "note  " };
+        format!("{mark}  GPU {}", gpu::lines(found))
+    };
+    gpus.iter().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +92,26 @@ mod tests {
         assert_eq!(lines[0], "ok      phone answers at 10.0.0.2:8018 and both keys are pinned (2.0 ms)");
         assert_eq!(lines[1], "BROKEN  phone: nothing listens on 10.0.0.2:8018");
         assert!(lines[2].starts_with("        -> ") && lines.len() == 3, "{shown}");
+    }
+
+    #[test]
+    fn gpus_are_printed_or_said_to_be_missing() {
+        assert_eq!(gpu_text(&[]), "ok      no GPU was found: the CPU computes\n");
+        let fine = GpuProfile {
+            name: "one".to_owned(),
+            place: "vulkan:0".to_owned(),
+            is_software: false,
+            shares_memory: false,
+            memory_bytes: Some(1_000_000),
+            free_bytes: None,
+            rates: None,
+            problem: None,
+        };
+        let odd =
+            GpuProfile { place: "vulkan:1".to_owned(), problem: Some("lost".to_owned()), ..fine.clone() };
+        assert_eq!(
+            gpu_text(&[fine, odd]),
+            "ok      GPU one (vulkan:0), 1.0 MB\nnote    GPU one (vulkan:1), 1.0 MB\n    cannot be measured: lost\n"
+        );
     }
 }

@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use baton_engine::engine::KvFormat;
 use baton_engine::{EngineOptions, Model};
+use baton_gpu::OpenedGpu;
 use baton_plan::{Device, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
-use crate::cli::values;
+use crate::cli::{gpu, values};
 use crate::machine::ThisMachine;
 use crate::machine::profile::{ProfileOptions, kept_or_measured};
-use crate::machine::residency::{MemoryFor, text_bytes};
+use crate::machine::residency::text_bytes;
 use crate::machine::shape::shape_of;
 use crate::settings::Settings;
 use crate::settings::ring_folder;
@@ -27,7 +29,7 @@ use baton_ring::home::peers::{Membership, Peer, Peers, Role};
 use baton_ring::home::rejoin::{LOOK, PairedDevices, spawn_rejoin};
 use baton_ring::home::state::{STATE_DIR_ENV, StateFolder};
 use baton_ring::home::ways;
-use baton_ring::host::{Names, RingHandle, RingHead, RingOptions};
+use baton_ring::host::{Machine as _, Names, RingHandle, RingHead, RingOptions};
 use baton_ring::planning::{CurrentPlan, PlanRequest, Planning};
 use baton_ring::wire::channel::Channel;
 use baton_ring::wire::frame::{Activations, Hello};
@@ -91,7 +93,7 @@ pub(in crate::cli) fn form(
     engine: EngineOptions,
     workload: Workload,
     args: &HeadArgs,
-    memory: MemoryFor,
+    machine: ThisMachine,
     settings: &Settings,
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Formed> {
@@ -109,8 +111,10 @@ pub(in crate::cli) fn form(
     let listener = TcpListener::bind(args.ring_listen)
         .with_context(|| format!("listen on {} for the ring (--ring-listen)", args.ring_listen))?;
     let file = model.path().context("the model is not in a file")?;
-    let mut own = own_device(&name, file, engine.threads, settings, said)?;
-    memory.bound(&mut own);
+    let gpu = gpu::of_head(&machine.gpu, model, &engine).context("compute on the GPU")?;
+    let machine = ThisMachine { gpu, ..machine };
+    let mut own = own_device(&name, file, engine.threads, &machine.gpu, settings, said)?;
+    machine.memory.bound(&mut own);
     own.buffer_bytes += text_bytes(model.config().vocab_len) as f64;
     let nodes = there(&peers, &identity, said);
     let wanted = PlanRequest {
@@ -122,7 +126,11 @@ pub(in crate::cli) fn form(
     let planning = Planning::new(own, wanted);
     let (current_plan, revising, begun) = (planning.current_plan(), planning.clone(), Instant::now());
     // Plans use the names that the devices have in this ring.
-    let named = |hello: &Hello| Some(Device { name: hello.name.clone(), ..hello.device.clone()? });
+    let on_gpus = engine.kv_format == KvFormat::F16;
+    let named = move |hello: &Hello| {
+        let device = hello.device.clone()?;
+        Some(Device { name: hello.name.clone(), gpu: device.gpu.clone().filter(|_| on_gpus), ..device })
+    };
     let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
     let (drafting, pacing) = (planning.clone(), planning.clone());
     let drafter =
@@ -142,6 +150,7 @@ pub(in crate::cli) fn form(
     let activations = if args.ring_f16 { Activations::F16 } else { Activations::F32 };
     let heartbeat = Duration::from_millis(args.ring_heartbeat.into());
     let reads_ahead = !args.ring_no_read_ahead;
+    let engine = EngineOptions { gpu: machine.gpu(), ..engine };
     let options = RingOptions {
         activations,
         reads_ahead,
@@ -149,7 +158,7 @@ pub(in crate::cli) fn form(
         ways_folder: Some(folder.clone()),
         names: names(folder.clone()),
         heartbeat,
-        ..RingOptions::new(name, engine, Arc::new(ThisMachine { memory }))
+        ..RingOptions::new(name, engine, Arc::new(machine))
     };
     let head = RingHead::connect(Arc::new(network), &nodes, Arc::clone(model), Box::new(planner), options)
         .context("form the ring")?
@@ -175,12 +184,14 @@ fn own_device(
     name: &str,
     file: &Path,
     threads: Option<NonZeroUsize>,
+    gpu: &OpenedGpu,
     settings: &Settings,
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Device> {
     let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let options =
-        ProfileOptions { model: file.to_owned(), threads: threads.unwrap_or(all), name: name.to_owned() };
+    let gpu = gpu.device.clone();
+    let threads = threads.unwrap_or(all);
+    let options = ProfileOptions { model: file.to_owned(), threads, name: name.to_owned(), gpu };
     let measured =
         kept_or_measured(&options, settings, false, &mut |what| said(&format!("measuring {what}")));
     Ok(measured.context("measure this device")?.0.device)

@@ -8,12 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use baton_gpu::OpenedGpu;
+use baton_kernels_cpu::Format;
 use baton_plan::Device;
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::cli::gpu::GpuArgs;
 use crate::cli::values::one_or_more;
 use crate::machine::ThisMachine;
+use crate::machine::gpu::GpuProfile;
 use crate::machine::profile::general;
 use crate::machine::residency::MemoryFor;
 use baton_ring::core::DeviceId;
@@ -26,6 +31,11 @@ use baton_ring::wire::tcp::HomeNetwork;
 
 /// File in the ring's state folder with the device's measurements. Delete it if the device has changed.
 const DEVICE_FILE: &str = "device.json";
+
+/// File with those of its GPU.
+const GPU_FILE: &str = "gpu.json";
+/// Width of the hidden states that memory is set aside for on a GPU, as in models of eight billion parameters.
+const HIDDEN: usize = 4096;
 
 /// Options of a device that computes for a head.
 #[derive(Debug, Clone, Args)]
@@ -43,6 +53,8 @@ pub(super) struct WorkArgs {
     /// size (2GB). What does not fit is read from the disk for every token
     #[arg(long, env = "BATON_MEMORY", default_value = "auto", value_name = "SIZE")]
     memory: MemoryFor,
+    #[command(flatten)]
+    gpu: GpuArgs,
     /// Folder for parts of models [default: `models` in the ring's state]
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
@@ -60,7 +72,8 @@ pub(super) fn work(
 ) -> anyhow::Result<()> {
     let name = identity.name().as_str().to_owned();
     let weights = args.weights.clone().unwrap_or_else(|| folder.path().join("models"));
-    let mut device = if args.relay { None } else { Some(device(&name, args, folder, json)?) };
+    let gpu = if args.relay { OpenedGpu::default() } else { args.gpu.open()? };
+    let mut device = if args.relay { None } else { Some(device(&name, args, &gpu, folder, json)?) };
     device.iter_mut().for_each(|device| args.memory.bound(device));
     let address = listener.local_addr().context("read the bound address")?;
     let peers = Peers::load(folder)?;
@@ -73,7 +86,7 @@ pub(super) fn work(
         device,
         files: args.model.clone(),
         threads: args.threads,
-        ..WorkerOptions::new(name, weights, Arc::new(ThisMachine { memory: args.memory }))
+        ..WorkerOptions::new(name, weights, Arc::new(ThisMachine { memory: args.memory, gpu }))
     };
     if json {
         outln!("{}", json!({ "event": "waiting", "address": address }))?;
@@ -85,7 +98,48 @@ pub(super) fn work(
 }
 
 /// Returns this device's measurements, from now or from an earlier run; free memory is always measured now.
-fn device(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyhow::Result<Device> {
+fn device(
+    name: &str,
+    args: &WorkArgs,
+    gpu: &OpenedGpu,
+    folder: &StateFolder,
+    json: bool,
+) -> anyhow::Result<Device> {
+    let gpu = gpu.device.as_deref().map(|gpu| of_gpu(gpu, folder, json)).transpose()?;
+    let described = gpu.and_then(|gpu| gpu.described(HIDDEN, 0));
+    Ok(Device { gpu: described, ..without_gpu(name, args, folder, json)? })
+}
+
+/// A GPU's measurements, and what they were made on.
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptGpu {
+    label: String,
+    measured: GpuProfile,
+}
+
+/// Returns a GPU's measurements, from now or from an earlier run.
+fn of_gpu(gpu: &dyn baton_gpu::Device, folder: &StateFolder, json: bool) -> anyhow::Result<GpuProfile> {
+    let (path, label) = (folder.path().join(GPU_FILE), baton_gpu::label(gpu.facts()));
+    let kept = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<KeptGpu>(&bytes).ok());
+    if let Some(kept) = kept.filter(|kept| kept.label == label) {
+        return Ok(GpuProfile { free_bytes: gpu.free_bytes(), ..kept.measured });
+    }
+    if !json {
+        // The reader of the output may be gone; measuring goes on.
+        let _unread = outln!("measuring the GPU {label}");
+    }
+    let measured = GpuProfile::measured(gpu, &Format::ALL);
+    if let Some(problem) = &measured.problem {
+        baton_terminal::errln!("note: no layers are planned for the GPU: {problem}");
+        return Ok(measured);
+    }
+    let kept = KeptGpu { label, measured };
+    let text = serde_json::to_vec_pretty(&kept).context("write what was measured")?;
+    std::fs::write(&path, text).with_context(|| format!("write `{}`", path.display()))?;
+    Ok(kept.measured)
+}
+
+fn without_gpu(name: &str, args: &WorkArgs, folder: &StateFolder, json: bool) -> anyhow::Result<Device> {
     let path = folder.path().join(DEVICE_FILE);
     let threads =
         args.threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);

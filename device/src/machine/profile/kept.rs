@@ -28,6 +28,8 @@ struct MeasuredOn {
     /// The processor, as the system names it.
     processor: String,
     threads: usize,
+    /// Place, name and memory of the GPU; empty if there is none.
+    gpu: String,
     model: String,
     model_bytes: u64,
     /// When the model's file was last changed, in seconds since 1970.
@@ -86,6 +88,7 @@ pub fn kept_or_measured(
                     profile.device.name.clone_from(&options.name);
                     profile.memory = this_memory()?.1;
                     refresh_memory(&mut profile.device)?;
+                    refresh_gpu(&mut profile, options);
                     return Ok((profile, Origin::Kept));
                 }
                 Some(drifted) => drifted,
@@ -100,6 +103,14 @@ pub fn kept_or_measured(
         said(&format!("nothing is kept: write `{}`: {err}", path.display()));
     }
     Ok((kept.profile, origin))
+}
+
+/// Sets the memory of the GPU to what is free now.
+fn refresh_gpu(profile: &mut Profile, options: &ProfileOptions) {
+    if let (Some(gpu), Some(device)) = (&mut profile.gpu, &options.gpu) {
+        gpu.free_bytes = device.free_bytes();
+        profile.device.gpu = gpu.described(profile.model.hidden, profile.model.vocab);
+    }
 }
 
 /// Returns a figure that is no longer right, if there is one.
@@ -132,17 +143,22 @@ impl MeasuredOn {
             build: build(),
             processor: processor(Path::new("/")),
             threads: options.threads.get(),
+            gpu: options.gpu.as_deref().map_or_else(String::new, |gpu| baton_gpu::label(gpu.facts())),
             model: model.to_string_lossy().into_owned(),
             model_bytes: about.map_or(0, |about| about.len()),
             model_changed: changed.map_or(0, |since| since.as_secs()),
         }
     }
 
-    /// Returns the file name, one for each model and number of threads; if anything else differs, the
+    /// Returns the file name, one for each model, number of threads and GPU; if anything else differs, the
     /// stored profile is replaced.
     fn file(&self) -> String {
         let crc = crc32fast::hash(self.model.as_bytes());
-        format!("{crc:08x}-{}.json", self.threads)
+        let gpu = crc32fast::hash(self.gpu.as_bytes());
+        if self.gpu.is_empty() {
+            return format!("{crc:08x}-{}.json", self.threads);
+        }
+        format!("{crc:08x}-{}-{gpu:08x}.json", self.threads)
     }
 }
 
@@ -172,7 +188,7 @@ mod tests {
 
     fn options(name: &str) -> ProfileOptions {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        ProfileOptions { model, threads: NonZeroUsize::MIN, name: name.to_owned() }
+        ProfileOptions { model, threads: NonZeroUsize::MIN, name: name.to_owned(), gpu: None }
     }
 
     #[test]

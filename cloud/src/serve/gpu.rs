@@ -1,0 +1,57 @@
+//! Engines, the first of which computes on the GPU.
+//!
+//! Weights come into the GPU's memory when they are first used. A second model could not see how much of it
+//! is taken by then, so further models are computed by the CPU.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use baton_engine::{Engine, EngineError, EngineOptions, Model};
+use baton_gpu::{GpuError, GpuPart, OpenedGpu};
+use tracing::{error, info, warn};
+
+use crate::config::Config;
+
+/// Makes the engines of a service, one after another.
+#[derive(Debug)]
+pub(super) struct Engines {
+    /// For the next engine.
+    gpu: OpenedGpu,
+}
+
+impl Engines {
+    /// Opens the GPU that is configured.
+    ///
+    /// # Errors
+    /// Fails if a named GPU is not there or cannot be opened.
+    pub(super) fn open(config: &Config) -> anyhow::Result<Engines> {
+        let gpu = baton_gpu::open(config.gpu, config.vram).context("choose a GPU (--gpu)")?;
+        if let Some(notice) = &gpu.notice {
+            warn!(notice, "a GPU is not used");
+        }
+        Ok(Engines { gpu })
+    }
+
+    /// Makes the next engine.
+    ///
+    /// # Errors
+    /// As [`OpenedGpu::engine`].
+    pub(super) fn make(&mut self, model: Arc<Model>, options: EngineOptions) -> Result<Engine, EngineError> {
+        let name = model.name().to_owned();
+        let (engine, part) = std::mem::take(&mut self.gpu).engine(model, options, on_loss)?;
+        match &part {
+            GpuPart::None => {}
+            GpuPart::Layers { gpu, layers, of } => {
+                info!(model = name, gpu, layers, of, "a GPU computes layers");
+            }
+            GpuPart::NoRoom { .. } | GpuPart::Refused { .. } => {
+                warn!(model = name, reason = %part, "a GPU is not used");
+            }
+        }
+        Ok(engine)
+    }
+}
+
+fn on_loss(err: &GpuError) {
+    error!(err = err as &dyn std::error::Error, "the GPU failed: the CPU goes on alone");
+}

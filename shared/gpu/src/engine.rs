@@ -1,0 +1,179 @@
+//! Engines on the chosen GPU.
+//!
+//! What always holds: with a GPU that the program chose itself, an engine is made whatever that GPU can
+//! compute. With a GPU that the user named, an engine that the GPU cannot compute is refused.
+
+use std::fmt;
+use std::sync::Arc;
+
+use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model};
+use baton_kernels_gpu::GpuError;
+
+use crate::devices::{OpenedGpu, label};
+
+/// What a GPU computes of a model. `Display` says it in words, without the model's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuPart {
+    /// The program has no GPU.
+    None,
+    /// Some of the layers, or all of them.
+    Layers {
+        /// The GPU.
+        gpu: String,
+        /// Layers that it computes.
+        layers: usize,
+        /// Layers of the model.
+        of: usize,
+    },
+    /// Nothing, since not one layer fits into its memory.
+    NoRoom {
+        /// The GPU.
+        gpu: String,
+    },
+    /// Nothing, since it has no kernels for the model or the settings, or has failed.
+    Refused {
+        /// The GPU.
+        gpu: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl fmt::Display for GpuPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("the CPU computes all layers"),
+            Self::Layers { gpu, layers, of } if layers == of => write!(f, "{gpu} computes all {of} layers"),
+            Self::Layers { gpu, layers, of } => {
+                write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")
+            }
+            Self::NoRoom { gpu } => {
+                write!(f, "the CPU computes all layers: not one fits into the memory of {gpu}")
+            }
+            Self::Refused { gpu, reason } => {
+                write!(f, "the CPU computes all layers, not {gpu}: {reason}")
+            }
+        }
+    }
+}
+
+impl OpenedGpu {
+    /// Returns the GPU for engines that are told which layers it computes, as those of a ring; `None` if it
+    /// has failed. As for [`Self::engine`], `on_loss` is called once if it fails later.
+    pub fn part(&self, on_loss: fn(&GpuError)) -> Option<GpuUse> {
+        let device = self.device.as_ref().filter(|device| device.fault().is_none())?;
+        Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
+    }
+
+    /// Makes an engine of which the GPU computes as many layers as fit into its memory. Says what it
+    /// computes. `on_loss` is called once if the GPU fails later; the CPU then goes on alone.
+    ///
+    /// `options` are those of an engine without a GPU.
+    ///
+    /// # Errors
+    /// Those of [`Engine::new`]. That the GPU cannot compute the model is an error only if the user named
+    /// the GPU.
+    pub fn engine(
+        &self,
+        model: Arc<Model>,
+        options: EngineOptions,
+        on_loss: fn(&GpuError),
+    ) -> Result<(Engine, GpuPart), EngineError> {
+        let Some(device) = &self.device else { return Ok((Engine::new(model, options)?, GpuPart::None)) };
+        let gpu = label(device.facts());
+        let part = GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss };
+        match Engine::new(Arc::clone(&model), EngineOptions { gpu: Some(part), ..options.clone() }) {
+            Ok(engine) => {
+                let (layers, of) = (engine.gpu_layers().len(), model.config().n_layers);
+                if let Some(weights) = model.streamed().filter(|_| layers > 0) {
+                    let others = weights.set_layers(engine.host_layers());
+                    others.expect("an engine has only layers of its model, each once");
+                }
+                let part =
+                    if layers == 0 { GpuPart::NoRoom { gpu } } else { GpuPart::Layers { gpu, layers, of } };
+                Ok((engine, part))
+            }
+            Err(err @ (EngineError::GpuRefused { .. } | EngineError::Gpu(_))) if !self.is_named => {
+                let part = GpuPart::Refused { gpu, reason: err.to_string() };
+                Ok((Engine::new(model, options)?, part))
+            }
+            Err(err) => Err(err),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use baton_engine::engine::KvFormat;
+    use baton_engine::{StepSeq, Wanted};
+    use baton_kernels_cpu::Format;
+    use baton_kernels_gpu::cases::HostDevice;
+    use baton_synthetic::SyntheticModel;
+
+    fn model(family: &'static str) -> Arc<Model> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, SyntheticModel::small(family, Format::Q8_0, 3).to_gguf().unwrap()).unwrap();
+        Model::open(file.path()).unwrap()
+    }
+
+    fn gpu(budget: Option<u64>, is_named: bool) -> OpenedGpu {
+        OpenedGpu { device: Some(Arc::new(HostDevice::new(budget))), notice: None, is_named }
+    }
+
+    fn options(kv_format: KvFormat) -> EngineOptions {
+        EngineOptions { kv_tokens: 64, kv_format, ..EngineOptions::default() }
+    }
+
+    fn logits(mut engine: Engine) -> Vec<f32> {
+        let seq = engine.create();
+        let step = StepSeq { seq, ids: &[5, 6, 7], logits: Wanted::Last, capture: None };
+        engine.step(&[step], &mut ()).unwrap().remove(0).logits
+    }
+
+    fn never(err: &GpuError) {
+        panic!("the GPU failed: {err}")
+    }
+
+    #[test]
+    fn a_gpu_computes_what_fits_and_says_so() {
+        let model = model("llama");
+        let options = || options(KvFormat::F16);
+        let make = |gpu: OpenedGpu| gpu.engine(Arc::clone(&model), options(), never).unwrap();
+        let (engine, part) = make(OpenedGpu::default());
+        assert_eq!((&part, part.to_string().as_str()), (&GpuPart::None, "the CPU computes all layers"));
+        let alone = logits(engine);
+        let (engine, part) = make(gpu(None, false));
+        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, .. }), "{part:?}");
+        assert_eq!(part.to_string(), "host memory (vulkan:0, a program on the CPU) computes all 2 layers");
+        let there = logits(engine);
+        let differs = alone.iter().zip(&there).any(|(a, b)| (a - b).abs() > 1e-3);
+        assert!(!differs && alone.len() == there.len(), "{alone:?} {there:?}");
+        let (_, part) = make(gpu(Some(4096), true));
+        assert!(matches!(part, GpuPart::NoRoom { .. }), "{part:?}");
+        let some = GpuPart::Layers { gpu: "a GPU".to_owned(), layers: 1, of: 2 };
+        assert_eq!(some.to_string(), "a GPU computes the last 1 of 2 layers, the CPU the others");
+    }
+
+    #[test]
+    fn only_a_named_gpu_must_compute_the_model() {
+        for (family, kv) in [("llama", KvFormat::Q8), ("qwen35", KvFormat::F16)] {
+            let model = model(family);
+            let make = |named| gpu(None, named).engine(Arc::clone(&model), options(kv), never);
+            let err = make(true).unwrap_err();
+            assert!(matches!(err, EngineError::GpuRefused { .. }), "{family}: {err}");
+            let (engine, part) = make(false).unwrap();
+            assert!(engine.gpu_layers().is_empty());
+            let said = part.to_string();
+            assert!(said.starts_with("the CPU computes all layers, not host memory"), "{family}: {said}");
+        }
+    }
+
+    #[test]
+    fn other_errors_of_the_options_stay() {
+        let none = EngineOptions { kv_tokens: 0, ..EngineOptions::default() };
+        let err = gpu(None, false).engine(model("llama"), none, never).unwrap_err();
+        assert!(matches!(err, EngineError::KvTokens { .. }), "{err}");
+    }
+}
