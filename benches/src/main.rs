@@ -13,6 +13,7 @@ mod clock;
 mod cloud;
 mod demo;
 mod engine;
+mod gpu;
 mod host;
 mod hostile;
 mod make_model;
@@ -53,6 +54,8 @@ enum Bench {
     /// Worker process of `engine`
     #[command(hide = true)]
     EngineWorker(engine::worker::Args),
+    /// A model on a GPU: logits beside the CPU's, speed, shares of the GPU's rates, and time in slots
+    Gpu(gpu::Args),
     /// Several answers at once: on a device, with proposed tokens in the cloud, and the host's own cost
     Host(host::Args),
     /// Attacks on the cloud service: how much they delay and cost others
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Bench::Demo(args) => demo::run(&args),
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
+        Bench::Gpu(args) => gpu::run(&args),
         Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),

@@ -77,6 +77,15 @@ pub fn llama() -> Result<PathBuf, String> {
     python_for("llama")
 }
 
+/// Returns the folder of the model files of `llama/models.txt`, if they have been fetched.
+///
+/// # Errors
+/// The message says what fetches them.
+pub fn fetched_models() -> Result<PathBuf, String> {
+    let (folder, ready) = installed("models", &scripts().join("llama/models.txt"));
+    if ready { Ok(folder) } else { Err("`./x test real` fetches them (430 MB)".to_owned()) }
+}
+
 /// Fetches the model files of `llama/models.txt`, and returns their folder.
 ///
 /// # Errors

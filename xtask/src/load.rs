@@ -34,7 +34,7 @@ pub(crate) fn loaded(words: &[String]) -> Outcome {
     setup::everything()?;
     let built = cargo::everything(&packages::suites(&packages::read()?))?;
     for one in &built {
-        tools::install_for(&one.suite.name());
+        tools::install_for(&one.suite.name()).into_iter().for_each(say);
     }
     let (mut memory, held_kib) = hold_memory()?;
     say(format!("{} busy loops, {} GiB held", keep_cores_busy(), held_kib >> 20));

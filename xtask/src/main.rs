@@ -15,6 +15,7 @@ use run::Run;
 mod arm64;
 mod cargo;
 mod fuzz;
+mod gpu;
 mod help;
 mod json;
 mod lint;

@@ -61,7 +61,7 @@ fn install(what: &str, debian: &str, homebrew: &str) -> bool {
 }
 
 /// What is put before a command to run it as root, without a password; `None` if that cannot be done.
-fn as_root() -> Option<&'static [&'static str]> {
+pub(crate) fn as_root() -> Option<&'static [&'static str]> {
     let id = command("id").arg("-u").output();
     if id.is_ok_and(|id| id.stdout.trim_ascii() == b"0") {
         return Some(&[]);

@@ -26,7 +26,7 @@ const HARNESS: &str = "baton-e2e";
 
 /// Suites of the harness that start real processes: one test at a time.
 const ONE_THREAD: &[&str] =
-    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai"];
+    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai", "gpu"];
 
 /// Suites of the harness that start no program.
 const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
@@ -70,7 +70,7 @@ pub(crate) fn every() -> Outcome {
     cargo::took("build", begun);
     let mut run = Run::new();
     for one in built.iter().filter(|one| !BY_NAME.contains(&one.suite.name().as_str())) {
-        tools::install_for(&one.suite.name());
+        install(&mut run, one);
         run_one(&mut run, one, &[])?;
     }
     // After the suites: who waits for a clean build sees the first test before dependencies are read again
@@ -100,7 +100,7 @@ pub(crate) fn named(name: &str, filters: &[String]) -> Outcome {
     cargo::took("build", begun);
     let mut run = Run::new();
     for one in &built {
-        tools::install_for(&one.suite.name());
+        install(&mut run, one);
         run_one(&mut run, one, filters)?;
     }
     let only_names = !filters.is_empty() && filters.iter().all(|filter| !filter.starts_with('-'));
@@ -123,6 +123,14 @@ pub(crate) fn build_one(name: &str) -> Outcome<PathBuf> {
     first.ok_or_else(|| Stop::failed(format!("the suite `{name}` was not built")))
 }
 
+/// Installs what a suite needs. What cannot be had is skipped.
+fn install(run: &mut Run, built: &Built) {
+    let name = built.suite.name();
+    for why in tools::install_for(&name) {
+        run.skip(&name, &why);
+    }
+}
+
 /// Runs one suite's program in the way that it needs.
 ///
 /// # Errors
@@ -131,7 +139,7 @@ pub(crate) fn run_one(run: &mut Run, built: &Built, filters: &[String]) -> Outco
     let name = built.suite.name();
     let one_thread = is_of_harness(&built.suite) && ONE_THREAD.contains(&name.as_str());
     let manner = Manner { one_thread, shows_all: !filters.is_empty() };
-    run.suite(&name, command(&built.program).args(filters), manner)?;
+    run.suite(&name, command(&built.program).args(filters).envs(tools::variables_for(&name)), manner)?;
     Ok(())
 }
 

@@ -2,13 +2,15 @@
 //! `skipped:` line.
 
 use std::{
+    ffi::OsString,
     fs, io,
     path::Path,
     process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
-    cargo,
+    cargo, gpu,
     outcome::say,
     process::{self, Place, command, is_fine, is_installed},
     setup::{names_in, need},
@@ -17,14 +19,18 @@ use crate::{
 /// What the checkers of the manifests are locked to.
 const REQUIREMENTS: &str = "tests/k8s/requirements.txt";
 
-/// Installs what a suite needs, as far as that goes here.
-pub(crate) fn install_for(suite: &str) {
+/// Installs what a suite needs, as far as that goes here. Returns why something that is fetched for tests
+/// alone cannot be had.
+pub(crate) fn install_for(suite: &str) -> Vec<String> {
+    if suite == "gpu" {
+        return once_for_gpu();
+    }
     if suite == "console" {
         // The browser comes with its driver.
         need("chromedriver", "chromium-driver", "chromedriver");
     }
     if !cfg!(target_os = "linux") {
-        return;
+        return Vec::new();
     }
     match suite {
         "cluster" => {
@@ -47,6 +53,18 @@ pub(crate) fn install_for(suite: &str) {
         }
         _ => {}
     }
+    Vec::new()
+}
+
+/// The variables that a suite's program is started with.
+pub(crate) fn variables_for(suite: &str) -> Vec<(&'static str, OsString)> {
+    if suite == "gpu" { gpu::variables() } else { Vec::new() }
+}
+
+/// Installs for all suites `gpu` when the first of them comes; there are several of that name.
+fn once_for_gpu() -> Vec<String> {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if IS_DONE.swap(true, Ordering::Relaxed) { Vec::new() } else { gpu::install() }
 }
 
 /// The checkers of the manifests: two from PyPI, locked with all they stand on, and promtool. A renderer

@@ -21,7 +21,9 @@ fn suites_are_chosen_by_name_and_by_folder() {
         let packages: BTreeSet<String> = suites.into_iter().map(|suite| suite.package).collect();
         packages.into_iter().collect::<Vec<_>>()
     };
-    assert_eq!(of("kernels"), ["baton-kernels-cpu"]);
+    let sets = ["baton-kernels-cpu", "baton-kernels-cuda", "baton-kernels-gpu", "baton-kernels-wgpu"];
+    assert_eq!(of("kernels"), sets);
+    assert_eq!(of("kernels/cpu"), ["baton-kernels-cpu"]);
     assert_eq!(of("kernels_cpu"), ["baton-kernels-cpu"]);
     assert_eq!(of("shared/protocol/"), ["baton-protocol"]);
     assert_eq!(of("processes"), ["baton-e2e"]);
@@ -39,7 +41,8 @@ fn a_package_on_few_crates_is_built_by_itself() {
         alone: vec![(package.to_owned(), features.iter().map(|one| (*one).to_owned()).collect())],
         has_others: false,
     };
-    assert_eq!(plan("kernels"), alone("baton-kernels-cpu", &["free-order"]));
+    assert_eq!(plan("kernels_cpu"), alone("baton-kernels-cpu", &["free-order"]));
+    assert_eq!(plan("kernels_gpu"), alone("baton-kernels-gpu", &["cases"]));
     assert_eq!(plan("protocol"), alone("baton-protocol", &[]));
     assert_eq!(plan("xtask"), alone("xtask", &[]));
     for many in ["device", "processes", "tidy"] {

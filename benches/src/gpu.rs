@@ -1,0 +1,330 @@
+//! `baton-bench gpu`: a model on a GPU beside the CPU of the same machine.
+//!
+//! Four questions: are the logits and greedy tokens those of the CPU; how fast is a prompt read and an answer
+//! written, and which share of the GPU's own measured rates is that; what does a mask cost; how long does an
+//! answer hold a slot if the cloud writes L tokens of it. Times of a device in software say nothing about
+//! GPUs, so on one only the first question is checked.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use baton_engine::{
+    Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
+};
+use baton_gpu::{Device, GpuChoice, Rates, VramLimit};
+use baton_kernels_cpu::Format;
+use serde_json::json;
+
+use crate::make_model;
+use crate::report::Report;
+
+/// Options of `baton-bench gpu`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The GPU: auto, or one by name as `baton --gpu` takes it, such as cuda:0 or vulkan:0
+    #[arg(long, default_value = "auto", value_name = "GPU")]
+    gpu: GpuChoice,
+    /// Most memory of the GPU that the model may take, such as 6GB
+    #[arg(long, value_name = "BYTES")]
+    vram: Option<VramLimit>,
+    /// Model file; by default random weights in --shape and --quant
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Shape of random weights, as `make-model` takes it
+    #[arg(long, default_value = "llama-1b", conflicts_with = "model")]
+    shape: String,
+    /// Format of random weights, as `make-model` takes it
+    #[arg(long, default_value = "Q4_K_M", conflicts_with = "model")]
+    quant: String,
+    /// Tokens of the prompts
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 2048], value_name = "TOKENS")]
+    prompts: Vec<usize>,
+    /// Tokens that are written after each prompt
+    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    answer: usize,
+    /// Turns, of which the fastest counts
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+}
+
+/// Tokens of the comparison with the CPU, and tokens written after them.
+const PARITY: (usize, usize) = (48, 12);
+/// The largest difference of a logit, as a part of the largest logit.
+const GAP_MAX: f64 = 0.02;
+/// Prompt tokens per pass, as in `baton-cloud serve`.
+const CHUNK: usize = 512;
+/// Least share of the measured read rate in decoding.
+const READ_SHARE_MIN: f64 = 0.6;
+/// Least share of the measured rate of F16 products in reading a prompt.
+const PRODUCT_SHARE_MIN: f64 = 0.4;
+/// Most part of the prefill that a mask's scores may cost.
+const SCORES_SHARE_MAX: f64 = 0.02;
+/// Tokens of the cloud in the table of slots.
+const ASSIST: [usize; 5] = [10, 20, 50, 100, 200];
+
+/// Runs the bench.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let opened = baton_gpu::open(args.gpu, args.vram).context("open the GPU")?;
+    let Some(device) = opened.device else {
+        bail!(
+            "{}",
+            opened.notice.unwrap_or_else(|| "this machine has no GPU; name one with --gpu".to_owned())
+        );
+    };
+    let folder = tempfile::tempdir().context("make a folder for the model")?;
+    let path = match &args.model {
+        Some(path) => path.clone(),
+        None => {
+            let path = folder.path().join("model.gguf");
+            make_model::write(&args.shape, &args.quant, None, 1, &path)?;
+            path
+        }
+    };
+    let model = Model::open(&path).with_context(|| format!("open {}", path.display()))?;
+    let mut report = Report::new("gpu");
+    let facts = device.facts();
+    report.note(format!("{} on {}", model.name(), baton_gpu::label(facts)));
+    report.data("device", baton_gpu::label(facts));
+    parity(&mut report, &model, &device)?;
+    let rates = baton_gpu::measure(&*device, &[Format::F16, Format::Q8_0, Format::Q4K], baton_gpu::TIME)
+        .context("measure the GPU")?;
+    rates_table(&mut report, &rates);
+    speed(&mut report, args, (&model, &path), &device, &rates)?;
+    if facts.is_software {
+        report.note("The device is a program on the CPU: its times are no GPU's, and are not checked.");
+    }
+    Ok(report)
+}
+
+fn on(device: &Arc<dyn Device>, kv_tokens: usize) -> EngineOptions {
+    let on_loss = |err: &baton_gpu::GpuError| eprintln!("the GPU failed: {err}");
+    let gpu = Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss });
+    EngineOptions { kv_tokens, gpu, ..EngineOptions::default() }
+}
+
+/// An engine that is timed.
+struct Bed {
+    engine: Engine,
+    vocab: usize,
+}
+
+impl Bed {
+    fn new(model: &Arc<Model>, options: EngineOptions) -> Result<Self> {
+        let engine = Engine::new(Arc::clone(model), options).context("make an engine")?;
+        Ok(Self { engine, vocab: model.config().vocab_len })
+    }
+
+    fn ids(&self, n: usize) -> Vec<u32> {
+        (0..n as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) % self.vocab as u32).collect()
+    }
+
+    fn step(
+        &mut self,
+        seq: SeqId,
+        ids: &[u32],
+        logits: Wanted,
+        capture: Option<&Capture>,
+    ) -> Result<Vec<f32>> {
+        let step = StepSeq { seq, ids, logits, capture };
+        Ok(self.engine.step(&[step], &mut ()).context("a step")?.remove(0).logits)
+    }
+
+    /// Reads a prompt in chunks, and returns the logits of its last token.
+    fn read(&mut self, seq: SeqId, ids: &[u32], capture: Option<&Capture>) -> Result<Vec<f32>> {
+        let mut last = Vec::new();
+        let chunks = ids.len().div_ceil(CHUNK);
+        for (at, chunk) in ids.chunks(CHUNK).enumerate() {
+            let (wanted, capture) =
+                if at + 1 == chunks { (Wanted::Last, capture) } else { (Wanted::None, None) };
+            last = self.step(seq, chunk, wanted, capture)?;
+        }
+        Ok(last)
+    }
+
+    /// Writes tokens, and returns them.
+    fn write(&mut self, seq: SeqId, mut logits: Vec<f32>, tokens: usize) -> Result<Vec<u32>> {
+        let mut text = Vec::new();
+        for _ in 0..tokens {
+            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+            text.push(best.context("an empty vocabulary")?.0 as u32);
+            logits = self.step(seq, &text[text.len() - 1..], Wanted::Last, None)?;
+        }
+        Ok(text)
+    }
+
+    /// Returns the seconds of a prompt, and of each token after it; the fastest of so many turns.
+    fn times(&mut self, prompt: usize, answer: usize, turns: usize) -> Result<(f64, f64)> {
+        let ids = self.ids(prompt);
+        let mut best = (f64::INFINITY, f64::INFINITY);
+        for turn in 0..=turns {
+            let seq = self.engine.create();
+            let begun = Instant::now();
+            let logits = self.read(seq, &ids, None)?;
+            let read = begun.elapsed().as_secs_f64();
+            let begun = Instant::now();
+            self.write(seq, logits, answer)?;
+            let token = begun.elapsed().as_secs_f64() / answer.max(1) as f64;
+            self.engine.release(seq);
+            // The first turn compiles kernels and copies weights.
+            if turn > 0 {
+                best = (best.0.min(read), best.1.min(token));
+            }
+        }
+        Ok(best)
+    }
+
+    /// Returns the seconds of a prompt whose last 32 tokens' scores of eight heads are captured.
+    fn times_with_scores(&mut self, prompt: usize, turns: usize) -> Result<f64> {
+        let (layers, heads) = {
+            let config = self.engine.model().config();
+            (config.n_layers, config.n_heads)
+        };
+        let heads = (0..8).map(|at| HeadId { layer: at * layers / 8, head: at % heads }).collect();
+        let last = prompt - (prompt - 1) / CHUNK * CHUNK;
+        let capture = Capture { heads, window: last.saturating_sub(32)..last };
+        let ids = self.ids(prompt);
+        let mut best = f64::INFINITY;
+        for _ in 0..=turns {
+            let seq = self.engine.create();
+            let begun = Instant::now();
+            self.read(seq, &ids, Some(&capture))?;
+            best = best.min(begun.elapsed().as_secs_f64());
+            self.engine.release(seq);
+        }
+        Ok(best)
+    }
+}
+
+fn parity(report: &mut Report, model: &Arc<Model>, device: &Arc<dyn Device>) -> Result<()> {
+    let (tokens, more) = PARITY;
+    let run = |options| -> Result<(Vec<f32>, Vec<u32>, usize)> {
+        let mut bed = Bed::new(model, options)?;
+        let seq = bed.engine.create();
+        let ids = bed.ids(tokens);
+        let all = bed.step(seq, &ids, Wanted::All, None)?;
+        let last = all[all.len() - bed.vocab..].to_vec();
+        let text = bed.write(seq, last, more)?;
+        Ok((all, text, bed.engine.gpu_layers().len()))
+    };
+    let (want, text, _) = run(EngineOptions { kv_tokens: 512, ..EngineOptions::default() })?;
+    let (have, own, layers) = run(on(device, 512))?;
+    let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
+    let gap = have.iter().zip(&want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
+    let same = own.iter().zip(&text).take_while(|(a, b)| a == b).count();
+    report.check_at_most("largest difference of a logit, of the largest", f64::from(gap / top), GAP_MAX);
+    report.check_equal("greedy tokens as on the CPU", same as f64, more as f64);
+    report.data("layers_on_gpu", layers);
+    Ok(())
+}
+
+fn rates_table(report: &mut Report, rates: &Rates) {
+    let row = |(format, of): (&String, &baton_gpu::ProductRates)| {
+        let figures = [of.vector_bytes_per_s / 1e9, of.vector_flops / 1e9, of.matrix_flops / 1e9];
+        std::iter::once(format.clone()).chain(figures.map(|figure| format!("{figure:.1}"))).collect()
+    };
+    let rows: Vec<Vec<String>> = rates.products.iter().map(row).collect();
+    let header = ["weights", "1 token, GB/s", "1 token, GFLOP/s", "512 tokens, GFLOP/s"];
+    report.table("Measured rates of the GPU's products", &header, &rows);
+    let copies = rates.copies;
+    report.note(format!(
+        "to the GPU {:.1} GB/s, back {:.1} GB/s, a hidden state there and back {:.0} us, a kernel {:.1} us",
+        copies.to_device_bytes_per_s / 1e9,
+        copies.to_host_bytes_per_s / 1e9,
+        copies.round_trip_s * 1e6,
+        copies.launch_s * 1e6,
+    ));
+    report.data("rates", json!(rates));
+}
+
+fn speed(
+    report: &mut Report,
+    args: &Args,
+    (model, path): (&Arc<Model>, &Path),
+    device: &Arc<dyn Device>,
+    rates: &Rates,
+) -> Result<()> {
+    let file_bytes = std::fs::metadata(path).context("read the file's size")?.len() as f64;
+    let longest = args.prompts.iter().max().copied().unwrap_or(0);
+    let kv_tokens = longest + args.answer + CHUNK;
+    let mut gpu = Bed::new(model, on(device, kv_tokens))?;
+    let mut cpu = Bed::new(model, EngineOptions { kv_tokens, ..EngineOptions::default() })?;
+    let best = |of: fn(&baton_gpu::ProductRates) -> f64| rates.products.values().map(of).fold(0.0, f64::max);
+    let (read_rate, f16) = (best(|of| of.vector_bytes_per_s), rates.products["F16"].matrix_flops);
+    let checked = !device.facts().is_software;
+    let (mut rows, mut slots) = (Vec::new(), Vec::new());
+    for &prompt in &args.prompts {
+        eprintln!("{prompt} tokens");
+        let (read_s, token_s) = gpu.times(prompt, args.answer, args.turns)?;
+        let (cpu_read_s, cpu_token_s) = cpu.times(prompt, args.answer.min(16), 1)?;
+        let scores_s = gpu.times_with_scores(prompt, args.turns)?;
+        let read_share = file_bytes / token_s / read_rate;
+        // Two operations for each weight and token.
+        let weights = weights_of(model);
+        let product_share = 2.0 * weights * prompt as f64 / read_s / f16;
+        let scores_share = scores_s / read_s - 1.0;
+        rows.push(
+            [
+                prompt as f64 / read_s,
+                cpu_read_s / read_s,
+                1.0 / token_s,
+                cpu_token_s / token_s,
+                read_share,
+                product_share,
+                100.0 * scores_share,
+            ]
+            .iter()
+            .fold(vec![prompt.to_string()], |mut row, figure| {
+                row.push(format!("{figure:.2}"));
+                row
+            }),
+        );
+        if checked {
+            report.check_at_least(
+                format!("share of the read rate after {prompt}"),
+                read_share,
+                READ_SHARE_MIN,
+            );
+            let name = format!("share of F16 products, {prompt} tokens");
+            report.check_at_least(name, product_share, PRODUCT_SHARE_MIN);
+            let name = format!("cost of scores, of the prefill of {prompt}");
+            report.check_at_most(name, scores_share, SCORES_SHARE_MAX);
+        }
+        let slot = |tokens: usize| read_s + tokens as f64 * token_s;
+        let mut row = vec![prompt.to_string()];
+        row.extend(ASSIST.map(|tokens| format!("{:.2}", slot(200) / slot(tokens))));
+        slots.push(row);
+    }
+    let header = [
+        "prompt",
+        "read, tokens/s",
+        "beside the CPU",
+        "written, tokens/s",
+        "beside the CPU",
+        "of the read rate",
+        "of F16 products",
+        "scores, %",
+    ];
+    report.table("One answer on the GPU, and beside the CPU of this machine", &header, &rows);
+    let header = ["prompt", "L = 10", "20", "50", "100", "200"];
+    report.table(
+        "Answers that one slot gives, beside answers of 200 tokens by the cloud alone",
+        &header,
+        &slots,
+    );
+    report.data("speed", json!(rows));
+    report.data("slots", json!(slots));
+    Ok(())
+}
+
+/// Returns how many weights a token is multiplied with: those of all matrices of a dense model.
+fn weights_of(model: &Model) -> f64 {
+    let config = model.config();
+    let layer = |layer: usize| {
+        let heads = config.heads_at(layer);
+        let attention = 2 * heads.d_q() + 2 * heads.d_kv();
+        config.d_model * (attention + 3 * config.d_ff)
+    };
+    (0..config.n_layers).map(layer).sum::<usize>() as f64
+}

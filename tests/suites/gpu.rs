@@ -1,0 +1,102 @@
+//! Whole models, the relay and a ring on a real GPU interface: Vulkan, and if nothing else is there, Mesa's
+//! device in software.
+//!
+//! The device is the one that `BATON_TEST_GPU` names (as `--gpu` does), else `vulkan:0`. Without it the suite
+//! says so and is skipped. Each kernel by itself is tested beside the kernels (suites of the same name).
+
+mod gpu {
+    mod lost;
+    mod models;
+    mod relay;
+    mod ring;
+}
+
+use std::sync::{Arc, OnceLock};
+
+use baton_engine::{Engine, EngineOptions, GpuLayers, GpuUse, Model, SeqId, StepSeq, Wanted};
+use baton_gpu::{Device, GpuError};
+
+/// Logits of a GPU differ from the CPU's by rounding: at most this part of the largest.
+const TOLERANCE: f32 = 0.02;
+
+/// Returns the device of all tests; says why there is none.
+fn device() -> Option<Arc<dyn Device>> {
+    static DEVICE: OnceLock<Option<Arc<dyn Device>>> = OnceLock::new();
+    let opened = DEVICE.get_or_init(|| {
+        let name = std::env::var("BATON_TEST_GPU").unwrap_or_else(|_| "vulkan:0".to_owned());
+        let choice = name.parse().expect("BATON_TEST_GPU is a choice as `--gpu` takes it");
+        match baton_gpu::open(choice, None) {
+            Ok(opened) => opened.device,
+            Err(err) => {
+                println!("skipped: gpu: {err}");
+                None
+            }
+        }
+    });
+    opened.clone()
+}
+
+fn fails(err: &GpuError) {
+    panic!("the GPU failed: {err}");
+}
+
+/// Returns options of an engine with these layers on the device.
+fn on(device: &Arc<dyn Device>, layers: GpuLayers, kv_tokens: usize) -> EngineOptions {
+    let gpu = Some(GpuUse { device: Arc::clone(device), layers, on_loss: fails });
+    EngineOptions { kv_tokens, gpu, ..EngineOptions::default() }
+}
+
+fn cpu(kv_tokens: usize) -> EngineOptions {
+    EngineOptions { kv_tokens, ..EngineOptions::default() }
+}
+
+fn engine(model: &Arc<Model>, options: EngineOptions) -> Engine {
+    Engine::new(Arc::clone(model), options).expect("the options are right")
+}
+
+/// Runs tokens of one sequence, with every logit.
+fn logits(engine: &mut Engine, seq: SeqId, ids: &[u32]) -> Vec<f32> {
+    let step = StepSeq { seq, ids, logits: Wanted::All, capture: None };
+    engine.step(&[step], &mut ()).expect("a step").remove(0).logits
+}
+
+fn best(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.expect("a vocabulary is not empty").0 as u32
+}
+
+/// Returns logits of a prompt, and so many tokens after it.
+fn written(engine: &mut Engine, ids: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
+    let (seq, vocab) = (engine.create(), engine.model().config().vocab_len);
+    let all = logits(engine, seq, ids);
+    let mut last = all[all.len() - vocab..].to_vec();
+    let mut text = Vec::new();
+    for _ in 0..tokens {
+        text.push(best(&last));
+        last = logits(engine, seq, &text[text.len() - 1..]);
+    }
+    engine.release(seq);
+    (all, text)
+}
+
+#[track_caller]
+fn assert_near(have: &[f32], want: &[f32], what: &str) {
+    assert_eq!(have.len(), want.len(), "{what}");
+    let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
+    let gap = have.iter().zip(want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
+    assert!(gap <= TOLERANCE * top, "{what}: {gap} of {top}");
+}
+
+#[track_caller]
+fn assert_same_bits(have: &[f32], want: &[f32], what: &str) {
+    assert_eq!(have.len(), want.len(), "{what}");
+    let differs = have.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert_eq!(differs, None, "{what}: first number that differs");
+    assert!(have.iter().all(|value| value.is_finite()), "{what}: not finite");
+}
+
+/// Returns token ids that resemble text; they differ for each seed.
+fn prompt(seed: u32, len: usize, vocab: usize) -> Vec<u32> {
+    let id = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % vocab as u32;
+    (0..len as u32).map(id).collect()
+}

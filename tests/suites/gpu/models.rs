@@ -1,0 +1,132 @@
+//! Whole models: logits within the tolerance of the CPU, the same greedy tokens, and the same bits for every
+//! batch, chunk and fork.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_e2e::clients::fetched_models;
+use baton_e2e::pair::demo_model;
+use baton_engine::gguf::Gguf;
+use baton_engine::{Adapter, GpuLayers, Model, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
+use baton_synthetic::{ExtraValue, SyntheticAdapter, SyntheticExperts, SyntheticModel};
+
+use crate::{assert_near, assert_same_bits, cpu, device, engine, logits, on, prompt, written};
+
+fn synthetic(family: &'static str, format: Format, experts: bool) -> Arc<Model> {
+    let experts = experts.then_some(SyntheticExperts { count: 6, used: 2, d_ff: 256, shared_d_ff: 256 });
+    let windowed = ["gemma3", "gpt-oss"].contains(&family);
+    let window = windowed.then_some(("attention.sliding_window", ExtraValue::U32(40)));
+    let shape = SyntheticModel {
+        experts,
+        extra: window.into_iter().collect(),
+        tied: family != "gpt-oss",
+        ..SyntheticModel::small(family, format, 5)
+    };
+    let bytes = shape.to_gguf().expect("the shape fits the format");
+    Model::from_gguf(Gguf::from_bytes(bytes).expect("a GGUF file")).expect("a model")
+}
+
+/// Checks a model against the CPU: a prompt, and so many greedy tokens.
+#[track_caller]
+fn check(model: &Arc<Model>, layers: GpuLayers, (ids, tokens): (&[u32], usize), what: &str) {
+    let Some(device) = device() else { return };
+    let begun = Instant::now();
+    let mut ours = engine(model, on(&device, layers, 1024));
+    assert!(!ours.gpu_layers().is_empty(), "{what}: nothing is on the GPU");
+    let (want, text) = written(&mut engine(model, cpu(1024)), ids, tokens);
+    let (have, own_text) = written(&mut ours, ids, tokens);
+    assert_near(&have, &want, what);
+    assert_eq!(own_text, text, "{what}");
+    assert!(ours.gpu_device().is_some(), "{what}: the GPU failed");
+    println!("{what}: {} tokens and {tokens} more, {:.1} s", ids.len(), begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn toy_models_are_those_of_the_cpu() {
+    for name in ["demo-cloud.gguf", "demo-device.gguf"] {
+        let model = demo_model(name).expect("the demo models are in the checkout");
+        let ids = prompt(1, 100, model.config().vocab_len);
+        check(&model, GpuLayers::Fit, (&ids, 24), name);
+        check(&model, GpuLayers::Only(vec![1]), (&ids, 8), &format!("{name}, one layer"));
+    }
+}
+
+#[test]
+fn families_and_mixtures_are_those_of_the_cpu() {
+    for (family, format, experts) in [
+        ("llama", Format::Q4K, false),
+        ("gemma3", Format::Q6K, false),
+        ("phi3", Format::F16, false),
+        ("qwen3moe", Format::Q8_0, true),
+        ("gpt-oss", Format::Mxfp4, true),
+    ] {
+        let model = synthetic(family, format, experts);
+        let what = format!("{family} {}", format.name());
+        check(&model, GpuLayers::Fit, (&prompt(2, 70, 256), 12), &what);
+    }
+}
+
+#[test]
+fn real_models_are_those_of_the_cpu() {
+    let folder = match fetched_models() {
+        Ok(folder) => folder,
+        Err(why) => return println!("skipped: gpu: real models: {why}"),
+    };
+    let text = "The lighthouse keeper wrote down the weather every evening. On Monday it rained. On Tuesday";
+    for file in ["smollm2.gguf", "gemma3.gguf"] {
+        let model = Model::open(&folder.join(file)).expect("a file that others read");
+        let ids = model.tokenizer().encode(text);
+        check(&model, GpuLayers::Fit, (&ids, 12), file);
+    }
+}
+
+#[test]
+fn rows_with_an_adapter_and_without_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let model = synthetic("llama", Format::Q8_0, false);
+    let lora = SyntheticAdapter::of_seed(4).to_gguf(model.config()).expect("an adapter");
+    let lora = Adapter::from_gguf(Gguf::from_bytes(lora).expect("a GGUF file"), &model).expect("an adapter");
+    let ids = prompt(3, 40, 256);
+    let run = |options| {
+        let mut engine = engine(&model, options);
+        let id = engine.add_adapter(Arc::clone(&lora)).expect("an adapter of this model");
+        let (plain, adapted) = (engine.create(), engine.create_with(Some(id)).expect("a sequence"));
+        let batch =
+            [plain, adapted].map(|seq| StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None });
+        let outputs = engine.step(&batch, &mut ()).expect("a step");
+        outputs.into_iter().map(|output| output.logits).collect::<Vec<_>>()
+    };
+    let (want, have) = (run(cpu(512)), run(on(&device, GpuLayers::Fit, 512)));
+    assert_ne!(want[0], want[1], "the adapter does nothing");
+    assert_near(&have[0], &want[0], "without an adapter");
+    assert_near(&have[1], &want[1], "with an adapter");
+}
+
+#[test]
+fn batch_chunk_and_fork_change_no_bit() {
+    let Some(device) = device() else { return };
+    for model in [synthetic("llama", Format::Q4K, false), synthetic("qwen3moe", Format::Q8_0, true)] {
+        let vocab = model.config().vocab_len;
+        let options = || on(&device, GpuLayers::Fit, 1024);
+        let (ids, others) = (prompt(4, 90, 256), prompt(5, 33, 256));
+        let mut alone = engine(&model, options());
+        let seq = alone.create();
+        let want: Vec<f32> = ids.iter().flat_map(|id| logits(&mut alone, seq, &[*id])).collect();
+        let mut engine = engine(&model, options());
+        let whole = engine.create();
+        assert_same_bits(&logits(&mut engine, whole, &ids), &want, "all at once");
+        let chunked = engine.create();
+        let have: Vec<f32> = ids.chunks(17).flat_map(|ids| logits(&mut engine, chunked, ids)).collect();
+        assert_same_bits(&have, &want, "in chunks");
+        let (one, other) = (engine.create(), engine.create());
+        let entry = |seq, ids| StepSeq { seq, ids, logits: Wanted::All, capture: None };
+        let both = engine.step(&[entry(other, &others), entry(one, &ids)], &mut ()).expect("a step");
+        assert_same_bits(&both[1].logits, &want, "beside another sequence");
+        let child = engine.fork(one, 45).expect("a fork");
+        let have = logits(&mut engine, child, &ids[45..]);
+        assert_same_bits(&have, &want[45 * vocab..], "after a fork");
+        engine.truncate(one, 70).expect("a cut");
+        assert_same_bits(&logits(&mut engine, one, &ids[70..]), &want[70 * vocab..], "after a cut");
+    }
+}
