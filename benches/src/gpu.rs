@@ -1,8 +1,12 @@
 //! `baton-bench gpu`: a model on a GPU beside the CPU of the same machine.
 //!
-//! Four questions: are the logits and greedy tokens those of the CPU; how fast is a prompt read and an answer
-//! written, and which share of the GPU's own measured rates is that; what does a mask cost; how long does an
-//! answer hold a slot if the cloud writes L tokens of it. Times of a device in software say nothing about
+//! Four questions:
+//! - Are the logits and greedy tokens those of the CPU?
+//! - How fast is a prompt read and an answer written, and which share of the GPU's measured rates is that?
+//! - What does a mask cost?
+//! - How long does an answer hold a slot if the cloud writes L tokens of it?
+//!
+//! Times of a device in software say nothing about
 //! GPUs, so on one only the first question is checked.
 
 use std::path::{Path, PathBuf};

@@ -72,8 +72,8 @@ pub struct ServeOptions {
         allow_negative_numbers = true
     )]
     pub repack_mib: u32,
-    /// GPU that computes the first model, or as many of its last layers as fit: auto (the best one, or none),
-    /// off, or a device such as cuda:0, vulkan:1 or metal:0. The CPU computes everything else
+    /// GPU for the first model, or for as many of its last layers as fit: auto (the best one, or none),
+    /// off, or a device such as cuda:0 or vulkan:1. The CPU computes everything else
     #[arg(long, env = "BATON_GPU", default_value_t, value_name = "DEVICE")]
     pub gpu: GpuChoice,
     /// Most memory to use of the GPU, as 40GB; the default is what is free

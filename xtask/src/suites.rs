@@ -232,7 +232,9 @@ impl Plan {
                 succeed(cargo::cargo("build").arg("--workspace").args(words))?;
             }
             let mut build = cargo::test_build();
-            built.extend(cargo::tests(build.arg("--workspace").args(targets(&others)), chosen)?);
+            // Packages that are built by themselves may have a suite of the same name.
+            let wanted: Vec<Suite> = others.iter().copied().cloned().collect();
+            built.extend(cargo::tests(build.arg("--workspace").args(targets(&others)), &wanted)?);
         }
         built.sort_by(|one, other| one.suite.cmp(&other.suite));
         Ok(built)

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, EngineOptions, Sequences};
+use baton_engine::{Adapter, EngineOptions, Model, Sequences};
 use baton_pacing::PaceMode;
 use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
@@ -70,14 +70,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
-        if model.template_is_missing() {
-            errln!(
-                "note: model `{}` has no chat template, so it was trained to continue texts and not to answer: it is \
-                 given the text and `Answer:`, and stops at a blank line. For better answers take the file of its \
-                 instruction-tuned variant (-Instruct, -Chat, -it)",
-                model.name()
-            );
-        }
+        note_if_untaught(&model);
         let opened = wanted.open()?;
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
@@ -116,6 +109,18 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode, ring })
+}
+
+/// Says that a model only continues texts, if it has no chat template.
+fn note_if_untaught(model: &Model) {
+    if model.template_is_missing() {
+        errln!(
+            "note: model `{}` has no chat template, so it was trained to continue texts and not to answer: it is \
+             given the text and `Answer:`, and stops at a blank line. For better answers take the file of its \
+             instruction-tuned variant (-Instruct, -Chat, -it)",
+            model.name()
+        );
+    }
 }
 
 /// Returns who writes answers.

@@ -63,8 +63,9 @@ impl GpuProfile {
         }
     }
 
-    /// Returns what a plan must know of it, for models with hidden states of so many numbers and so many
-    /// tokens in their vocabulary; `None` if its rates or its free memory are not known.
+    /// Returns what a plan must know of it, or `None` if its rates or its free memory are not known.
+    ///
+    /// `hidden` is the model's width of hidden states, `vocab` the number of tokens in its vocabulary.
     pub fn described(&self, hidden: usize, vocab: usize) -> Option<Gpu> {
         let (rates, free) = (self.rates.as_ref()?, self.free_bytes?);
         let activations = STEP_TOKENS * ACTIVATIONS * hidden as f64;

@@ -8,9 +8,9 @@ use crate::format::Format;
 /// Returns the codebook of a format as words of four members each, the first member in the lowest byte.
 ///
 /// A code of the IQ1 and IQ2 formats has eight members, so code `n` begins at word `2 n`. A code of the IQ3
-/// formats has four members: word `n`. Members are -1, 0 and 1 raised to 0, 1 and 2 (IQ1_S and IQ1_M, 2,048
-/// codes), magnitudes (IQ2_XXS 256 codes, IQ2_XS 512, IQ2_S 1,024, IQ3_S 512), or halved magnitudes (IQ3_XXS,
-/// 256). The result is empty for formats without a codebook.
+/// formats has four members: word `n`. IQ1_S and IQ1_M have 2,048 codes of -1, 0 and 1, raised to 0, 1 and 2.
+/// The others have magnitudes: IQ2_XXS 256 codes, IQ2_XS 512, IQ2_S 1,024 and IQ3_S 512. IQ3_XXS has 256
+/// codes of halved magnitudes. The result is empty for formats without a codebook.
 pub fn codebook(format: Format) -> Vec<u32> {
     fn words<const MEMBERS: usize>(grid: &[[u8; MEMBERS]]) -> Vec<u32> {
         grid.as_flattened().as_chunks().0.iter().map(|four| u32::from_le_bytes(*four)).collect()

@@ -155,9 +155,9 @@ pub enum Kernel {
     Keep,
     /// Attention (`attention.rs` of `kernels/cpu`: chunks of 32 keys, parts of 256, joined in order).
     ///
-    /// Buffers: `q` f32 ro `[.., heads d]`; `keys`, `values` ro as [`Self::Append`] writes them; `table` ro;
-    /// `items` ro `[items, 8]`; `sinks` f32 ro `[heads]`; `out` f32 rw as `q`; `lse` f32 rw `[.., lse_width]`.
-    /// `table` has block ids. Without sinks, `sinks` is one word that is not read.
+    /// Buffers: `q` f32 ro `[.., heads d]`; `keys`, `values` ro as [`Self::Append`] writes them;
+    /// `table` ro; `items` ro `[items, 8]`; `sinks` f32 ro `[heads]`; `out` f32 rw as `q`;
+    /// `lse` f32 rw `[.., lse_width]`. `table` has block ids. Without sinks, `sinks` is one word that is not read.
     ///
     /// An item is row, rows, position, first index in `table`, first head of the group, heads, 0, 0. Rows
     /// times heads is at most [`ATTEND_VECTORS`].

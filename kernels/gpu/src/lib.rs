@@ -6,7 +6,7 @@
 //! What always holds:
 //! - **The scalar definition of `kernels/cpu` is the definition here too.** A kernel adds in the same order.
 //!   It multiplies and adds in one step if the definition says `mul_add`. Activations are rounded to bytes in
-//!   the same blocks. So an output element does not depend on batch, chunk or tile, and results differ from
+//!   the same blocks. So an output element does not depend on batch, chunk or tile. Results differ from
 //!   those of the CPU only as far as a GPU's division and square root do.
 //! - **Commands take effect in the order of the calls**, also [`Device::write`] and [`Device::upload`].
 //! - **A device keeps its first fault** ([`Device::fault`]): out of memory, a lost device, a kernel that does

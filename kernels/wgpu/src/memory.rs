@@ -1,7 +1,7 @@
 //! Memory of the device: blocks that are reused by size, within a budget.
 //!
-//! Commands take effect in the order of the calls, so a block that was given back can serve again at once,
-//! even if the device has not yet run the commands that used it before.
+//! Commands take effect in the order of the calls. So a block that was given back can serve again at once,
+//! also before the device has run the commands that used it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

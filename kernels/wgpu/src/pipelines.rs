@@ -86,9 +86,8 @@ pub(crate) fn compile(
         label: Some(name),
         source: wgpu::ShaderSource::Wgsl(shader.wgsl.as_str().into()),
     };
-    // SAFETY: the source is this crate's own; its loops end, it divides by no zero, and it stays within the
-    // buffers of launches as the table of kernels describes them (read: all indices are checked against the
-    // numbers of the launch, or clamped).
+    // SAFETY: the source is this crate's own. Its loops end, and it divides by no zero. It checks or clamps
+    // all indices by the numbers of the launch, so it stays within the buffers that the table describes.
     let module =
         unsafe { device.create_shader_module_trusted(source, wgpu::ShaderRuntimeChecks::unchecked()) };
     let table = if shader.table.is_empty() { None } else { Some(false) };

@@ -8,7 +8,7 @@ use baton_kernels_wgpu::{WgpuDevice, devices, open};
 /// Opens the first Vulkan device; `None` if there is none.
 fn device(budget: Option<u64>) -> Option<Arc<WgpuDevice>> {
     if devices().iter().all(|facts| facts.interface != Interface::Vulkan) {
-        println!("skipped: no Vulkan device");
+        println!("skipped: gpu: no Vulkan device");
         return None;
     }
     Some(open(Interface::Vulkan, 0, budget).expect("the device was listed"))

@@ -1,9 +1,9 @@
 //! The operations that the forward pass is made of.
 //!
 //! The forward pass is written once over [`Backend`]. There are two: the CPU ([`cpu`]) and GPUs ([`gpu`]). A
-//! backend owns the memory of activations and of the KV cache's blocks. It keeps the engine's invariant: a row of a result
-//! depends only on the same row of the input, and in attention on its sequence. The order of summation is
-//! fixed.
+//! backend owns the memory of activations and of the KV cache's blocks. It keeps the engine's invariant: a
+//! row of a result depends only on the same row of the input, and in attention on its sequence. The order of
+//! summation is fixed.
 
 use std::ops::Range;
 

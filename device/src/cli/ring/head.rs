@@ -87,6 +87,17 @@ fn names(folder: StateFolder) -> Names {
     })
 }
 
+/// Fails if this device is not the head of a ring.
+fn must_head(folder: &StateFolder) -> anyhow::Result<()> {
+    match Membership::load(folder)? {
+        Some(place) if place.role == Role::Head => Ok(()),
+        Some(place) => {
+            bail!("this device is a worker of ring {}; ask its head, or `baton ring leave`", place.ring)
+        }
+        None => bail!("this device heads no ring; begin one with `baton ring init`"),
+    }
+}
+
 /// Forms the ring of this device and its peers; `said` gets messages about slow steps and missing devices.
 pub(in crate::cli) fn form(
     model: &Arc<Model>,
@@ -98,13 +109,7 @@ pub(in crate::cli) fn form(
     said: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Formed> {
     let folder = StateFolder::open(ring_folder(args.ring_state.clone()))?;
-    match Membership::load(&folder)? {
-        Some(place) if place.role == Role::Head => {}
-        Some(place) => {
-            bail!("this device is a worker of ring {}; ask its head, or `baton ring leave`", place.ring)
-        }
-        None => bail!("this device heads no ring; begin one with `baton ring init`"),
-    }
+    must_head(&folder)?;
     let identity = Identity::open(&folder, None).context("open this device's identity")?;
     let name = identity.name().as_str().to_owned();
     let peers = Peers::load(&folder)?;

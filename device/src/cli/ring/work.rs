@@ -34,7 +34,7 @@ const DEVICE_FILE: &str = "device.json";
 
 /// File with those of its GPU.
 const GPU_FILE: &str = "gpu.json";
-/// Width of the hidden states that memory is set aside for on a GPU, as in models of eight billion parameters.
+/// Width of the hidden states that memory is set aside for on a GPU, as in models of 8e9 parameters.
 const HIDDEN: usize = 4096;
 
 /// Options of a device that computes for a head.

@@ -17,8 +17,8 @@ use crate::kv::{BLOCK_TOKENS, BlockCopy};
 pub(crate) struct GpuKv {
     /// By layer of the model.
     layers: Vec<Option<KvBuffers>>,
-    /// For every layer of the model, the layer whose keys and values it uses, and the index of that layer's
-    /// first head among the heads with keys and values of their own.
+    /// For every layer of the model: the layer whose keys and values it uses, and an index. The index is that
+    /// of the used layer's first head among the heads with keys and values of their own.
     sources: Vec<(usize, usize)>,
 }
 

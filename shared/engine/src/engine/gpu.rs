@@ -1,7 +1,7 @@
 //! The layers that a GPU computes: how many fit, and what happens if the GPU fails.
 //!
-//! A GPU that fails takes its keys and values along. The engine then goes on with the CPU alone: the table of
-//! sequences stays as it is, every block counts as lost, and a sequence's next step first computes its lost
+//! A GPU that fails takes its keys and values along. The engine then goes on with the CPU alone. The table of
+//! sequences stays as it is, and every block counts as lost. A sequence's next step first computes its lost
 //! tokens again. Callers notice the time, and numbers that differ by rounding.
 
 use std::sync::Arc;

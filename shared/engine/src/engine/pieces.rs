@@ -125,7 +125,7 @@ pub(super) fn own_layers(
 }
 
 impl Engine {
-    /// Starts over with these layers, ascending; `None` means all. A GPU of the engine computes `gpu` of them.
+    /// Starts over with these layers, ascending; `None` means all. The engine's GPU computes `gpu` of them.
     /// Every sequence stays but has no tokens. Known prefixes are forgotten, and an open step ends.
     ///
     /// # Errors

@@ -179,8 +179,8 @@ impl Health {
         self.audits.evidence.as_ref()
     }
 
-    /// Returns whether the device's rows are those that the head computed: bit for bit, or nearly if a GPU has
-    /// computed them.
+    /// Returns whether the device's rows are those that the head computed: bit for bit, or nearly if a GPU
+    /// has computed them.
     pub(super) fn is_right(&mut self, want: &States, on_gpu: bool) -> bool {
         let same = |have: &States| if on_gpu { have.is_near(want) } else { have.same_bits(want) };
         self.audits.evidence.take().is_none_or(|evidence| same(&evidence.have))
