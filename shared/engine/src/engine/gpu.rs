@@ -208,7 +208,8 @@ impl Engine {
 
     /// Goes on without the GPU if `err` is its fault: every block is lost. Returns whether it was.
     pub(super) fn leave_gpu(&mut self, err: &StepError) -> bool {
-        let (Some(fault), Some(gpu)) = (err.gpu_fault(), self.gpu_use.take()) else { return false };
+        let Some(fault) = err.gpu_fault() else { return false };
+        let Some(gpu) = self.gpu_use.take() else { return false };
         self.gpu = None;
         if let Some(weights) = self.model.streamed() {
             // Until now they read the other layers only. The error of an unknown layer cannot occur.
