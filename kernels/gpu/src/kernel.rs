@@ -157,7 +157,8 @@ pub enum Kernel {
     ///
     /// Buffers: `q` f32 ro `[.., heads d]`; `keys`, `values` ro as [`Self::Append`] writes them;
     /// `table` ro; `items` ro `[items, 8]`; `sinks` f32 ro `[heads]`; `out` f32 rw as `q`;
-    /// `lse` f32 rw `[.., lse_width]`. `table` has block ids. Without sinks, `sinks` is one word that is not read.
+    /// `lse` f32 rw `[.., lse_width]`. `table` has block ids. Without sinks, `sinks` is one word that is not
+    /// read.
     ///
     /// An item is row, rows, position, first index in `table`, first head of the group, heads, 0, 0. Rows
     /// times heads is at most [`ATTEND_VECTORS`].
