@@ -1,18 +1,19 @@
-//! A CUDA device: memory, launches in one stream, and the first fault.
+//! A CUDA device: memory, launches in one stream, loads in another, and the first fault.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use baton_kernels_gpu::{Buffer, Device, Facts, GpuError, Interface, Kernel, Launch, Tiles};
+use baton_kernels_gpu::{Buffer, Device, Facts, GpuError, Interface, Kernel, Launch, Mark, Tiles};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
 use crate::cache::{Cache, Key};
 use crate::compile::{Compiler, Target};
 use crate::error::{OpenError, is_out_of_memory, lost, reason};
+use crate::loads::Loads;
 use crate::pool::{Pool, size_of};
 use crate::source;
 use crate::staging::Staging;
@@ -21,7 +22,7 @@ use crate::staging::Staging;
 const OLDEST_DRIVER: (u32, u32) = (11, 4);
 
 /// Locks, also after a panic of another thread: each change of the accounts is whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,15 +107,19 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let (major, minor) = context.compute_capability().map_err(refused)?;
     let target = compiler.target(&facts.name, (major.unsigned_abs(), minor.unsigned_abs()))?;
     let stream = context.new_stream().map_err(refused)?;
-    let staging = Staging::new(&stream).map_err(refused)?;
-    let memory = Arc::new(Accounts { stream: stream.clone(), pool: Mutex::new(Pool::new(budget)) });
+    let load_stream = context.new_stream().map_err(refused)?;
+    let staging = Mutex::new(Staging::new(&stream).map_err(refused)?);
+    let loads = Loads::new(load_stream.clone());
+    let pool = Mutex::new(Pool::new(budget));
+    let memory = Arc::new(Accounts { stream: stream.clone(), load_stream, pool });
     let kernels = Kernels { compiler, target, cache: Cache::of_user(), loaded: RwLock::default() };
-    Ok(CudaDevice { facts, memory, staging: Mutex::new(staging), stream, kernels, fault: OnceLock::new() })
+    Ok(CudaDevice { facts, staging, loads, memory, stream, kernels, fault: OnceLock::new() })
 }
 
 /// The memory of a device.
 struct Accounts {
     stream: Arc<CudaStream>,
+    load_stream: Arc<CudaStream>,
     pool: Mutex<Pool>,
 }
 
@@ -122,9 +127,10 @@ impl Accounts {
     /// Gives kept memory to the device.
     fn release(&self, pool: &mut Pool) -> Result<(), DriverError> {
         self.stream.synchronize()?;
+        self.load_stream.synchronize()?;
         for address in pool.drain() {
-            // SAFETY: the address comes from `malloc_sync`, no buffer has it, and the stream has come to its
-            // end.
+            // SAFETY: the address comes from `malloc_sync`, no buffer has it, and both streams have come to
+            // their end.
             unsafe { result::free_sync(address) }?;
         }
         Ok(())
@@ -224,8 +230,9 @@ impl Kernels {
 /// A device of NVIDIA's driver.
 pub struct CudaDevice {
     facts: Facts,
-    // Dropped before the memory: it waits for the stream.
+    // Dropped before the memory: each waits for its stream.
     staging: Mutex<Staging>,
+    loads: Loads,
     memory: Arc<Accounts>,
     stream: Arc<CudaStream>,
     kernels: Kernels,
@@ -251,6 +258,17 @@ impl CudaDevice {
     fn note(&self, what: &str, answer: Result<(), DriverError>) {
         if let Err(error) = answer {
             self.fail(lost(what, error));
+        }
+    }
+
+    /// Returns the mark of an event, or keeps the fault.
+    fn mark_of(&self, what: &str, answer: Result<CudaEvent, DriverError>) -> Mark {
+        match answer {
+            Ok(event) => Mark::new(Arc::new(event)),
+            Err(error) => {
+                self.fail(lost(what, error));
+                Mark::passed()
+            }
         }
     }
 
@@ -373,6 +391,30 @@ impl Device for CudaDevice {
         match self.fault() {
             Some(fault) => Err(fault),
             None => Ok(()),
+        }
+    }
+
+    fn mark(&self) -> Mark {
+        if self.fault.get().is_some() {
+            return Mark::passed();
+        }
+        self.mark_of("mark a command", self.stream.record_event(None))
+    }
+
+    fn load(&self, to: &Buffer, at: u64, bytes: &[u8], after: &Mark) -> Mark {
+        match self.place(to, at + bytes.len() as u64) {
+            Some(place) => {
+                self.mark_of("load to the device", self.loads.send(place + at, bytes, after.raw()))
+            }
+            None => Mark::passed(),
+        }
+    }
+
+    fn wait(&self, mark: &Mark) {
+        if self.fault.get().is_none()
+            && let Some(event) = mark.raw::<CudaEvent>()
+        {
+            self.note("wait for a load", self.stream.wait(event));
         }
     }
 

@@ -7,14 +7,17 @@
 //! What always holds:
 //! - **The bits of the scalar definition.** No text lets a compiler join a product with a sum; division and
 //!   roots are rounded as IEEE says. Only the logarithm of a log-sum-exp is the device's own.
-//! - **One stream.** Commands take effect in the order of the calls. Only [`CudaDevice`]'s `read`, full
-//!   staging pages and new memory wait for the device.
+//! - **One stream of commands.** They take effect in the order of the calls. Only [`CudaDevice`]'s `read`,
+//!   full staging pages and new memory wait for the device.
+//! - **One stream of loads.** A load runs beside the commands. Events order the two streams: a load is behind
+//!   the mark that it is given, and commands that wait for its own mark are behind it.
 //! - **Errors stay.** The first one is kept; after it, commands do nothing.
 
 mod cache;
 mod compile;
 mod device;
 mod error;
+mod loads;
 mod pool;
 pub mod source;
 mod staging;

@@ -1,7 +1,8 @@
 //! The accounts of a device's memory: what is in use, what can be used again, and the user's limit.
 //!
 //! Pure bookkeeping: it calls no driver. Memory that a buffer gives back is kept for the next buffer of about
-//! its size. All work runs in one stream, so it can be handed out at once: what still reads it runs first.
+//! its size. All commands run in one stream, so it can be handed out at once: what still reads it runs first.
+//! A load to memory that was kept is in order too: it is behind a mark that is taken after the allocation.
 
 use std::collections::BTreeMap;
 

@@ -8,10 +8,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 /// Bytes of a page.
-const PAGE_BYTES: usize = 4 << 20;
+pub(crate) const PAGE_BYTES: usize = 4 << 20;
 /// Pages to the device.
 const PAGES: usize = 4;
 /// Where pieces of a page begin: at multiples of this.
@@ -19,7 +20,7 @@ const ALIGNMENT: usize = 256;
 
 /// One page.
 #[derive(Debug)]
-struct Page {
+pub(crate) struct Page {
     start: NonNull<c_void>,
     /// Passed when the device has read the page.
     read: CudaEvent,
@@ -30,8 +31,12 @@ struct Page {
 unsafe impl Send for Page {}
 
 impl Page {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        let read = context.new_event(None)?;
+    /// Allocates a page; the flags say how its event is waited for.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(context: &Arc<CudaContext>, flags: CUevent_flags) -> Result<Self, DriverError> {
+        let read = context.new_event(Some(flags))?;
         context.bind_to_thread()?;
         // SAFETY: the memory is written before it is read.
         let start = unsafe { result::malloc_host(PAGE_BYTES, 0) }?;
@@ -43,12 +48,28 @@ impl Page {
     ///
     /// # Panics
     /// If the page has no such bytes.
-    fn bytes(&mut self, at: usize, n: usize) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self, at: usize, n: usize) -> &mut [u8] {
         assert!(at + n <= PAGE_BYTES, "bytes {at} to {} of a page of {PAGE_BYTES}", at + n);
         // SAFETY: the place lies in the page, checked above.
         let start = unsafe { self.start.cast::<u8>().add(at) };
         // SAFETY: the memory is valid for any bytes, lies in the page, and is borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), n) }
+    }
+
+    /// Puts the event behind what was called in the stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.read.record(stream)
+    }
+
+    /// Waits until the device has read the page. An event that was never recorded is passed.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn wait(&self) -> Result<(), DriverError> {
+        self.read.synchronize()
     }
 }
 
@@ -80,8 +101,9 @@ impl Staging {
     /// The driver's.
     pub(crate) fn new(stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
         let context = stream.context();
-        let pages = (0..PAGES).map(|_| Page::new(context)).collect::<Result<_, _>>()?;
-        Ok(Self { stream: stream.clone(), pages, current: 0, at: 0, back: Page::new(context)? })
+        let page = || Page::new(context, CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let pages = (0..PAGES).map(|_| page()).collect::<Result<_, _>>()?;
+        Ok(Self { stream: stream.clone(), pages, current: 0, at: 0, back: page()? })
     }
 
     /// Sends bytes to memory of the device that has room for them. Waits only if all pages are full.
@@ -108,11 +130,10 @@ impl Staging {
 
     /// Goes to the next page after the device has read it.
     fn turn(&mut self) -> Result<(), DriverError> {
-        self.pages[self.current].read.record(&self.stream)?;
+        self.pages[self.current].record(&self.stream)?;
         self.current = (self.current + 1) % PAGES;
         self.at = 0;
-        // An event that was never recorded is passed.
-        self.pages[self.current].read.synchronize()
+        self.pages[self.current].wait()
     }
 
     /// Waits for everything in the stream and copies memory of the device to `out`.

@@ -23,12 +23,14 @@ mod probe;
 mod products;
 #[cfg(test)]
 mod tests;
+pub mod timed;
 mod words;
 
 use crate::device::Device;
 use crate::kernel::Kernel;
 
 pub use host::HostDevice;
+pub use timed::{Span, Speeds, TimedDevice};
 
 /// Runs all cases of one kernel.
 ///

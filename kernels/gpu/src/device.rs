@@ -158,7 +158,39 @@ pub struct Launch<'a> {
     pub buffers: &'a [&'a Buffer],
 }
 
+/// A point in the order of a device's commands, or of its loads.
+#[derive(Clone)]
+pub struct Mark(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Mark {
+    /// Returns a point that everything called later is behind, as on a device that does one thing after the
+    /// other.
+    pub fn passed() -> Self {
+        Self(None)
+    }
+
+    /// Wraps a set's own handle.
+    pub fn new(raw: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Some(raw))
+    }
+
+    /// Returns the set's own handle; `None` for [`Self::passed`] or another type.
+    pub fn raw<T: 'static>(&self) -> Option<&T> {
+        self.0.as_ref()?.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mark").finish_non_exhaustive()
+    }
+}
+
 /// A GPU, or a program that stands for one.
+///
+/// Loads are copies to the device beside the commands. A load begins after the mark that it is given, and
+/// commands see it only after they were told to [wait](Self::wait) for the mark that it returned. A device
+/// without a copy engine of its own loads as it writes: in the order of the calls.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Returns what is known of it.
     fn facts(&self) -> &Facts;
@@ -192,6 +224,25 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Errors
     /// The device's fault.
     fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError>;
+
+    /// Returns the point after every command that was called before.
+    fn mark(&self) -> Mark {
+        Mark::passed()
+    }
+
+    /// Copies from the host beside the commands, after `after`. Any thread may call it. If it returns, `bytes`
+    /// may be used again; the copy may still be under way until the mark that it returns. `at` and the number
+    /// of bytes are multiples of four.
+    fn load(&self, to: &Buffer, at: u64, bytes: &[u8], after: &Mark) -> Mark {
+        let _ = after;
+        self.write(to, at, bytes);
+        Mark::passed()
+    }
+
+    /// Lets all commands that are called from now on wait for a mark.
+    fn wait(&self, mark: &Mark) {
+        let _ = mark;
+    }
 
     /// Returns the first fault, if there was one.
     fn fault(&self) -> Option<GpuError>;

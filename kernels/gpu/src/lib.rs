@@ -19,6 +19,6 @@ mod kernel;
 mod matrix;
 pub mod ops;
 
-pub use device::{Buffer, Device, Facts, GpuError, Interface, Launch, Tiles};
+pub use device::{Buffer, Device, Facts, GpuError, Interface, Launch, Mark, Tiles};
 pub use kernel::{ATTEND_VECTORS, AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
-pub use matrix::{DeviceMatrix, Quantized};
+pub use matrix::{DeviceMatrix, Piece, Quantized, last_word, pieces};

@@ -1,8 +1,8 @@
-//! Cases of copies between host and device, and of the order of commands.
+//! Cases of copies between host and device, of loads, and of the order of commands.
 
 use super::probe::Probe;
 use super::words::{bytes_of, floats};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Mark};
 use crate::kernel::{Kernel, MapOp};
 use crate::ops::{self, KvBuffers};
 
@@ -21,6 +21,8 @@ pub(super) fn check(device: &dyn Device) {
     check_copies(&mut probe);
     check_order(&mut probe);
     check_blocks(&mut probe);
+    check_loads(&mut probe);
+    check_load_order(&mut probe);
     let held = device.alloc(1 << 20);
     assert!(device.used_bytes() >= 1 << 20, "{} bytes in use", device.used_bytes());
     drop(held);
@@ -78,4 +80,70 @@ fn check_blocks(probe: &mut Probe<'_>) {
     }
     probe.holds("keys", &kv.keys, &keys);
     probe.holds("values", &kv.values, &values);
+}
+
+/// Loads numbers to consecutive places from number `at` on, after a mark.
+fn load_all(device: &dyn Device, buffer: &Buffer, at: usize, blocks: &[Vec<f32>], after: &Mark) -> Vec<Mark> {
+    let mut at = 4 * at as u64;
+    let load = |block: &Vec<f32>| {
+        let bytes = bytes_of(block);
+        let mark = device.load(buffer, at, &bytes, after);
+        at += bytes.len() as u64;
+        mark
+    };
+    blocks.iter().map(load).collect()
+}
+
+/// Several threads load to one buffer at the same time.
+fn check_loads(probe: &mut Probe<'_>) {
+    probe.shape("loads of threads");
+    let device = probe.device;
+    let sizes: [&[usize]; 3] = [&[1_100_003], &[50_001; 3], &[70_007, 1, 30_000]];
+    let parts = sizes.map(|sizes| sizes.iter().map(|n| probe.numbers(*n, 1.0)).collect::<Vec<_>>());
+    let all: Vec<f32> = parts.iter().flatten().flatten().copied().collect();
+    // The buffer's first contents are written by a command that the loads must be behind.
+    let buffer = probe.blank(all.len());
+    let after = device.mark();
+    std::thread::scope(|scope| {
+        let mut at = 0;
+        let mut threads = Vec::new();
+        for part in &parts {
+            let (buffer, after, first) = (&buffer, &after, at);
+            threads.push(scope.spawn(move || load_all(device, buffer, first, part, after)));
+            at += part.iter().map(Vec::len).sum::<usize>();
+        }
+        for thread in threads {
+            let marks = thread.join().expect("a load fails by a fault of the device");
+            marks.iter().for_each(|mark| device.wait(mark));
+        }
+    });
+    ops::map(device, MapOp::Scale, &buffer, all.len(), 3.0);
+    let want: Vec<f32> = all.iter().map(|x| x * 3.0).collect();
+    probe.holds("loaded", &buffer, &want);
+    // Nothing is under way any more, so a load need not be behind a command.
+    device.wait(&device.load(&buffer, 4, &bytes_of(&[7.0, 8.0]), &Mark::passed()));
+    probe.equal("loaded at once", &read(device, &buffer, 0, 4), &[want[0], 7.0, 8.0, want[3]]);
+}
+
+/// Commands before the mark see the old contents, and those after the wait the new ones.
+fn check_load_order(probe: &mut Probe<'_>) {
+    probe.shape("loads and commands");
+    let (device, n) = (probe.device, 1_000_003);
+    // A short load would overtake the commands, and the commands would overtake a long one.
+    for first in [0, n - 7, 0, n - 7] {
+        let (old, new) = (probe.numbers(n, 1.0), probe.numbers(n - first, 1.0));
+        let (buffer, kept) = (probe.place(&old), probe.blank(n));
+        let bytes = bytes_of(&new);
+        device.write(&buffer, 0, &bytes_of(&old));
+        ops::map(device, MapOp::Scale, &buffer, n, 3.0);
+        device.copy(&buffer, 0, &kept, 0, 4 * n as u64);
+        let after = device.mark();
+        let loaded = device.load(&buffer, 4 * first as u64, &bytes, &after);
+        device.wait(&loaded);
+        ops::map(device, MapOp::Scale, &buffer, n, 5.0);
+        let old: Vec<f32> = old.iter().map(|x| x * 3.0).collect();
+        let want: Vec<f32> = old[..first].iter().chain(&new).map(|x| x * 5.0).collect();
+        probe.holds("kept", &kept, &old);
+        probe.holds("loaded", &buffer, &want);
+    }
 }
