@@ -15,6 +15,7 @@ mod forward;
 pub mod gguf;
 mod kv;
 pub mod model;
+mod offload;
 pub mod pace_emulation;
 pub mod platform;
 pub mod prompt;
@@ -40,6 +41,7 @@ pub use engine::{
 pub use eviction::{EvictError, Kept};
 pub use kv::{BLOCK_TOKENS, KvError, PrefixScope, PrefixStats, SeqId};
 pub use model::{Model, ModelError};
+pub use offload::{Offload, OffloadStats, Pipeline};
 pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use sampling::{Sampler, SamplingParams};
 pub use scores::{AttentionScores, Capture, HeadId};

@@ -23,6 +23,7 @@ mod streamed;
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
 pub use recurrent::{DeltaGates, DeltaNetWeights, RecurrentWeights, ShortConvWeights};
+pub(crate) use streamed::direct;
 pub use streamed::{
     Residency, ResidencyError, ResidencyStats, STREAM_BYTES, StreamedMatrix, StreamedWeights,
 };

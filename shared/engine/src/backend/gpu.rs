@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_kernels_cpu::{Matrix, PART, RopeStyle};
 use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, Groups, Input, ScoreArgs};
@@ -26,18 +26,57 @@ use crate::weights::{Weight, WeightError};
 /// With fewer workgroups than this, the parts of the keys are divided among workgroups too.
 const GROUPS_MIN: usize = 128;
 
+/// Copies matrices to the device shortly before they are used.
+pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
+    /// Sees to it that a matrix is in the device's memory when it is used next, if it is one of those that are
+    /// loaded.
+    ///
+    /// # Errors
+    /// [`WeightError::Read`] if it cannot be read.
+    fn ready(&self, place: MatrixPlace) -> Result<(), WeightError>;
+}
+
 /// A device that computes, and the weights in its memory.
 #[derive(Debug)]
 pub(crate) struct GpuBackend {
     device: Arc<dyn Device>,
-    resident: Mutex<Resident>,
+    matrices: ResidentMatrices,
+    loads: OnceLock<Arc<dyn MatrixLoads>>,
+    vectors: Mutex<HashMap<(usize, usize), Buffer>>,
 }
 
-/// Weights in the device's memory, by the address and the bytes of their place in the host's memory.
-#[derive(Debug, Default)]
-struct Resident {
-    matrices: HashMap<(usize, usize), Arc<DeviceMatrix>>,
-    vectors: HashMap<(usize, usize), Buffer>,
+/// A matrix's place in the host's memory: address and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct MatrixPlace(usize, usize);
+
+impl MatrixPlace {
+    /// Returns the place of stored bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(bytes.as_ptr() as usize, bytes.len())
+    }
+}
+
+/// The matrices in the device's memory, by their place in the host's. Copies are the same list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ResidentMatrices(Arc<Mutex<HashMap<MatrixPlace, Arc<DeviceMatrix>>>>);
+
+impl ResidentMatrices {
+    fn lock(&self) -> MutexGuard<'_, HashMap<MatrixPlace, Arc<DeviceMatrix>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds matrices that somebody else has copied to the device.
+    pub(crate) fn add(&self, matrices: &[(MatrixPlace, Arc<DeviceMatrix>)]) {
+        self.lock().extend(matrices.iter().cloned());
+    }
+
+    /// Removes them.
+    pub(crate) fn remove(&self, matrices: &[(MatrixPlace, Arc<DeviceMatrix>)]) {
+        let mut all = self.lock();
+        for (place, _) in matrices {
+            all.remove(place);
+        }
+    }
 }
 
 /// Activations, `[t, width]`, in the device's memory.
@@ -57,7 +96,8 @@ impl GpuRows {
 
 impl GpuBackend {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, resident: Mutex::default() }
+        let (matrices, vectors) = (ResidentMatrices::default(), Mutex::default());
+        Self { device, matrices, loads: OnceLock::new(), vectors }
     }
 
     /// Returns the device.
@@ -69,24 +109,31 @@ impl GpuBackend {
         &*self.device
     }
 
-    fn resident(&self) -> MutexGuard<'_, Resident> {
-        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the list of matrices in the device's memory.
+    pub(crate) fn matrices(&self) -> &ResidentMatrices {
+        &self.matrices
     }
 
-    /// Returns the matrix in the device's memory.
-    fn matrix(&self, matrix: &Matrix<'_>) -> Arc<DeviceMatrix> {
-        let bytes = matrix.bytes();
-        let place = (bytes.as_ptr() as usize, bytes.len());
-        let mut resident = self.resident();
+    /// Lets somebody load matrices. Only the first call has an effect.
+    pub(crate) fn set_loads(&self, loads: Arc<dyn MatrixLoads>) {
+        self.loads.get_or_init(|| loads);
+    }
+
+    /// Returns the matrix in the device's memory. Use it before the next one is asked for.
+    fn matrix(&self, matrix: &Matrix<'_>) -> Result<Arc<DeviceMatrix>, WeightError> {
+        let place = MatrixPlace::of(matrix.bytes());
+        if let Some(loads) = self.loads.get() {
+            loads.ready(place)?;
+        }
         let copy = || Arc::new(DeviceMatrix::new(self.dev(), matrix));
-        Arc::clone(resident.matrices.entry(place).or_insert_with(copy))
+        Ok(Arc::clone(self.matrices.lock().entry(place).or_insert_with(copy)))
     }
 
     /// Returns a norm's weight or a bias in the device's memory.
     fn vector(&self, numbers: &[f32]) -> Buffer {
         let place = (numbers.as_ptr() as usize, numbers.len());
-        let mut resident = self.resident();
-        resident.vectors.entry(place).or_insert_with(|| self.lasting(numbers)).clone()
+        let mut vectors = self.vectors.lock().unwrap_or_else(PoisonError::into_inner);
+        vectors.entry(place).or_insert_with(|| self.lasting(numbers)).clone()
     }
 
     /// Returns numbers in memory that may be kept for long.
@@ -236,7 +283,7 @@ impl Backend for GpuBackend {
     fn project(&self, x: &GpuRows, into: &mut [(Weight<'_>, &mut GpuRows)]) -> Result<(), WeightError> {
         let mut rounded: HashMap<usize, Quantized> = HashMap::new();
         for (weight, out) in into {
-            let matrix = self.matrix(&weight.at_hand()?);
+            let matrix = self.matrix(&weight.at_hand()?)?;
             assert_eq!(matrix.rows(), weight.rows(), "GPU layers take their weights from the mapped file");
             let block = weight.format().block_len();
             let input = if block == 1 {

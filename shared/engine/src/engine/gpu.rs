@@ -20,6 +20,7 @@ use crate::config::ModelConfig;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, KvError, SeqId};
 use crate::model::Model;
+use crate::offload::{Offload, OffloadError, OffloadStats, Offloaded};
 
 /// A GPU that takes part.
 #[derive(Debug, Clone)]
@@ -40,12 +41,16 @@ pub enum GpuLayers {
     Fit,
     /// These, ascending; the CPU computes the logits.
     Only(Vec<usize>),
+    /// All. What does not fit into its memory is loaded for each pass.
+    Offloaded(Offload),
 }
 
 /// Tokens of the largest step that memory is set aside for.
 const STEP_TOKENS: usize = 512;
 /// Rows of logits of one step that memory is set aside for.
 const LOGIT_ROWS: usize = 32;
+/// Norms and biases of a layer, in hidden states.
+const VECTORS: usize = 12;
 /// Tokens that are computed again in one pass.
 const PASS_TOKENS: usize = 256;
 
@@ -57,6 +62,8 @@ pub(super) struct GpuLane {
     layers: Vec<bool>,
     /// Whether it computes the logits too.
     pub(super) output: bool,
+    /// The weights, if not all of them are in its memory.
+    pub(super) offloaded: Option<Arc<Offloaded>>,
 }
 
 impl GpuLane {
@@ -68,8 +75,10 @@ impl GpuLane {
 
 /// Bytes that a GPU needs for each part of a model.
 struct Needs {
-    /// By layer: weights, keys and values.
-    layers: Vec<u64>,
+    /// By layer: matrices.
+    weights: Vec<u64>,
+    /// By layer: keys and values.
+    cache: Vec<u64>,
     /// The projection to logits.
     output: u64,
     /// Activations.
@@ -80,17 +89,31 @@ impl Needs {
     fn new(model: &Model, kv: &[LayerKv], n_blocks: usize) -> Self {
         let config = model.config();
         let weights = model.mapped_weights();
-        let own = |(layer, kv): (usize, &LayerKv)| {
-            let cache = if kv.source == layer { GpuKv::layer_bytes(kv, n_blocks) } else { 0 };
-            weights.layer_bytes(layer) + cache
+        let cache = |(layer, kv): (usize, &LayerKv)| {
+            if kv.source == layer { GpuKv::layer_bytes(kv, n_blocks) } else { 0 }
         };
         let widest = 8 * config.d_model + 4 * config.d_q() + 3 * config.d_ff;
         let numbers = STEP_TOKENS * widest + LOGIT_ROWS * config.vocab_len;
         Self {
-            layers: kv.iter().enumerate().map(own).collect(),
+            weights: (0..kv.len()).map(|layer| weights.layer_bytes(layer)).collect(),
+            cache: kv.iter().enumerate().map(cache).collect(),
             output: weights.output_bytes(),
             scratch: 4 * numbers as u64,
         }
+    }
+
+    /// Returns the bytes that remain for weights of these layers.
+    fn room(&self, config: &ModelConfig, layers: &[usize], free: u64) -> Result<u64, EngineError> {
+        let cache: u64 = layers.iter().map(|layer| self.cache[*layer]).sum();
+        let vectors = 4 * (layers.len() * (VECTORS * config.d_model + config.d_ff)) as u64;
+        let need = cache + vectors + self.scratch;
+        let none = || EngineError::GpuRefused {
+            reason: format!(
+                "keys, values and activations need {need} bytes of the GPU's memory, and {free} are free; lower \
+                 the context"
+            ),
+        };
+        free.checked_sub(need).ok_or_else(none)
     }
 
     /// Returns the longest run of the last of `layers` that fits `free` bytes.
@@ -98,8 +121,8 @@ impl Needs {
         let Some(mut room) = free.checked_sub(self.scratch) else { return Vec::new() };
         let mut fitting = Vec::new();
         for &layer in layers.iter().rev() {
-            let ends = layer + 1 == self.layers.len();
-            let need = self.layers[layer] + if ends { self.output } else { 0 };
+            let ends = layer + 1 == self.weights.len();
+            let need = self.weights[layer] + self.cache[layer] + if ends { self.output } else { 0 };
             let Some(rest) = room.checked_sub(need) else { break };
             room = rest;
             fitting.insert(0, layer);
@@ -125,7 +148,7 @@ fn refusal(config: &ModelConfig, format: KvFormat) -> Option<EngineError> {
 
 /// Makes the lane of a GPU for some of an engine's layers; `None` if not one of them fits.
 pub(super) fn lane(
-    model: &Model,
+    model: &Arc<Model>,
     gpu: &GpuUse,
     (layers, format): (&[usize], KvFormat),
     kv: &[LayerKv],
@@ -139,14 +162,14 @@ pub(super) fn lane(
     if let Some(fault) = device.fault() {
         return Err(fault.into());
     }
+    let needs = Needs::new(model, kv, n_blocks);
+    let free = device.free_bytes().unwrap_or(u64::MAX);
     let chosen = match &gpu.layers {
+        GpuLayers::Offloaded(_) => layers.to_vec(),
         GpuLayers::Only(chosen) => {
             chosen.iter().copied().filter(|layer| layers.binary_search(layer).is_ok()).collect()
         }
-        GpuLayers::Fit => {
-            let free = device.free_bytes().unwrap_or(u64::MAX);
-            Needs::new(model, kv, n_blocks).fitting(layers, free)
-        }
+        GpuLayers::Fit => needs.fitting(layers, free),
     };
     let whole = chosen.len() == config.n_layers;
     if !whole && !chosen.is_empty() && (config.has_tied_layers() || config.input_width.is_some()) {
@@ -158,12 +181,50 @@ pub(super) fn lane(
     if chosen.is_empty() {
         return Ok(None);
     }
+    let room = match gpu.layers {
+        GpuLayers::Offloaded(_) => needs.room(config, &chosen, free)?,
+        GpuLayers::Fit | GpuLayers::Only(_) => 0,
+    };
     let kv = GpuKv::new(device, kv, &chosen, n_blocks)?;
     let mut layers = vec![false; config.n_layers];
     chosen.iter().for_each(|layer| layers[*layer] = true);
-    let output = gpu.layers == GpuLayers::Fit;
     let backend = GpuBackend::new(Arc::clone(&gpu.device));
-    Ok(Some(GpuLane { lane: Lane { backend, kv }, layers, output }))
+    let (offloaded, output) = match &gpu.layers {
+        GpuLayers::Offloaded(options) => offloaded(model, &backend, (&chosen, room), needs.output, options)?,
+        GpuLayers::Fit => (None, true),
+        GpuLayers::Only(_) => (None, false),
+    };
+    Ok(Some(GpuLane { lane: Lane { backend, kv }, layers, output, offloaded }))
+}
+
+/// Offloads layers, within `room` bytes. Also returns whether the GPU has room for the projection to logits.
+fn offloaded(
+    model: &Arc<Model>,
+    backend: &GpuBackend,
+    (layers, room): (&[usize], u64),
+    output: u64,
+    options: &Offload,
+) -> Result<(Option<Arc<Offloaded>>, bool), EngineError> {
+    let make = |room| {
+        let (device, matrices) = (Arc::clone(backend.device()), backend.matrices().clone());
+        Offloaded::new(Arc::clone(model), device, matrices, layers, options, room)
+    };
+    let ends = layers.last().is_some_and(|layer| layer + 1 == model.config().n_layers);
+    let with_output = room.checked_sub(output).filter(|_| ends).map(make);
+    let (made, has_output) = match with_output {
+        Some(Ok(made)) => (Ok(made), true),
+        Some(Err(err)) if !matches!(err, OffloadError::NoRoom { .. }) => (Err(err), true),
+        _ => (make(room), false),
+    };
+    match made {
+        Ok(made) => {
+            let made = Arc::new(made);
+            backend.set_loads(Arc::clone(&made) as _);
+            Ok((Some(made), has_output))
+        }
+        Err(OffloadError::Gpu(fault)) => Err(fault.into()),
+        Err(err) => Err(EngineError::GpuRefused { reason: err.to_string() }),
+    }
 }
 
 impl Engine {
@@ -176,6 +237,11 @@ impl Engine {
     /// Returns the device that computes some of the layers, if there is one and it has not failed.
     pub fn gpu_device(&self) -> Option<&Arc<dyn Device>> {
         self.gpu.as_ref().map(|gpu| gpu.lane.backend.device())
+    }
+
+    /// Returns what offloading did so far, if the GPU's weights are offloaded.
+    pub fn offload_stats(&self) -> Option<OffloadStats> {
+        self.gpu.as_ref()?.offloaded.as_ref().map(|offloaded| offloaded.stats())
     }
 
     /// Makes the lanes anew for these layers. If the GPU fails at that, the CPU takes all.

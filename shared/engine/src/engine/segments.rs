@@ -103,8 +103,12 @@ impl Lanes<'_> {
             let stretch = Stretch { input, model: self.model, layers: own, end: is_last.then_some(end) };
             let adapted = adapted()?;
             let computed = match &mut self.gpu {
-                Some(gpu) if on_gpu => {
-                    stretch.run(&mut gpu.lane, self.model.mapped_weights(), adapted, x.take(), control)?
+                Some(GpuLane { lane, offloaded, .. }) if on_gpu => {
+                    let source: &dyn WeightSource = match offloaded {
+                        Some(offloaded) => &**offloaded,
+                        None => self.model.mapped_weights(),
+                    };
+                    stretch.run(lane, source, adapted, x.take(), control)?
                 }
                 _ => stretch.run(self.host, self.model.weights(), adapted, x.take(), control)?,
             };

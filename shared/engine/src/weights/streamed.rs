@@ -14,7 +14,7 @@
 //! 64 MiB at most. A changed budget takes effect at the beginning of the next token.
 
 mod choice;
-mod direct;
+pub(crate) mod direct;
 mod queue;
 mod reader;
 mod stats;

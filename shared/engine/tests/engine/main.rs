@@ -7,6 +7,7 @@ mod eviction;
 mod gpu;
 mod invariance;
 mod layers;
+mod offload;
 mod pieces;
 mod recurrent;
 mod reference;

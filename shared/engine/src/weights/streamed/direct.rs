@@ -17,7 +17,7 @@ const ALIGNED: usize = 4096;
 
 /// Memory for one read.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     memory: Vec<u8>,
     /// The first aligned byte.
     start: usize,
@@ -27,21 +27,32 @@ pub(super) struct Buffer {
 
 impl Buffer {
     /// Makes room for any `len` bytes of a file. The memory is not used before the first read.
-    pub(super) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let memory = vec![0; len.next_multiple_of(ALIGNED) + 3 * ALIGNED];
         let start = memory.as_ptr().align_offset(ALIGNED).min(ALIGNED);
         Self { memory, start, held: 0..0 }
     }
 
+    /// Returns a buffer with room for any `len` bytes: the one in `kept`, unless that is too small.
+    pub(crate) fn with_room(kept: &mut Option<Self>, len: usize) -> &mut Self {
+        if kept
+            .as_ref()
+            .is_none_or(|buffer| buffer.memory.len() < len.next_multiple_of(ALIGNED) + 3 * ALIGNED)
+        {
+            *kept = None;
+        }
+        kept.get_or_insert_with(|| Self::new(len))
+    }
+
     /// Returns the bytes of the last read.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.held.clone()]
     }
 }
 
 /// A model file that is read past the page cache.
 #[derive(Debug)]
-pub(super) struct DirectFile {
+pub(crate) struct DirectFile {
     file: File,
     /// The same file through the page cache.
     cached: File,
@@ -54,7 +65,7 @@ impl DirectFile {
     ///
     /// # Errors
     /// The system's error if it cannot open the file.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let direct = platform::open_direct(path)?.filter(reads_directly);
         let is_direct = direct.is_some();
         let cached = File::open(path)?;
@@ -66,12 +77,12 @@ impl DirectFile {
     }
 
     /// Whether reads go past the page cache.
-    pub(super) fn is_direct(&self) -> bool {
+    pub(crate) fn is_direct(&self) -> bool {
         self.direct
     }
 
     /// Returns the path of the file.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -80,7 +91,7 @@ impl DirectFile {
     ///
     /// # Errors
     /// The system's error; `UnexpectedEof` if the file is shorter.
-    pub(super) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
+    pub(crate) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
         let done = read(&self.file, self.direct, range, buffer)?;
         if !self.direct {
             self.forget(range.clone());
@@ -92,7 +103,7 @@ impl DirectFile {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(super) fn read_cached(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<()> {
+    pub(crate) fn read_cached(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<()> {
         read(&self.cached, false, range, buffer)?;
         self.forget(range.clone());
         Ok(())
@@ -100,17 +111,17 @@ impl DirectFile {
 
     /// Brings these bytes into the page cache and waits for them. Errors are ignored; the read itself will
     /// report them.
-    pub(super) fn cache(&self, range: Range<usize>) {
+    pub(crate) fn cache(&self, range: Range<usize>) {
         platform::read_into_cache(&self.cached, range);
     }
 
     /// Asks the system to read these bytes into the page cache, without waiting.
-    pub(super) fn read_ahead(&self, range: Range<usize>) {
+    pub(crate) fn read_ahead(&self, range: Range<usize>) {
         platform::read_ahead(&self.cached, range);
     }
 
     /// Allows the system to drop these bytes from the page cache, if nobody has them mapped.
-    pub(super) fn forget(&self, range: Range<usize>) {
+    pub(crate) fn forget(&self, range: Range<usize>) {
         platform::forget(&self.cached, range);
     }
 }

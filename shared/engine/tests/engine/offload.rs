@@ -1,0 +1,273 @@
+//! Layers whose weights are loaded to the GPU for each pass: the same bits as if all were there, bytes and
+//! time as they should be, and what happens if something fails in the middle.
+//!
+//! The device computes in host memory; its clock has stated speeds.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engine::engine::EngineError;
+use baton_engine::{
+    Engine, EngineOptions, GpuLayers, GpuUse, Model, Offload, OffloadStats, Pipeline, Residency, StepControl,
+    StepError, StepSeq, Wanted,
+};
+use baton_kernels_cpu::Format;
+use baton_kernels_gpu::cases::{HostDevice, Speeds, TimedDevice};
+use baton_kernels_gpu::{Device, GpuError};
+use baton_random::SplitMix64;
+use baton_synthetic::{SyntheticExperts, SyntheticModel};
+
+use crate::{all_logits, assert_same_bits, engine, family, open, prompt};
+
+fn ignore(_: &GpuError) {}
+
+fn on(device: Arc<dyn Device>, layers: GpuLayers) -> EngineOptions {
+    let gpu = Some(GpuUse { device, layers, on_loss: ignore });
+    EngineOptions { gpu, kv_tokens: 128, ..EngineOptions::default() }
+}
+
+fn offloaded(options: Offload) -> EngineOptions {
+    on(Arc::new(HostDevice::new(None)), GpuLayers::Offloaded(options))
+}
+
+fn number(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap()
+}
+
+/// Logits of a prompt in chunks, and of tokens one by one after it.
+fn answer(engine: &mut Engine) -> Vec<f32> {
+    let (seq, ids) = (engine.create(), prompt(3, 60));
+    let parts = [&ids[..50], &ids[50..53], &ids[53..54], &ids[54..]];
+    let logits = parts.into_iter().flat_map(|part| all_logits(engine, seq, part)).collect();
+    engine.release(seq);
+    logits
+}
+
+fn stats(engine: &Engine) -> OffloadStats {
+    engine.offload_stats().expect("the GPU has not failed")
+}
+
+#[test]
+fn no_bit_depends_on_what_stays_nor_on_pipeline_blocks_and_threads() {
+    for (name, format) in [
+        ("llama", Format::Q8_0),
+        ("llama", Format::F16),
+        ("gemma2", Format::F32),
+        ("gemma4-experts", Format::Q8_0),
+        ("qwen3moe", Format::Q8_0),
+        ("deepseek2", Format::Q8_0),
+        ("gpt-oss", Format::Q8_0),
+    ] {
+        let model = open(&family(name, format));
+        let fit = on(Arc::new(HostDevice::new(None)), GpuLayers::Fit);
+        let want = answer(&mut engine(&model, 1, fit));
+        for pipeline in [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous] {
+            for (resident, block, threads) in
+                [(0, 1, 1), (0, 1000, 3), (40_000, 1 << 20, 2), (90_000, 4096, 5)]
+            {
+                let options = Offload {
+                    pipeline,
+                    threads: number(threads),
+                    block_bytes: number(block * 8),
+                    resident_bytes: Some(resident),
+                };
+                let what = format!("{name} {}: {options:?}", format.name());
+                let mut own = engine(&model, 1, offloaded(options));
+                assert_same_bits(&answer(&mut own), &want, &what);
+                assert_same_bits(&answer(&mut own), &want, &format!("{what}, again"));
+                let stats = stats(&own);
+                assert!(stats.resident_bytes <= resident, "{what}: {stats:?}");
+                let all_stay = stats.resident_bytes == stats.weight_bytes;
+                assert!(stats.loaded_bytes > 0 && (!all_stay || stats.expert_bytes > 0), "{what}: {stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_fits_is_loaded_once() {
+    let model = open(&family("llama", Format::Q8_0));
+    let mut own = engine(&model, 1, offloaded(Offload::default()));
+    answer(&mut own);
+    let stats = stats(&own);
+    assert_eq!((stats.resident_bytes, stats.slot_bytes, stats.loaded_bytes), (stats.weight_bytes, 0, 0));
+}
+
+/// A model of eight layers, and the bytes of its layers.
+fn deep(experts: Option<SyntheticExperts>) -> Arc<Model> {
+    let family = if experts.is_some() { "qwen3moe" } else { "llama" };
+    let shape = SyntheticModel { n_layers: 8, experts, ..SyntheticModel::small(family, Format::Q8_0, 7) };
+    open(&shape)
+}
+
+/// The free memory that the device must have so that `share` of the layers' weights stay.
+fn budget(model: &Arc<Model>, share: f64) -> u64 {
+    let device = Arc::new(HostDevice::new(None));
+    let all = Offload { resident_bytes: Some(0), ..Offload::default() };
+    let engine = engine(model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(all)));
+    let OffloadStats { weight_bytes, .. } = stats(&engine);
+    let mut low = device.used_bytes();
+    // Activations and the projection to logits are set aside; the least budget that works is found.
+    let works = |budget| {
+        let device = Arc::new(HostDevice::new(Some(budget)));
+        let made = Engine::new(Arc::clone(model), on(device, GpuLayers::Offloaded(Offload::default())));
+        made.is_ok()
+    };
+    let mut high = low + (64 << 20);
+    assert!(works(high) && !works(low));
+    while high - low > 1024 {
+        let middle = low.midpoint(high);
+        if works(middle) { high = middle } else { low = middle }
+    }
+    high + (share * weight_bytes as f64) as u64
+}
+
+const SPEEDS: Speeds = Speeds { copy_bytes_per_s: 1e9, copy_s: 1e-6, read_bytes_per_s: 1e9, launch_s: 1e-7 };
+
+/// Decodes tokens on a device with a clock. Returns seconds and loaded bytes for each token.
+fn decode(model: &Arc<Model>, budget: u64, speeds: Speeds, options: Offload) -> (f64, f64, OffloadStats) {
+    let device = Arc::new(TimedDevice::new(Some(budget), speeds));
+    let mut own = engine(model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(options)));
+    let (seq, ids) = (own.create(), prompt(4, 24));
+    let one = |own: &mut Engine, ids: &[u32]| {
+        own.step(&[StepSeq { seq, ids, logits: Wanted::Last, capture: None }], &mut ()).unwrap();
+    };
+    one(&mut own, &ids[..4]);
+    let (before, begun) = (stats(&own).loaded_bytes, device.now_s());
+    ids[4..].iter().for_each(|id| one(&mut own, &[*id]));
+    let (now, tokens) = (stats(&own), (ids.len() - 4) as f64);
+    assert!(device.fault().is_none() && device.used_bytes() <= budget);
+    ((device.now_s() - begun) / tokens, (now.loaded_bytes - before) as f64 / tokens, now)
+}
+
+#[test]
+fn bytes_are_near_the_least_and_loads_hide_computing() {
+    let model = deep(None);
+    for share in [0.0, 0.3, 0.7] {
+        let budget = budget(&model, share);
+        let run = |pipeline| decode(&model, budget, SPEEDS, Offload { pipeline, ..Offload::default() });
+        let (seconds, bytes, stats) = run(Pipeline::Performance);
+        let least = (1.0 - share) * stats.weight_bytes as f64;
+        assert!(bytes <= 1.1 * least, "{share}: {bytes} of {least}, {stats:?}");
+        // Products read as fast as copies are made, so what stays takes longer than what is loaded.
+        let computing = stats.weight_bytes as f64 / SPEEDS.read_bytes_per_s;
+        let bound = computing.max(bytes / SPEEDS.copy_bytes_per_s);
+        assert!(bound >= 0.9 * seconds, "{share}: {seconds} s, the least is {bound}, {stats:?}");
+        let (slow, _, _) = run(Pipeline::Synchronous);
+        assert!(slow >= (1.9 - share) * seconds, "{share}: {slow} s, {seconds} with loads beside computing");
+        let (between, _, stats) = run(Pipeline::MemoryEfficient);
+        assert!(seconds <= 1.001 * between && between < slow, "{share}: {between} s, {stats:?}");
+    }
+}
+
+#[test]
+fn only_chosen_experts_are_loaded_and_those_used_last_stay() {
+    let experts = SyntheticExperts { count: 8, used: 2, d_ff: 64, shared_d_ff: 0 };
+    let model = deep(Some(experts));
+    let (_, _, stats) = decode(&model, budget(&model, 1.0) + (1 << 20), SPEEDS, Offload::default());
+    let passes = 21;
+    assert_eq!(stats.loaded_bytes, stats.expert_bytes, "other weights fit");
+    let one = stats.expert_bytes / stats.expert_loads;
+    let all = 8 * 8 * one;
+    assert!(stats.expert_loads + stats.expert_hits >= 8 * 2 * passes, "{stats:?}");
+    assert!(stats.expert_bytes < passes * all / 3, "two of eight are needed: {stats:?}");
+    assert!(stats.expert_hits > 0 && stats.expert_slots >= 16, "{stats:?}");
+}
+
+#[test]
+fn a_device_without_room_is_refused_with_the_way_out() {
+    let model = deep(None);
+    let least = budget(&model, 0.0) - 2048;
+    for budget in [1000, least] {
+        let device = Arc::new(HostDevice::new(Some(budget)));
+        let err = Engine::new(Arc::clone(&model), on(device, GpuLayers::Offloaded(Offload::default())));
+        let err = err.unwrap_err();
+        assert!(matches!(err, EngineError::GpuRefused { .. }), "{budget}: {err}");
+        assert!(err.to_string().contains("lower the context"), "{budget}: {err}");
+    }
+}
+
+/// Cancels after so many layers.
+struct After(usize);
+
+impl StepControl for After {
+    fn after_layer(&mut self, _: usize, _: usize) -> std::ops::ControlFlow<()> {
+        self.0 = self.0.saturating_sub(1);
+        if self.0 == 0 { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
+    }
+}
+
+#[test]
+fn two_hundred_faults_end_in_an_error_or_in_the_answer() {
+    let experts = SyntheticExperts { count: 6, used: 2, d_ff: 64, shared_d_ff: 64 };
+    let models = [deep(None), deep(Some(experts))];
+    let wants = models.each_ref().map(|model| answer(&mut engine(model, 1, offloaded(Offload::default()))));
+    let mut random = SplitMix64::new(11);
+    for turn in 0..200 {
+        let which = turn % 2;
+        let (model, want) = (&models[which], &wants[which]);
+        let device = Arc::new(TimedDevice::new(None, SPEEDS));
+        let options = Offload { resident_bytes: Some(random.below(60_000) as u64), ..Offload::default() };
+        let mut own = engine(model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(options)));
+        let (seq, ids) = (own.create(), prompt(3, 60));
+        let cancelled = own.step(
+            &[StepSeq { seq, ids: &ids[..20], logits: Wanted::None, capture: None }],
+            &mut After(1 + random.below(8)),
+        );
+        assert!(matches!(cancelled, Err(StepError::Cancelled { .. }) | Ok(_)), "{turn}: {cancelled:?}");
+        own.release(seq);
+        if turn % 4 < 2 {
+            // A thread may be loading now.
+            let lost = Arc::clone(&device);
+            let wait = Duration::from_micros(random.below(3000) as u64);
+            let failing = std::thread::spawn(move || {
+                std::thread::sleep(wait);
+                lost.fail(GpuError::Lost("unplugged".to_owned()));
+            });
+            let have = answer(&mut own);
+            failing.join().unwrap();
+            // The CPU has gone on, or the answer was there before.
+            assert_eq!(have.len(), want.len(), "{turn}");
+            let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
+            let gap = have.iter().zip(want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
+            assert!(gap <= 2e-3 * top, "{turn}: {gap} of {top}");
+        } else {
+            assert_same_bits(&answer(&mut own), want, "after a cancelled step");
+        }
+        drop(own);
+        assert_eq!(device.used_bytes(), 0, "{turn}: memory of the device is still held");
+        assert_eq!(Arc::strong_count(&device), 1, "{turn}: a thread still loads");
+    }
+}
+
+#[test]
+fn weights_come_from_the_disk_if_the_model_does_not_fit_and_a_short_file_is_an_error() {
+    let shape = SyntheticModel { n_layers: 4, ..SyntheticModel::small("llama", Format::Q8_0, 9) };
+    let bytes = shape.to_gguf().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let want = {
+        let model = Model::open(file.path()).unwrap();
+        answer(&mut engine(&model, 1, on(Arc::new(HostDevice::new(None)), GpuLayers::Fit)))
+    };
+    let residency = Residency { budget_bytes: 0, ..Residency::default() };
+    let model = Model::open_within(file.path(), &residency).unwrap();
+    let options = || offloaded(Offload { resident_bytes: Some(0), ..Offload::default() });
+    assert_same_bits(&answer(&mut engine(&model, 1, options())), &want, "from the disk");
+    let mut own = engine(&model, 1, options());
+    let (seq, ids) = (own.create(), prompt(1, 8));
+    let mut step =
+        || own.step(&[StepSeq { seq, ids: &ids[..4], logits: Wanted::Last, capture: None }], &mut ());
+    step().unwrap();
+    // Every layer is behind the first eighth of the file.
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(file.path())
+        .unwrap()
+        .set_len(bytes.len() as u64 / 2)
+        .unwrap();
+    let err = step().unwrap_err();
+    let said = format!("{err:?}");
+    assert!(said.contains("Read") || said.contains("changed") || said.contains("Changed"), "{said}");
+}
