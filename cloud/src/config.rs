@@ -79,6 +79,9 @@ pub struct ServeOptions {
     /// Most memory to use of the GPU, as 40GB; the default is what is free
     #[arg(long, env = "BATON_VRAM", value_name = "SIZE")]
     pub vram: Option<VramLimit>,
+    /// Let the GPU compute all layers of the first model; weights that do not fit are loaded for every pass
+    #[arg(long, env = "BATON_GPU_OFFLOAD")]
+    pub gpu_offload: bool,
     /// KV cache of each model in tokens, shared by all its sequences; the default is four whole contexts
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]
     pub kv_tokens: Option<NonZeroUsize>,
@@ -239,6 +242,8 @@ pub struct Config {
     pub gpu: GpuChoice,
     /// The most of its memory to use.
     pub vram: Option<VramLimit>,
+    /// Whether it computes all layers, and what does not fit is loaded for every pass.
+    pub gpu_offload: bool,
     /// KV cache in tokens, or `None` to choose by the model's context.
     pub kv_tokens: Option<NonZeroUsize>,
     /// Number format of keys and values.
@@ -400,6 +405,7 @@ impl ServeOptions {
             repack_mib: self.repack_mib,
             gpu: self.gpu,
             vram: self.vram,
+            gpu_offload: self.gpu_offload,
             kv_tokens: self.kv_tokens,
             kv: self.kv,
             slots,
@@ -474,6 +480,7 @@ impl Config {
             ("--slots", self.slots != new.slots, false),
             ("--threads", self.threads != new.threads, false),
             ("--gpu or --vram", (self.gpu, self.vram) != (new.gpu, new.vram), false),
+            ("--gpu-offload", self.gpu_offload != new.gpu_offload, false),
             ("--kv-tokens", self.kv_tokens != new.kv_tokens, false),
             ("--kv", self.kv != new.kv, false),
             ("prompt tokens of a pass", self.budget != new.budget, false),

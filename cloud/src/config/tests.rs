@@ -87,10 +87,11 @@ fn emulation_is_on_where_one_figure_is_given() {
 
 #[test]
 fn a_gpu_and_its_memory_are_chosen() {
-    let config = parsed(&["--gpu", "cuda:1", "--vram", "40GB"]).unwrap();
+    let config = parsed(&["--gpu", "cuda:1", "--vram", "40GB", "--gpu-offload"]).unwrap();
+    assert!(config.gpu_offload);
     assert_eq!((config.gpu.to_string().as_str(), config.vram), ("cuda:1", Some(VramLimit(40_000_000_000))));
     let off = parsed(&["--gpu", "off"]).unwrap();
-    assert_eq!(off.changes(&config), [("--gpu or --vram", false)]);
+    assert_eq!(off.changes(&config), [("--gpu or --vram", false), ("--gpu-offload", false)]);
     refused(&["--gpu", "rocm"], "want auto, off, or a device such as cuda:0");
     refused(&["--vram", "40"], "want a size like 6GB or 512MiB");
 }

@@ -29,7 +29,7 @@ impl Engines {
         if let Some(notice) = &gpu.notice {
             warn!(notice, "a GPU is not used");
         }
-        Ok(Engines { gpu })
+        Ok(Engines { gpu: gpu.offloading(config.gpu_offload) })
     }
 
     /// Makes the next engine.
@@ -43,6 +43,12 @@ impl Engines {
             GpuPart::None => {}
             GpuPart::Layers { gpu, layers, of } => {
                 info!(model = name, gpu, layers, of, "a GPU computes layers");
+            }
+            GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, .. } => {
+                info!(
+                    model = name,
+                    gpu, loaded_bytes, weight_bytes, "a GPU computes layers, and loads weights"
+                );
             }
             GpuPart::NoRoom { .. } | GpuPart::Refused { .. } => {
                 warn!(model = name, reason = %part, "a GPU is not used");

@@ -230,9 +230,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         Mark::passed()
     }
 
-    /// Copies from the host beside the commands, after `after`. Any thread may call it. If it returns, `bytes`
-    /// may be used again; the copy may still be under way until the mark that it returns. `at` and the number
-    /// of bytes are multiples of four.
+    /// Copies from the host beside the commands, after `after`. Any thread may call it. When it returns,
+    /// `bytes` may be used again. The copy may still be under way until the mark that it returns. `at` and
+    /// the number of bytes are multiples of four.
     fn load(&self, to: &Buffer, at: u64, bytes: &[u8], after: &Mark) -> Mark {
         let _ = after;
         self.write(to, at, bytes);

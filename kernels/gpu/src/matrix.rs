@@ -69,8 +69,8 @@ impl DeviceMatrix {
         Self::over(pieces(device, format, rows, cols).into_iter().map(copy), (format, rows, cols))
     }
 
-    /// Takes buffers that hold the pieces of a matrix of this format, rows and columns, or will hold them when
-    /// it is used.
+    /// Takes buffers that hold the pieces of a matrix of this format, rows and columns. They may be filled
+    /// later, before it is used.
     pub fn over(
         held: impl IntoIterator<Item = (Buffer, Piece)>,
         (format, rows, cols): (Format, usize, usize),

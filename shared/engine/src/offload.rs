@@ -1,11 +1,10 @@
 //! Pipelined offloading: a GPU computes layers whose weights do not all fit into its memory.
 //!
 //! The scheme is PIPO's (sections 3.1 to 3.3), with smaller units ([`units`]). Some stay in the GPU's memory
-//! ([`placement`]). The others are loaded for each pass into slots of memory ([`slots`]): loads of the next ones
-//! run while a unit is computed ([`window`]). Blocks of a unit are taken by a few
-//! threads that are not bound to anything ([`loader`]), from the mapped file, or past the page cache if the
-//! model does not fit into the host's memory either. Of a mixture only the chosen experts are loaded, and
-//! those used last stay.
+//! ([`placement`]). The others are loaded for each pass into slots of memory ([`slots`]). Loads of the next
+//! ones run while a unit is computed ([`window`]). A few threads, bound to no task, take blocks of a unit
+//! ([`loader`]). They read the mapped file, or past the page cache if the model does not fit into the host's
+//! memory either. Of a mixture only the chosen experts are loaded, and those used last stay.
 //!
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
 

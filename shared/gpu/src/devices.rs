@@ -47,6 +47,8 @@ pub struct OpenedGpu {
     pub notice: Option<String>,
     /// Whether the user named the device: then the program computes on it or fails.
     pub is_named: bool,
+    /// Whether it computes all layers, and what does not fit into its memory is loaded for each pass.
+    pub offloads: bool,
 }
 
 /// Returns every device that this build can reach, the best first, programs on the CPU last. A GPU that can
@@ -117,7 +119,7 @@ fn open_of(
         return Err(OpenError::Missing { wanted: choice, found });
     };
     let device = open(facts).map_err(|err| OpenError::Device { label: label(facts), err })?;
-    Ok(OpenedGpu { device: Some(device), notice: None, is_named: true })
+    Ok(OpenedGpu { device: Some(device), notice: None, is_named: true, offloads: false })
 }
 
 /// Opens the first GPU that can be opened.
@@ -140,7 +142,7 @@ fn first_of(found: &[Facts], open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Re
         };
         format!("{instead} computes, because a GPU cannot be opened: {}", refused.join("; "))
     });
-    OpenedGpu { device, notice, is_named: false }
+    OpenedGpu { device, notice, is_named: false, offloads: false }
 }
 
 /// Returns an error with its causes.

@@ -6,10 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model};
+use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model, Offload};
 use baton_kernels_gpu::GpuError;
 
 use crate::devices::{OpenedGpu, label};
+use crate::size::in_words;
 
 /// What a GPU computes of a model. `Display` says it in words, without the model's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,17 @@ pub enum GpuPart {
         layers: usize,
         /// Layers of the model.
         of: usize,
+    },
+    /// All layers. Some of the weights are loaded for each pass.
+    Offloaded {
+        /// The GPU.
+        gpu: String,
+        /// Bytes that are loaded for each pass, without experts.
+        loaded_bytes: u64,
+        /// Bytes of the layers' weights, without experts.
+        weight_bytes: u64,
+        /// Experts of a mixture that are kept at most.
+        experts: usize,
     },
     /// Nothing, since not one layer fits into its memory.
     NoRoom {
@@ -47,6 +59,14 @@ impl fmt::Display for GpuPart {
             Self::Layers { gpu, layers, of } => {
                 write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")
             }
+            Self::Offloaded { gpu, loaded_bytes, weight_bytes, experts } => {
+                let (loaded, all) = (in_words(*loaded_bytes), in_words(*weight_bytes));
+                write!(f, "{gpu} computes all layers: {loaded} of {all} are loaded to it for each token")?;
+                if *experts > 0 {
+                    write!(f, ", and experts that are not among the {experts} it keeps")?;
+                }
+                Ok(())
+            }
             Self::NoRoom { gpu } => {
                 write!(f, "the CPU computes all layers: not one fits into the memory of {gpu}")
             }
@@ -65,7 +85,12 @@ impl OpenedGpu {
         Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
     }
 
-    /// Makes an engine of which the GPU computes as many layers as fit into its memory. Says what it
+    /// Returns it with all layers on the GPU if `offloads`, whether they fit into its memory or not.
+    pub fn offloading(self, offloads: bool) -> Self {
+        Self { offloads, ..self }
+    }
+
+    /// Makes an engine of which the GPU computes as many layers as fit into its memory, or all. Says what it
     /// computes. `on_loss` is called once if the GPU fails later; the CPU then goes on alone.
     ///
     /// `options` are those of an engine without a GPU.
@@ -81,13 +106,20 @@ impl OpenedGpu {
     ) -> Result<(Engine, GpuPart), EngineError> {
         let Some(device) = &self.device else { return Ok((Engine::new(model, options)?, GpuPart::None)) };
         let gpu = label(device.facts());
-        let part = GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss };
+        let layers = if self.offloads { GpuLayers::Offloaded(Offload::default()) } else { GpuLayers::Fit };
+        let part = GpuUse { device: Arc::clone(device), layers, on_loss };
         match Engine::new(Arc::clone(&model), EngineOptions { gpu: Some(part), ..options.clone() }) {
             Ok(engine) => {
                 let (layers, of) = (engine.gpu_layers().len(), model.config().n_layers);
                 if let Some(weights) = model.streamed().filter(|_| layers > 0) {
                     let others = weights.set_layers(engine.host_layers());
                     others.expect("an engine has only layers of its model, each once");
+                }
+                let stats = engine.offload_stats();
+                if let Some(stats) = stats.filter(|stats| stats.slot_bytes > 0) {
+                    let loaded_bytes = stats.weight_bytes - stats.resident_bytes;
+                    let (weight_bytes, experts) = (stats.weight_bytes, stats.expert_slots);
+                    return Ok((engine, GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, experts }));
                 }
                 let part =
                     if layers == 0 { GpuPart::NoRoom { gpu } } else { GpuPart::Layers { gpu, layers, of } };
@@ -119,7 +151,8 @@ mod tests {
     }
 
     fn gpu(budget: Option<u64>, is_named: bool) -> OpenedGpu {
-        OpenedGpu { device: Some(Arc::new(HostDevice::new(budget))), notice: None, is_named }
+        let device = Some(Arc::new(HostDevice::new(budget)) as _);
+        OpenedGpu { device, notice: None, is_named, offloads: false }
     }
 
     fn options(kv_format: KvFormat) -> EngineOptions {
@@ -154,6 +187,32 @@ mod tests {
         assert!(matches!(part, GpuPart::NoRoom { .. }), "{part:?}");
         let some = GpuPart::Layers { gpu: "a GPU".to_owned(), layers: 1, of: 2 };
         assert_eq!(some.to_string(), "a GPU computes the last 1 of 2 layers, the CPU the others");
+    }
+
+    #[test]
+    fn a_gpu_that_loads_weights_says_how_much() {
+        let model = model("llama");
+        let all = gpu(None, true).offloading(true);
+        let (engine, part) = all.engine(Arc::clone(&model), options(KvFormat::F16), never).unwrap();
+        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, .. }), "{part:?}");
+        let want = logits(engine);
+        // The least memory that is enough, to a kilobyte.
+        let works = |budget: u64| {
+            let gpu = gpu(Some(budget), true).offloading(true);
+            gpu.engine(Arc::clone(&model), options(KvFormat::F16), never).ok()
+        };
+        let (mut low, mut high) = (0, 1 << 30);
+        while high - low > 1024 {
+            let middle = (low + high) / 2;
+            if works(middle).is_some() { high = middle } else { low = middle }
+        }
+        let (engine, part) = works(high).unwrap();
+        let GpuPart::Offloaded { loaded_bytes, weight_bytes, experts: 0, .. } = part else {
+            panic!("{part:?}")
+        };
+        assert!(loaded_bytes > 0 && loaded_bytes <= weight_bytes);
+        assert!(part.to_string().contains("are loaded to it for each token"), "{part}");
+        assert_eq!(logits(engine), want);
     }
 
     #[test]

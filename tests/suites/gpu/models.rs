@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_e2e::clients::fetched_models;
 use baton_e2e::pair::demo_model;
 use baton_engine::gguf::Gguf;
-use baton_engine::{Adapter, GpuLayers, Model, StepSeq, Wanted};
+use baton_engine::{Adapter, GpuLayers, Model, Offload, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticAdapter, SyntheticExperts, SyntheticModel};
 
@@ -78,6 +78,24 @@ fn real_models_are_those_of_the_cpu() {
         let model = Model::open(&folder.join(file)).expect("a file that others read");
         let ids = model.tokenizer().encode(text);
         check(&model, GpuLayers::Fit, (&ids, 12), file);
+    }
+}
+
+#[test]
+fn weights_that_are_loaded_for_each_pass_change_no_bit() {
+    let Some(device) = device() else { return };
+    let small = Offload { resident_bytes: Some(300_000), ..Offload::default() };
+    for (family, format, experts) in
+        [("llama", Format::Q4K, false), ("gemma3", Format::Q6K, false), ("qwen3moe", Format::Q8_0, true)]
+    {
+        let (model, ids) = (synthetic(family, format, experts), prompt(8, 70, 256));
+        let (want, text) = written(&mut engine(&model, on(&device, GpuLayers::Fit, 512)), &ids, 12);
+        let mut own = engine(&model, on(&device, GpuLayers::Offloaded(small.clone()), 512));
+        let (have, own_text) = written(&mut own, &ids, 12);
+        assert_same_bits(&have, &want, family);
+        assert_eq!(own_text, text, "{family}");
+        let stats = own.offload_stats().expect("the GPU has not failed");
+        assert!(stats.loaded_bytes > stats.weight_bytes, "{family}: {stats:?}");
     }
 }
 

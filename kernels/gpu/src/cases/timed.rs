@@ -1,5 +1,5 @@
 //! A device with stated speeds. It computes in host memory, and a clock of its own says how long that would
-//! have taken on a GPU with these speeds: no time of it is the speed of a real one.
+//! have taken with these speeds. No time of it is the speed of a real GPU.
 //!
 //! There are two engines, one for commands and one for loads. Each does one thing after the other. The host
 //! takes no time.

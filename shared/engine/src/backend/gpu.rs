@@ -28,8 +28,8 @@ const GROUPS_MIN: usize = 128;
 
 /// Copies matrices to the device shortly before they are used.
 pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
-    /// Sees to it that a matrix is in the device's memory when it is used next, if it is one of those that are
-    /// loaded.
+    /// Sees to it that a matrix is in the device's memory when it is used next. Does nothing for matrices
+    /// that are not among those it loads.
     ///
     /// # Errors
     /// [`WeightError::Read`] if it cannot be read.

@@ -1,8 +1,8 @@
 //! The units of a model: what is loaded at once.
 //!
-//! PIPO loads attention and feed-forward weights as two units. They differ in size, so the load of a small one
-//! does not fill the time in which a large one is computed. Here a unit is one matrix, or an expert: with the
-//! memory of one feed-forward layer several are on their way.
+//! PIPO loads attention and feed-forward weights as two units. They differ in size, so the load of a small
+//! one does not fill the time in which a large one is computed. Here a unit is one matrix, or an expert. So
+//! several are on their way in the memory of one feed-forward layer.
 
 use std::cell::RefCell;
 

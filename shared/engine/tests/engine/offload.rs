@@ -1,7 +1,7 @@
-//! Layers whose weights are loaded to the GPU for each pass: the same bits as if all were there, bytes and
-//! time as they should be, and what happens if something fails in the middle.
+//! Layers whose weights are loaded to the GPU for each pass.
 //!
-//! The device computes in host memory; its clock has stated speeds.
+//! Bits are those of a GPU that has all weights. Bytes and time are near the least. What fails in the middle
+//! ends in an error or in the answer. The device computes in host memory; its clock has stated speeds.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
