@@ -80,7 +80,7 @@ pub struct ServeOptions {
     #[arg(long, env = "BATON_VRAM", value_name = "SIZE")]
     pub vram: Option<VramLimit>,
     /// Let the GPU compute all layers of the first model; weights that do not fit are loaded for every pass
-    #[arg(long, env = "BATON_GPU_OFFLOAD")]
+    #[arg(long, env = "BATON_GPU_OFFLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub gpu_offload: bool,
     /// KV cache of each model in tokens, shared by all its sequences; the default is four whole contexts
     #[arg(long, value_name = "N", value_parser = numbers::positive, allow_negative_numbers = true)]

@@ -1,6 +1,7 @@
 //! A GPU behind wgpu as the engine sees it.
 
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use baton_kernels_gpu::{Buffer, Device, Facts, GpuError, Kernel, Launch, Tiles};
 
@@ -15,6 +16,13 @@ use crate::shaders::TILES;
 
 /// The most bytes that are read in one piece.
 const READ_MAX: usize = 32 << 20;
+
+/// How long a read waits at a time for another thread to say that its bytes are there.
+const MAPPED_WAIT: Duration = Duration::from_millis(20);
+
+/// How often it waits so before the device counts as lost. On a busy machine the other thread may not run for
+/// long.
+const MAPPED_WAITS_MAX: u32 = 1_500;
 
 /// A GPU that wgpu reaches. Commands are recorded under a lock, so calls of several threads take effect one
 /// after another.
@@ -146,7 +154,8 @@ impl WgpuDevice {
             let _ = sender.send(result);
         });
         self.target().wait(index);
-        let mapped = receiver.try_recv().ok()?.ok().and_then(|()| staging.get_mapped_range(0..bytes).ok());
+        self.mapped(&receiver)?;
+        let mapped = staging.get_mapped_range(0..bytes).ok();
         match mapped {
             Some(mapped) if !self.fault.is_set() => out.copy_from_slice(&mapped),
             _ => return None,
@@ -156,6 +165,22 @@ impl WgpuDevice {
         kept.truncate(3);
         kept.push(staging);
         Some(())
+    }
+
+    /// Waits for the word that a buffer is mapped; `None` if it cannot be.
+    ///
+    /// The device is done, but another thread may have to say so. A wait or a submission of that thread can
+    /// take this thread's callback from wgpu, and call it a little later.
+    fn mapped(&self, receiver: &mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>) -> Option<()> {
+        for _ in 0..MAPPED_WAITS_MAX {
+            match receiver.recv_timeout(MAPPED_WAIT) {
+                Ok(mapped) => return mapped.ok(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) if self.fault.is_set() => return None,
+                Err(mpsc::RecvTimeoutError::Timeout) => self.target().poll(wgpu::PollType::Poll),
+            }
+        }
+        None
     }
 
     /// Returns a host-visible buffer of at least so many bytes.

@@ -154,6 +154,9 @@ pub(super) fn lane(
     kv: &[LayerKv],
     n_blocks: usize,
 ) -> Result<Option<GpuLane>, EngineError> {
+    if matches!(&gpu.layers, GpuLayers::Only(chosen) if chosen.is_empty()) {
+        return Ok(None);
+    }
     let config = model.config();
     if let Some(err) = refusal(config, format) {
         return Err(err);

@@ -279,8 +279,8 @@ impl Offloaded {
             self.matrices.remove(&held.matrices);
         } else {
             held.ticket.cancel();
-            // An error of a unit that nobody needs is none.
-            let _ = held.ticket.settle();
+            // An error of a unit that nobody needs is none. Later commands may be given this memory.
+            held.ticket.settle().iter().flatten().for_each(|mark| self.device.wait(mark));
         }
         held.slot
     }
@@ -357,6 +357,20 @@ impl WeightSource for Offloaded {
 impl MatrixLoads for Offloaded {
     fn ready(&self, place: MatrixPlace) -> Result<(), WeightError> {
         self.index.get(&place).map_or(Ok(()), |at| self.enter(*at))
+    }
+}
+
+impl Drop for Offloaded {
+    fn drop(&mut self) {
+        let state = &mut *self.state();
+        let held: Vec<Held> = state
+            .held
+            .drain()
+            .map(|(_, held)| held)
+            .chain(state.experts.drain().map(|(_, held)| held))
+            .collect();
+        let slots: Vec<Slot> = held.into_iter().map(|held| self.give_up(held)).collect();
+        state.free.extend(slots);
     }
 }
 

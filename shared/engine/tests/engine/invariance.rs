@@ -87,14 +87,12 @@ fn windows_and_formats_of_the_cache_change_no_bit_either() {
     }
 }
 
-#[test]
-fn the_way_a_prefix_came_into_the_cache_changes_no_bit() {
-    let model = open(&tiny("llama", Format::Q8_0));
-    let options = EngineOptions::default();
+/// Checks logits after a fork, a cut and a known prefix.
+pub(crate) fn check_ways_of_a_prefix(model: &Arc<Model>, threads: usize, options: EngineOptions) {
     let (first, second) = (prompt(1, 120), [&prompt(1, 120)[..75], &prompt(2, 40)].concat());
     let vocab_len = model.config().vocab_len;
-    let (want_first, want_second) = (plain(&model, &options, &first), plain(&model, &options, &second));
-    let mut engine = engine(&model, 2, options);
+    let (want_first, want_second) = (plain(model, &options, &first), plain(model, &options, &second));
+    let mut engine = engine(model, threads, options);
     let parent = engine.create();
     all_logits(&mut engine, parent, &first[..90]);
     let child = engine.fork(parent, 75).unwrap();
@@ -112,6 +110,11 @@ fn the_way_a_prefix_came_into_the_cache_changes_no_bit() {
     assert_eq!(known, 96, "whole blocks of a prompt of 115 tokens");
     let own = all_logits(&mut engine, again, &second[known..]);
     assert_same_bits(&own, &want_second[known * vocab_len..], "prefix from the index");
+}
+
+#[test]
+fn the_way_a_prefix_came_into_the_cache_changes_no_bit() {
+    check_ways_of_a_prefix(&open(&tiny("llama", Format::Q8_0)), 2, EngineOptions::default());
 }
 
 /// A script of steps: for each step, how many tokens every sequence advances (0: not in the batch).

@@ -49,6 +49,37 @@ fn architecture(name: &'static str) -> &'static str {
     }
 }
 
+/// The names of [`family`].
+const FAMILIES: [&str; 27] = [
+    "llama",
+    "llama-biased",
+    "mixtral",
+    "mistral3",
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "glm4",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "qwen3moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4-shared",
+    "gemma4-experts",
+    "phi3",
+    "gpt-oss",
+    "deepseek2",
+    "deepseek2-joined",
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+];
+
 /// Returns a tiny model of a family, with experts if it has them; `mixtral` is llama's with experts, and
 /// `llama-biased` is llama's with every bias.
 fn family(name: &'static str, format: Format) -> SyntheticModel {

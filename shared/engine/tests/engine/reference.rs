@@ -4,7 +4,7 @@ use baton_engine::{Capture, EngineOptions, HeadId, SlidingWindow, StepSeq, Wante
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 
-use crate::{all_logits, engine, exact, family, one, open, prompt, tiny};
+use crate::{FAMILIES, all_logits, engine, exact, family, one, open, prompt, tiny};
 
 pub(crate) mod definition;
 
@@ -56,37 +56,6 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
 }
 
 const SLACK_F32: f64 = 1e-5;
-
-/// The names of [`family`].
-const FAMILIES: [&str; 27] = [
-    "llama",
-    "llama-biased",
-    "mixtral",
-    "mistral3",
-    "smollm3",
-    "granite",
-    "granitemoe",
-    "glm4",
-    "qwen2",
-    "qwen2moe",
-    "qwen3",
-    "qwen3moe",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4-shared",
-    "gemma4-experts",
-    "phi3",
-    "gpt-oss",
-    "deepseek2",
-    "deepseek2-joined",
-    "lfm2",
-    "lfm2moe",
-    "qwen3next",
-    "qwen35",
-    "qwen35moe",
-];
 
 #[test]
 fn every_family_equals_its_definition() {

@@ -107,7 +107,7 @@ impl Layout {
 
     /// Returns whether a GPU computes the layer.
     pub fn is_on_gpu(&self, layer: usize) -> bool {
-        self.windows.iter().any(|window| (window.begin..window.begin + window.gpu).contains(&layer))
+        self.windows.iter().any(|window| on_gpu(window).contains(&layer))
     }
 
     /// Returns how many layers a chunk has passed when it comes back to the head, if it was sent in `round`
@@ -127,13 +127,14 @@ pub fn layers_of(windows: &[Window], place: usize) -> Vec<usize> {
         .collect()
 }
 
+/// Returns the layers of a window that a GPU computes: its first ones.
+fn on_gpu(window: &Window) -> std::ops::Range<usize> {
+    window.begin..window.end.min(window.begin + window.gpu)
+}
+
 /// Returns the layers of a place that its GPU computes, ascending: the first ones of each window.
 pub fn gpu_layers_of(windows: &[Window], place: usize) -> Vec<usize> {
-    windows
-        .iter()
-        .filter(|window| window.place == place)
-        .flat_map(|window| window.begin..window.end.min(window.begin + window.gpu))
-        .collect()
+    windows.iter().filter(|window| window.place == place).flat_map(on_gpu).collect()
 }
 
 #[cfg(test)]
