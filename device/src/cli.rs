@@ -136,11 +136,8 @@ struct CommonArgs {
     memory: crate::machine::residency::MemoryFor,
     #[command(flatten)]
     gpu: gpu::GpuArgs,
-    /// Lets the GPU compute all layers; weights that do not fit into its memory are loaded for every token
-    ///
-    /// Without it the CPU computes the layers that do not fit. Not with --ring, for which the plan decides.
-    #[arg(long, env = "BATON_GPU_OFFLOAD", value_parser = clap::builder::FalseyValueParser::new(), hide_short_help = true, help_heading = heading::MODEL)]
-    gpu_offload: bool,
+    #[command(flatten)]
+    offload: gpu::OffloadArgs,
     /// Most tokens of prompt and answer [default: the model's context, if memory allows; 8192 with --ring]
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = token_count, help_heading = heading::MODEL)]
     kv_tokens: Option<usize>,

@@ -4,6 +4,7 @@
 pub mod disk;
 pub mod gpu;
 pub mod memory;
+pub mod offload;
 pub mod profile;
 pub mod residency;
 pub mod shape;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use baton_engine::{Engine, EngineError, EngineOptions, Model};
+use baton_engine::{Engine, EngineError, EngineOptions, Model, Offload};
 use baton_gpu::{GpuError, GpuPart, OpenedGpu};
 use tracing::{error, info, warn};
 
@@ -29,7 +29,7 @@ impl Engines {
         if let Some(notice) = &gpu.notice {
             warn!(notice, "a GPU is not used");
         }
-        Ok(Engines { gpu: gpu.offloading(config.gpu_offload) })
+        Ok(Engines { gpu: gpu.offloading(config.gpu_offload.then(Offload::default)) })
     }
 
     /// Makes the next engine.
@@ -44,10 +44,10 @@ impl Engines {
             GpuPart::Layers { gpu, layers, of } => {
                 info!(model = name, gpu, layers, of, "a GPU computes layers");
             }
-            GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, .. } => {
+            GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, .. } => {
                 info!(
                     model = name,
-                    gpu, loaded_bytes, weight_bytes, "a GPU computes layers, and loads weights"
+                    gpu, loaded_bytes, weight_bytes, kv_bytes, "a GPU computes layers, and loads weights"
                 );
             }
             GpuPart::NoRoom { .. } | GpuPart::Refused { .. } => {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use baton_engine::{Engine, EngineError, EngineOptions, Model};
+use baton_engine::{Engine, EngineError, EngineOptions, KvHome, Model, Offload, Pipeline};
 use baton_gpu::{GpuChoice, GpuPart, OpenedGpu, VramLimit};
 use baton_kernels_cpu::Format;
 use baton_terminal::errln;
 use clap::Args;
+use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser as _};
 
 use super::heading;
 use crate::machine::gpu::{GpuProfile, on_loss};
@@ -25,6 +26,84 @@ pub(super) struct GpuArgs {
     /// Most memory to use of the GPU, as 6GB [default: what is free]
     #[arg(long, env = "BATON_VRAM", value_name = "SIZE", hide_short_help = true, help_heading = heading::MODEL)]
     vram: Option<VramLimit>,
+}
+
+/// Whether and how all layers are computed on a GPU with too little memory.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct OffloadArgs {
+    /// Lets the GPU compute all layers; weights that do not fit into its memory are loaded for every token
+    ///
+    /// Without it the CPU computes the layers that do not fit. Not with --ring, for which the plan decides.
+    /// `baton profile --offload` shows what would stay where, and what that costs.
+    #[arg(
+        long,
+        env = "BATON_GPU_OFFLOAD",
+        value_parser = FalseyValueParser::new(),
+        hide_short_help = true,
+        help_heading = heading::MODEL
+    )]
+    gpu_offload: bool,
+    #[command(flatten)]
+    how: OffloadHow,
+}
+
+/// How layers are offloaded.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct OffloadHow {
+    /// Where keys and values are with --gpu-offload: auto, gpu or memory (loaded for every token)
+    #[arg(
+        long,
+        default_value = KvHome::Automatic.name(),
+        value_name = "WHERE",
+        value_parser = PossibleValuesParser::new(KvHome::ALL.map(KvHome::name)).map(|name| kv_home(&name)),
+        hide_short_help = true,
+        help_heading = heading::MODEL
+    )]
+    offload_kv: KvHome,
+    /// Loads ahead with --gpu-offload: auto, performance (more memory) or memory-efficient
+    #[arg(
+        long,
+        default_value = Pipeline::Automatic.name(),
+        value_name = "PIPELINE",
+        value_parser = PossibleValuesParser::new(Pipeline::WANTED.map(Pipeline::name)).map(|name| pipeline(&name)),
+        hide_short_help = true,
+        help_heading = heading::MODEL
+    )]
+    offload_pipeline: Pipeline,
+    /// Most bytes of weights that stay in the GPU's memory with --gpu-offload, as 2GB [default: all that fit]
+    #[arg(long, value_name = "SIZE", value_parser = weight_limit, hide_short_help = true, help_heading = heading::MODEL)]
+    offload_weights: Option<u64>,
+}
+
+fn kv_home(name: &str) -> KvHome {
+    KvHome::ALL.into_iter().find(|home| home.name() == name).unwrap_or_default()
+}
+
+fn pipeline(name: &str) -> Pipeline {
+    Pipeline::WANTED.into_iter().find(|pipeline| pipeline.name() == name).unwrap_or_default()
+}
+
+fn weight_limit(text: &str) -> Result<u64, String> {
+    baton_gpu::bytes_of(text).ok_or_else(|| format!("`{text}` is no size: want one like 2GB or 800MB"))
+}
+
+impl OffloadArgs {
+    /// Returns how layers are offloaded, if they are.
+    pub(super) fn offload(self) -> Option<Offload> {
+        self.gpu_offload.then(|| self.how.offload())
+    }
+}
+
+impl OffloadHow {
+    /// Returns these options.
+    pub(super) fn offload(self) -> Offload {
+        Offload {
+            kv: self.offload_kv,
+            pipeline: self.offload_pipeline,
+            resident_bytes: self.offload_weights,
+            ..Offload::default()
+        }
+    }
 }
 
 impl GpuArgs {

@@ -48,7 +48,8 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let mode = mode(common, cloud.is_some());
     let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
-    if common.ring && common.gpu_offload {
+    let offload = common.offload.offload();
+    if common.ring && offload.is_some() {
         bail!("--gpu-offload is for one device; with --ring the plan decides which layers a GPU computes");
     }
     let emulate = emulation(common)?;
@@ -56,7 +57,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let speculation = common.speculate.clone();
     let repack = u64::from(common.repack_mib) << 20;
     let files = common.adapter.clone();
-    let (memory, wanted, offloads) = (common.memory, common.gpu, common.gpu_offload);
+    let (memory, wanted) = (common.memory, common.gpu);
     let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
     let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
         let held = match ring {
@@ -74,7 +75,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
-        let opened = wanted.open()?.offloading(offloads);
+        let opened = wanted.open()?.offloading(offload);
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {

@@ -3,15 +3,24 @@
 use baton_terminal::{errln, out, outln};
 use std::io::IsTerminal as _;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
+use baton_engine::EngineOptions;
+use baton_engine::engine::KvFormat;
+use baton_engine::weights::StreamedWeights;
+use baton_gpu::OpenedGpu;
 use clap::Args;
 
-use super::gpu::{self, GpuArgs};
+use super::gpu::{self, GpuArgs, OffloadHow};
 use super::values::one_or_more;
+use crate::context::Held;
 use crate::machine::gpu::GpuProfile;
+use crate::machine::offload::{Made, OffloadProfile, Speeds};
 use crate::machine::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
+use crate::machine::residency::{self, Layers, MemoryFor, Share};
+use crate::machine::shape::shape_of;
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 
 #[derive(Debug, Args)]
@@ -33,6 +42,14 @@ pub(super) struct ProfileArgs {
     /// Folder for stored profiles [default: the platform's]
     #[arg(long, env = CONFIG_DIR_ENV, value_name = "DIR")]
     config_dir: Option<PathBuf>,
+    /// Show what of the model would stay in which memory with --gpu-offload, and what a token costs
+    #[arg(long)]
+    offload: bool,
+    #[command(flatten)]
+    how: OffloadHow,
+    /// Memory for weights with --offload: auto, all or a size like 2GB
+    #[arg(long, default_value = "auto", env = "BATON_MEMORY", value_name = "SIZE")]
+    memory: MemoryFor,
     /// Print one JSON object; its `device` is an entry of the description that `baton ring plan` reads
     #[arg(long)]
     json: bool,
@@ -40,9 +57,9 @@ pub(super) struct ProfileArgs {
 
 pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     let all = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let gpu = args.gpu.open()?.device;
+    let opened = args.gpu.open()?;
     let (model, threads, name) = (args.model, args.threads.unwrap_or(all), args.name);
-    let options = ProfileOptions { model, threads, name, gpu };
+    let options = ProfileOptions { model: model.clone(), threads, name, gpu: opened.device.clone() };
     let loud = std::io::stderr().is_terminal();
     let (settings, again) = (Settings::open(args.config_dir), args.again);
     let work = tokio::task::spawn_blocking(move || {
@@ -54,13 +71,54 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     });
     let (measured, origin) = work.await.context("measure this device")??;
     let gpus = gpu::with_others(measured.gpu.clone());
+    let (how, memory) = (args.how, args.memory);
+    let offload = if args.offload {
+        let (speeds, opened) = (speeds(&measured), opened.offloading(Some(how.offload())));
+        let work = tokio::task::spawn_blocking(move || offloaded(&model, memory, &opened, speeds));
+        Some(work.await.context("place the model")??)
+    } else {
+        None
+    };
     if args.json {
-        let answer = Answer { profile: &measured, origin: &origin, gpus: &gpus };
+        let answer = Answer { profile: &measured, origin: &origin, gpus: &gpus, offload: offload.as_ref() };
         outln!("{}", serde_json::to_string(&answer).context("write the profile")?)?;
     } else {
-        out!("{}{}{}", text(&measured), gpu_text(&gpus), said(&origin))?;
+        let placed = offload.as_ref().map(OffloadProfile::text).unwrap_or_default();
+        out!("{}{}{placed}{}", text(&measured), gpu_text(&gpus), said(&origin))?;
     }
     Ok(())
+}
+
+fn speeds(profile: &Profile) -> Speeds {
+    let disk = profile.device.disk.sequential_bytes_per_s;
+    let speeds = Speeds { disk, memory: profile.device.cpu.read_bytes_per_s, gpu: None };
+    speeds.with_gpu(profile.gpu.as_ref().and_then(|gpu| gpu.rates.as_ref()))
+}
+
+/// Opens the model as `baton ask --gpu-offload` does, and returns what stays where.
+fn offloaded(
+    path: &Path,
+    memory: MemoryFor,
+    gpu: &OpenedGpu,
+    speeds: Speeds,
+) -> anyhow::Result<OffloadProfile> {
+    let kv_format = KvFormat::default();
+    let kv_tokens = Held::of(path, memory, kv_format, None)?.tokens;
+    let shape = shape_of(path, kv_format)?;
+    let share = Share { kv_tokens, kv_format, layers: Layers::All, reads_ahead: true };
+    let model = residency::open(path, memory, 0, &share)
+        .with_context(|| format!("open model `{}`", path.display()))?;
+    let options = EngineOptions { kv_tokens, kv_format, ..EngineOptions::default() };
+    let engine = gpu::engine(gpu, Arc::clone(&model), options).context("start the engine")?;
+    let made = Made {
+        gpu: engine.gpu_device().map(|device| device.facts().name.clone()),
+        config: model.config(),
+        layer_bytes: model.layer_weight_bytes(),
+        context: (kv_tokens, shape.kv_bytes * shape.layers as f64),
+        offload: engine.offload_stats(),
+        residency: model.streamed().map(StreamedWeights::stats),
+    };
+    Ok(made.profile(speeds))
 }
 
 /// What `--json` prints.
@@ -71,6 +129,9 @@ struct Answer<'a> {
     origin: &'a Origin,
     /// All GPUs, the measured one first.
     gpus: &'a [GpuProfile],
+    /// What stays where, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offload: Option<&'a OffloadProfile>,
 }
 
 fn said(origin: &Origin) -> String {

@@ -1,4 +1,4 @@
-//! A CUDA device: memory, launches in one stream, loads in another, and the first fault.
+//! A CUDA device: memory, launches in one stream, loads and saves in two others, and the first fault.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,6 +15,7 @@ use crate::compile::{Compiler, Target};
 use crate::error::{OpenError, is_out_of_memory, lost, reason};
 use crate::loads::Loads;
 use crate::pool::{Pool, size_of};
+use crate::saves::Saves;
 use crate::source;
 use crate::staging::Staging;
 
@@ -110,10 +111,11 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let load_stream = context.new_stream().map_err(refused)?;
     let staging = Mutex::new(Staging::new(&stream).map_err(refused)?);
     let loads = Loads::new(load_stream.clone());
+    let saves = Saves::new(context.new_stream().map_err(refused)?);
     let pool = Mutex::new(Pool::new(budget));
     let memory = Arc::new(Accounts { stream: stream.clone(), load_stream, pool });
     let kernels = Kernels { compiler, target, cache: Cache::of_user(), loaded: RwLock::default() };
-    Ok(CudaDevice { facts, staging, loads, memory, stream, kernels, fault: OnceLock::new() })
+    Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, fault: OnceLock::new() })
 }
 
 /// The memory of a device.
@@ -233,6 +235,7 @@ pub struct CudaDevice {
     // Dropped before the memory: each waits for its stream.
     staging: Mutex<Staging>,
     loads: Loads,
+    saves: Saves,
     memory: Arc<Accounts>,
     stream: Arc<CudaStream>,
     kernels: Kernels,
@@ -408,6 +411,13 @@ impl Device for CudaDevice {
             }
             None => Mark::passed(),
         }
+    }
+
+    fn save(&self, from: &Buffer, at: u64, out: &mut [u8], after: &Mark) -> Result<(), GpuError> {
+        if let Some(place) = self.place(from, at + out.len() as u64) {
+            self.note("save from the device", self.saves.fetch(place + at, out, after.raw()));
+        }
+        self.fault().map_or(Ok(()), Err)
     }
 
     fn wait(&self, mark: &Mark) {

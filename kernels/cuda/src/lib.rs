@@ -11,6 +11,7 @@
 //!   full staging pages and new memory wait for the device.
 //! - **One stream of loads.** A load runs beside the commands. Events order the two streams: a load is behind
 //!   the mark that it is given, and commands that wait for its own mark are behind it.
+//! - **One stream of saves**, each behind the mark that it is given. A save returns when its bytes are there.
 //! - **Errors stay.** The first one is kept; after it, commands do nothing.
 
 mod cache;
@@ -19,6 +20,7 @@ mod device;
 mod error;
 mod loads;
 mod pool;
+mod saves;
 pub mod source;
 mod staging;
 

@@ -22,7 +22,7 @@ const ALIGNMENT: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Page {
     start: NonNull<c_void>,
-    /// Passed when the device has read the page.
+    /// Passed when the device has read or written the page.
     read: CudaEvent,
     context: Arc<CudaContext>,
 }
@@ -64,7 +64,7 @@ impl Page {
         self.read.record(stream)
     }
 
-    /// Waits until the device has read the page. An event that was never recorded is passed.
+    /// Waits until the device has read or written the page. An event that was never recorded is passed.
     ///
     /// # Errors
     /// The driver's.

@@ -189,8 +189,9 @@ impl fmt::Debug for Mark {
 /// A GPU, or a program that stands for one.
 ///
 /// Loads are copies to the device beside the commands. A load begins after the mark that it is given, and
-/// commands see it only after they were told to [wait](Self::wait) for the mark that it returned. A device
-/// without a copy engine of its own loads as it writes: in the order of the calls.
+/// commands see it only after they were told to [wait](Self::wait) for the mark that it returned. Saves are
+/// copies to the host beside the commands. A device without a copy engine of its own loads as it writes, and
+/// saves as it reads: in the order of the calls.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Returns what is known of it.
     fn facts(&self) -> &Facts;
@@ -237,6 +238,16 @@ pub trait Device: Send + Sync + fmt::Debug {
         let _ = after;
         self.write(to, at, bytes);
         Mark::passed()
+    }
+
+    /// Copies to the host beside the commands, after `after`, and returns when the bytes are there. Any thread
+    /// may call it. `at` and the length of `out` are multiples of four.
+    ///
+    /// # Errors
+    /// The device's fault.
+    fn save(&self, from: &Buffer, at: u64, out: &mut [u8], after: &Mark) -> Result<(), GpuError> {
+        let _ = after;
+        self.read(from, at, out)
     }
 
     /// Lets all commands that are called from now on wait for a mark.

@@ -11,9 +11,9 @@ use baton_kernels_cpu::{Matrix, RopeStyle};
 
 use crate::config::{DeltaNet, SlidingWindow};
 use crate::eviction::Kept;
+use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
-use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
@@ -108,10 +108,7 @@ impl<'a> AttentionShape<'a> {
 
     /// Whether a query at `position` or later may see a key of the block that begins at `first`.
     pub(crate) fn sees_block(&self, position: usize, first: usize) -> bool {
-        self.window.is_none_or(|window| {
-            let oldest = (position + 1).saturating_sub(window.tokens);
-            first < window.sinks || first + BLOCK_TOKENS > oldest
-        })
+        self.window.is_none_or(|window| window.sees_block(position, first))
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::family::{self, Family, Gating};
 use crate::gguf::{Gguf, GgufError};
+use crate::kv::BLOCK_TOKENS;
 use crate::rope::Rope;
 
 mod experts;
@@ -26,6 +27,14 @@ pub struct SlidingWindow {
     pub tokens: usize,
     /// First tokens of the sequence that every query also sees. Source: StreamingLLM, Xiao 2023.
     pub sinks: usize,
+}
+
+impl SlidingWindow {
+    /// Whether a query at `position` or later may see a key of the block that begins at `first`.
+    pub(crate) fn sees_block(&self, position: usize, first: usize) -> bool {
+        let oldest = (position + 1).saturating_sub(self.tokens);
+        first < self.sinks || first + BLOCK_TOKENS > oldest
+    }
 }
 
 /// Groups of experts: a token uses experts of a few groups only. Source: DeepSeek-AI 2024, DeepSeek-V3,

@@ -184,7 +184,7 @@ impl Engine {
         let (table, mut kv) = recurrent::caches(config, &layers, options.kv_format, table);
         let gpu = match &options.gpu {
             Some(gpu) => {
-                let kv = kv.of_model();
+                let kv = (kv.of_model(), options.window);
                 gpu::lane(&model, gpu, (&layers, options.kv_format), kv, n_blocks as usize)?
             }
             None => None,

@@ -178,6 +178,12 @@ impl Model {
         }
     }
 
+    /// Returns the stored bytes of the matrices of all layers, experts included.
+    pub fn layer_weight_bytes(&self) -> u64 {
+        let weights = self.mapped_weights();
+        (0..self.config().n_layers).map(|layer| weights.layer_bytes(layer)).sum()
+    }
+
     /// Returns the streamed weights, to query and change what stays in memory, if it was opened by
     /// [`Self::open_within`].
     pub fn streamed(&self) -> Option<&StreamedWeights> {

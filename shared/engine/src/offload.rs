@@ -2,12 +2,15 @@
 //!
 //! The scheme is PIPO's (sections 3.1 to 3.3), with smaller units ([`units`]). Some stay in the GPU's memory
 //! ([`placement`]). The others are loaded for each pass into slots of memory ([`slots`]). Loads of the next
-//! ones run while a unit is computed ([`window`]). A few threads, bound to no task, take blocks of a unit
-//! ([`loader`]). They read the mapped file, or past the page cache if the model does not fit into the host's
-//! memory either. Of a mixture only the chosen experts are loaded, and those used last stay.
+//! ones run while a unit is computed ([`window`]). A few threads, bound to no task ([`loader`]), take blocks
+//! of a unit ([`blocks`]). They read the mapped file, or past the page cache if the model does not fit into
+//! the host's memory either. Of a mixture only the chosen experts are loaded, and those used last stay. Keys
+//! and values of some layers may be in the host's memory ([`kv`]).
 //!
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
 
+mod blocks;
+mod kv;
 mod loader;
 mod placement;
 mod slots;
@@ -22,14 +25,18 @@ use baton_kernels_gpu::GpuError;
 
 use crate::weights::WeightError;
 
-pub(crate) use window::Offloaded;
+pub(crate) use kv::{HostKv, HostKvOptions, HostLayer};
+pub(crate) use loader::Loader;
+pub(crate) use placement::Placement;
+pub(crate) use window::{Offloaded, Planned};
 
 /// Why layers cannot be offloaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OffloadError {
     /// There is no room for what weights are loaded into.
     #[error(
-        "weights are loaded through {need} bytes of the GPU's memory, and {room} are free; lower the context"
+        "weights, keys and values need {need} bytes of the GPU's memory at least, and {room} are free; lower the \
+         context"
     )]
     NoRoom { need: u64, room: u64 },
     /// The model's file cannot be opened again.
@@ -49,8 +56,11 @@ pub(crate) enum OffloadError {
 /// How loads and computation follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pipeline {
-    /// Three matrices are on their way while one is used: about the memory of a layer.
+    /// [`Self::Performance`] if its slots fit into the GPU's memory, else [`Self::MemoryEfficient`] (PIPO,
+    /// Eq. 1).
     #[default]
+    Automatic,
+    /// Three matrices are on their way while one is used: about the memory of a layer.
     Performance,
     /// One is on its way while one is used.
     MemoryEfficient,
@@ -59,12 +69,61 @@ pub enum Pipeline {
 }
 
 impl Pipeline {
-    /// Returns how many matrices are in memory that are loaded for each pass.
-    fn slots(self) -> usize {
+    /// The pipelines that a user may want.
+    pub const WANTED: [Self; 3] = [Self::Automatic, Self::Performance, Self::MemoryEfficient];
+
+    /// Returns its name, as options write it.
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Performance => 4,
+            Self::Automatic => "auto",
+            Self::Performance => "performance",
+            Self::MemoryEfficient => "memory-efficient",
+            Self::Synchronous => "synchronous",
+        }
+    }
+
+    /// Returns how many matrices are in memory that are loaded for each pass.
+    fn slots(self) -> u64 {
+        match self {
+            Self::Automatic | Self::Performance => 4,
             Self::MemoryEfficient => 2,
             Self::Synchronous => 1,
+        }
+    }
+
+    /// Returns of how many layers keys and values are in the GPU's memory that are loaded for each pass: one
+    /// is used while one is loaded and one is saved.
+    fn kv_slots(self) -> u64 {
+        match self {
+            Self::Automatic | Self::Performance => 3,
+            Self::MemoryEfficient => 2,
+            Self::Synchronous => 1,
+        }
+    }
+}
+
+/// Where the keys and values of layers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvHome {
+    /// In the GPU's memory, or in the host's for so many layers that fewer bytes move.
+    #[default]
+    Automatic,
+    /// In the GPU's memory.
+    Gpu,
+    /// In the host's memory. They are loaded for each pass, one layer ahead, and new ones are saved.
+    Host,
+}
+
+impl KvHome {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Automatic, Self::Gpu, Self::Host];
+
+    /// Returns its name, as options write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Automatic => "auto",
+            Self::Gpu => "gpu",
+            Self::Host => "memory",
         }
     }
 }
@@ -80,6 +139,8 @@ pub struct Offload {
     pub block_bytes: NonZeroUsize,
     /// The most bytes of weights that stay in the GPU's memory; `None` means all that fit.
     pub resident_bytes: Option<u64>,
+    /// Where keys and values are.
+    pub kv: KvHome,
 }
 
 impl Default for Offload {
@@ -90,6 +151,7 @@ impl Default for Offload {
             threads: NonZeroUsize::new(3).expect("3 is not 0"),
             block_bytes: NonZeroUsize::new(8 << 20).expect("8 MiB are not 0"),
             resident_bytes: None,
+            kv: KvHome::default(),
         }
     }
 }
@@ -97,6 +159,8 @@ impl Default for Offload {
 /// What offloading did so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OffloadStats {
+    /// The pipeline; never [`Pipeline::Automatic`].
+    pub pipeline: Pipeline,
     /// Bytes of all weights of the GPU's layers, without experts.
     pub weight_bytes: u64,
     /// Bytes of those that stay.
@@ -105,14 +169,28 @@ pub struct OffloadStats {
     pub slot_bytes: u64,
     /// Experts that stay at most.
     pub expert_slots: usize,
+    /// Bytes of the memory of one of them.
+    pub expert_slot_bytes: u64,
     /// Bytes that were loaded.
     pub loaded_bytes: u64,
+    /// Bytes among them that were read from the disk.
+    pub read_bytes: u64,
     /// Bytes of experts among them.
     pub expert_bytes: u64,
     /// Experts that were needed, and were in memory already.
     pub expert_hits: u64,
     /// Experts that were loaded.
     pub expert_loads: u64,
+    /// Bytes of keys and values that stay in the GPU's memory.
+    pub kv_resident_bytes: u64,
+    /// Bytes of keys and values in the host's memory, if the whole context is used.
+    pub kv_host_bytes: u64,
+    /// Bytes of the GPU's memory that those are loaded into.
+    pub kv_slot_bytes: u64,
+    /// Bytes of keys and values that were loaded.
+    pub kv_loaded_bytes: u64,
+    /// Bytes of keys and values that were saved.
+    pub kv_saved_bytes: u64,
     /// Time that passes waited until threads had handed their blocks over.
     pub waited: Duration,
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::error::Error;
 use std::sync::Arc;
 
+use baton_engine::Offload;
 use baton_kernels_gpu::{Device, Facts, Interface};
 
 use crate::choice::GpuChoice;
@@ -47,8 +48,9 @@ pub struct OpenedGpu {
     pub notice: Option<String>,
     /// Whether the user named the device: then the program computes on it or fails.
     pub is_named: bool,
-    /// Whether it computes all layers, and what does not fit into its memory is loaded for each pass.
-    pub offloads: bool,
+    /// How all layers are computed although they may not fit into its memory; `None` if only those that fit
+    /// are.
+    pub offload: Option<Offload>,
 }
 
 /// Returns every device that this build can reach, the best first, programs on the CPU last. A GPU that can
@@ -119,7 +121,7 @@ fn open_of(
         return Err(OpenError::Missing { wanted: choice, found });
     };
     let device = open(facts).map_err(|err| OpenError::Device { label: label(facts), err })?;
-    Ok(OpenedGpu { device: Some(device), notice: None, is_named: true, offloads: false })
+    Ok(OpenedGpu { device: Some(device), notice: None, is_named: true, offload: None })
 }
 
 /// Opens the first GPU that can be opened.
@@ -142,7 +144,7 @@ fn first_of(found: &[Facts], open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Re
         };
         format!("{instead} computes, because a GPU cannot be opened: {}", refused.join("; "))
     });
-    OpenedGpu { device, notice, is_named: false, offloads: false }
+    OpenedGpu { device, notice, is_named: false, offload: None }
 }
 
 /// Returns an error with its causes.

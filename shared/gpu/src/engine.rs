@@ -34,6 +34,8 @@ pub enum GpuPart {
         loaded_bytes: u64,
         /// Bytes of the layers' weights, without experts.
         weight_bytes: u64,
+        /// Bytes of keys and values that are loaded too if the whole context is used.
+        kv_bytes: u64,
         /// Experts of a mixture that are kept at most.
         experts: usize,
     },
@@ -59,9 +61,12 @@ impl fmt::Display for GpuPart {
             Self::Layers { gpu, layers, of } => {
                 write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")
             }
-            Self::Offloaded { gpu, loaded_bytes, weight_bytes, experts } => {
+            Self::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, experts } => {
                 let (loaded, all) = (in_words(*loaded_bytes), in_words(*weight_bytes));
                 write!(f, "{gpu} computes all layers: {loaded} of {all} are loaded to it for each token")?;
+                if *kv_bytes > 0 {
+                    write!(f, ", and up to {} of keys and values", in_words(*kv_bytes))?;
+                }
                 if *experts > 0 {
                     write!(f, ", and experts that are not among the {experts} it keeps")?;
                 }
@@ -85,9 +90,10 @@ impl OpenedGpu {
         Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
     }
 
-    /// Returns it with all layers on the GPU if `offloads`, whether they fit into its memory or not.
-    pub fn offloading(self, offloads: bool) -> Self {
-        Self { offloads, ..self }
+    /// Returns it with all layers on the GPU, whether they fit into its memory or not, if there are options for
+    /// that.
+    pub fn offloading(self, offload: Option<Offload>) -> Self {
+        Self { offload, ..self }
     }
 
     /// Makes an engine of which the GPU computes as many layers as fit into its memory, or all. Says what it
@@ -106,20 +112,24 @@ impl OpenedGpu {
     ) -> Result<(Engine, GpuPart), EngineError> {
         let Some(device) = &self.device else { return Ok((Engine::new(model, options)?, GpuPart::None)) };
         let gpu = label(device.facts());
-        let layers = if self.offloads { GpuLayers::Offloaded(Offload::default()) } else { GpuLayers::Fit };
+        let layers = self.offload.clone().map_or(GpuLayers::Fit, GpuLayers::Offloaded);
         let part = GpuUse { device: Arc::clone(device), layers, on_loss };
         match Engine::new(Arc::clone(&model), EngineOptions { gpu: Some(part), ..options.clone() }) {
             Ok(engine) => {
                 let (layers, of) = (engine.gpu_layers().len(), model.config().n_layers);
-                if let Some(weights) = model.streamed().filter(|_| layers > 0) {
-                    let others = weights.set_layers(engine.host_layers());
-                    others.expect("an engine has only layers of its model, each once");
+                if layers > 0 {
+                    engine.share_weights().expect("an engine has only layers of its model, each once");
                 }
                 let stats = engine.offload_stats();
-                if let Some(stats) = stats.filter(|stats| stats.slot_bytes > 0) {
-                    let loaded_bytes = stats.weight_bytes - stats.resident_bytes;
-                    let (weight_bytes, experts) = (stats.weight_bytes, stats.expert_slots);
-                    return Ok((engine, GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, experts }));
+                if let Some(stats) = stats.filter(|stats| stats.slot_bytes + stats.kv_slot_bytes > 0) {
+                    let part = GpuPart::Offloaded {
+                        gpu,
+                        loaded_bytes: stats.weight_bytes - stats.resident_bytes,
+                        weight_bytes: stats.weight_bytes,
+                        kv_bytes: stats.kv_host_bytes,
+                        experts: stats.expert_slots,
+                    };
+                    return Ok((engine, part));
                 }
                 let part =
                     if layers == 0 { GpuPart::NoRoom { gpu } } else { GpuPart::Layers { gpu, layers, of } };
@@ -152,7 +162,7 @@ mod tests {
 
     fn gpu(budget: Option<u64>, is_named: bool) -> OpenedGpu {
         let device = Some(Arc::new(HostDevice::new(budget)) as _);
-        OpenedGpu { device, notice: None, is_named, offloads: false }
+        OpenedGpu { device, notice: None, is_named, offload: None }
     }
 
     fn options(kv_format: KvFormat) -> EngineOptions {
@@ -192,13 +202,13 @@ mod tests {
     #[test]
     fn a_gpu_that_loads_weights_says_how_much() {
         let model = model("llama");
-        let all = gpu(None, true).offloading(true);
+        let all = gpu(None, true).offloading(Some(Offload::default()));
         let (engine, part) = all.engine(Arc::clone(&model), options(KvFormat::F16), never).unwrap();
         assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, .. }), "{part:?}");
         let want = logits(engine);
         // The least memory that is enough, to a kilobyte.
         let works = |budget: u64| {
-            let gpu = gpu(Some(budget), true).offloading(true);
+            let gpu = gpu(Some(budget), true).offloading(Some(Offload::default()));
             gpu.engine(Arc::clone(&model), options(KvFormat::F16), never).ok()
         };
         let (mut low, mut high) = (0, 1 << 30);

@@ -23,6 +23,7 @@ pub(super) fn check(device: &dyn Device) {
     check_blocks(&mut probe);
     check_loads(&mut probe);
     check_load_order(&mut probe);
+    check_saves(&mut probe);
     let held = device.alloc(1 << 20);
     assert!(device.used_bytes() >= 1 << 20, "{} bytes in use", device.used_bytes());
     drop(held);
@@ -146,4 +147,31 @@ fn check_load_order(probe: &mut Probe<'_>) {
         probe.holds("kept", &kept, &old);
         probe.holds("loaded", &buffer, &want);
     }
+}
+
+/// Threads save what a command has written, while later commands work on something else.
+fn check_saves(probe: &mut Probe<'_>) {
+    probe.shape("saves");
+    let (device, n) = (probe.device, 1_100_003);
+    let x = probe.numbers(n, 1.0);
+    let (buffer, other) = (probe.place(&x), probe.place(&x));
+    ops::map(device, MapOp::Scale, &buffer, n, 3.0);
+    let after = device.mark();
+    let cut = n / 3;
+    let saved = std::thread::scope(|scope| {
+        let save = |at: usize, len: usize| {
+            let (buffer, after) = (&buffer, &after);
+            move || {
+                let mut bytes = vec![0xa5; 4 * len];
+                assert_eq!(device.save(buffer, 4 * at as u64, &mut bytes, after), Ok(()));
+                floats(&bytes, 0..len)
+            }
+        };
+        let threads = [scope.spawn(save(0, cut)), scope.spawn(save(cut, n - cut))];
+        ops::map(device, MapOp::Scale, &other, n, 5.0);
+        threads.map(|thread| thread.join().expect("a save fails by a fault of the device")).concat()
+    });
+    let want: Vec<f32> = x.iter().map(|x| x * 3.0).collect();
+    probe.equal("saved", &saved, &want);
+    probe.holds("other", &other, &x.iter().map(|x| x * 5.0).collect::<Vec<_>>());
 }

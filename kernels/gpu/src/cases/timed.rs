@@ -1,7 +1,7 @@
 //! A device with stated speeds. It computes in host memory, and a clock of its own says how long that would
 //! have taken with these speeds. No time of it is the speed of a real GPU.
 //!
-//! There are two engines, one for commands and one for loads. Each does one thing after the other. The host
+//! There are two engines, one for commands and one for loads and saves. Each does one thing after the other. The host
 //! takes no time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub struct Speeds {
 /// What an engine did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
-    /// A kernel's name, `load`, `write` or `read`.
+    /// A kernel's name, `load`, `save`, `write` or `read`.
     pub what: String,
     /// Seconds on the device's clock.
     pub start_s: f64,
@@ -167,6 +167,15 @@ impl Device for TimedDevice {
         // Under the clock's lock: commands of other threads are before or behind.
         self.host.write(to, at, bytes);
         Mark::new(Arc::new(clock.loads_s))
+    }
+
+    fn save(&self, from: &Buffer, at: u64, out: &mut [u8], after: &Mark) -> Result<(), GpuError> {
+        let after_s = after.raw::<f64>().copied().unwrap_or_default();
+        let (len, clock) = (out.len() as u64, &mut *self.clock());
+        let start_s = clock.loads_s.max(after_s);
+        let took_s = self.speeds.copy_s + self.copy_s(len);
+        clock.loads_s = spend(&mut clock.loads, "save".to_owned(), start_s, took_s, len);
+        self.host.read(from, at, out)
     }
 
     fn wait(&self, mark: &Mark) {

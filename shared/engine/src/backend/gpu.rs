@@ -207,10 +207,8 @@ impl Backend for GpuBackend {
         rows
     }
 
-    fn prepare(&self, kv: &mut GpuKv, copies: &[BlockCopy], _spans: &[SeqSpan]) {
-        for copy in copies {
-            kv.copy(self.dev(), *copy);
-        }
+    fn prepare(&self, kv: &mut GpuKv, copies: &[BlockCopy], spans: &[SeqSpan]) {
+        kv.prepare(self.dev(), copies, spans);
     }
 
     /// Does nothing: recurrent models are refused.
@@ -358,7 +356,9 @@ impl Backend for GpuBackend {
 
     fn append(&self, kv: &mut GpuKv, layer: usize, k: &GpuRows, v: &GpuRows, spans: &[SeqSpan]) {
         let places: Vec<_> = spans.iter().flat_map(GpuKv::places).collect();
-        ops::append(self.dev(), kv.layer(layer), (&k.data, &v.data), &places);
+        let own = kv.layer(layer, spans, false);
+        ops::append(self.dev(), &own, (&k.data, &v.data), &places);
+        kv.written(layer, spans);
     }
 
     fn attend(
@@ -376,7 +376,7 @@ impl Backend for GpuBackend {
         let sinks = (!shape.sinks.is_empty()).then(|| self.vector(shape.sinks));
         let args = AttentionArgs {
             q: &q.data,
-            kv: kv.layer(layer),
+            kv: &kv.layer(layer, spans, true),
             blocks: &ops::table(self.dev(), &blocks),
             items: &items,
             group: shape.group(),
@@ -412,11 +412,12 @@ impl Backend for GpuBackend {
         let (window, first_keys) = visible(shape);
         let blocks = self.table(span.blocks.iter().map(|block| block.0 as usize));
         let sums: Vec<GpuRows> = targets.iter().map(|_| self.alloc(1, keys)).collect();
+        let kv = kv.layer(layer, std::slice::from_ref(span), true);
         for (target, sum) in targets.iter().zip(&sums) {
             let args = ScoreArgs {
                 q: &q.data,
                 q_width: q.width,
-                kv: kv.layer(layer),
+                kv: &kv,
                 blocks: &blocks,
                 lse: &lse.data,
                 lse_width: lse.width,

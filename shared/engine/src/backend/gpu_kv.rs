@@ -1,7 +1,8 @@
 //! Contents of the KV cache's blocks in a GPU's memory.
 //!
 //! Each layer has one buffer for the keys and one for the values of all blocks, binary16. They are allocated
-//! when the engine is made, so that a cache that does not fit is noticed then.
+//! when the engine is made, so that a cache that does not fit is noticed then. With offloading some layers
+//! have theirs in the host's memory ([`HostKv`]).
 
 use baton_kernels_gpu::ops::{self, KvBuffers};
 use baton_kernels_gpu::{Device, GpuError};
@@ -11,6 +12,7 @@ use super::cpu_kv::LayerKv;
 use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
+use crate::offload::{HostKv, OffloadStats};
 
 /// The blocks of one engine, for the layers that a GPU computes.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub(crate) struct GpuKv {
     /// For every layer of the model: the layer whose keys and values it uses, and an index. The index is that
     /// of the used layer's first head among the heads with keys and values of their own.
     sources: Vec<(usize, usize)>,
+    /// The layers that are not in the GPU's memory.
+    host: Option<HostKv>,
 }
 
 impl GpuKv {
@@ -50,7 +54,21 @@ impl GpuKv {
             heads += if kv.source == layer { kv.n_kv_heads } else { 0 };
         }
         let sources = model.iter().map(|kv| (kv.source, first[kv.source])).collect();
-        device.fault().map_or(Ok(Self { layers: own, sources }), Err)
+        device.fault().map_or(Ok(Self { layers: own, sources, host: None }), Err)
+    }
+
+    /// Adds layers whose keys and values are in the host's memory.
+    pub(crate) fn with_host(self, host: HostKv) -> Self {
+        Self { host: Some(host), ..self }
+    }
+
+    /// Adds what was moved of keys and values so far, and where they are.
+    pub(crate) fn add_stats(&self, stats: &mut OffloadStats) {
+        let bytes = |kv: &KvBuffers| kv.keys.bytes() + kv.values.bytes();
+        stats.kv_resident_bytes = self.layers.iter().flatten().map(bytes).sum();
+        if let Some(host) = &self.host {
+            host.add_stats(stats);
+        }
     }
 
     /// Returns the bytes of the cache of one layer.
@@ -58,31 +76,59 @@ impl GpuKv {
         2 * KvBuffers::block_bytes(kv.n_kv_heads, kv.d_head) * n_blocks as u64
     }
 
-    /// Returns the keys and values that a layer uses.
-    pub(crate) fn layer(&self, layer: usize) -> &KvBuffers {
+    /// Returns the keys and values that a layer uses. The next kernel may use what the spans' queries see. If
+    /// `is_written`, the spans' own rows are among that.
+    pub(crate) fn layer(&self, layer: usize, spans: &[SeqSpan], is_written: bool) -> KvBuffers {
         let (source, _) = self.sources[layer];
-        self.layers[source].as_ref().expect("a GPU runs only layers that its cache holds")
+        let own = self.layers[source].clone();
+        let of_host = || {
+            let host = self.host.as_ref()?;
+            Some(host.enter(host.place(source)?, spans, is_written))
+        };
+        own.or_else(of_host).expect("a GPU runs only layers that its cache holds")
     }
 
-    /// Makes the copy.
-    pub(crate) fn copy(&mut self, device: &dyn Device, copy: BlockCopy) {
-        for kv in self.layers.iter().flatten() {
-            ops::copy_block(device, kv, copy.from.0 as usize, copy.to.0 as usize);
+    /// To be called behind the kernel that writes a layer's new keys and values.
+    pub(crate) fn written(&self, layer: usize, spans: &[SeqSpan]) {
+        if let Some(host) = &self.host
+            && let Some(place) = host.place(layer)
+        {
+            host.save(place, spans);
+        }
+    }
+
+    /// Makes the copies, and begins to load what a pass over these spans needs first.
+    pub(crate) fn prepare(&mut self, device: &dyn Device, copies: &[BlockCopy], spans: &[SeqSpan]) {
+        for copy in copies {
+            for kv in self.layers.iter().flatten() {
+                ops::copy_block(device, kv, copy.from.0 as usize, copy.to.0 as usize);
+            }
+        }
+        if let Some(host) = &self.host {
+            host.copy(copies);
+            host.begin(spans);
         }
     }
 
     /// Copies the tokens that `kept` names from the blocks `from` into the first slots of the blocks `to`.
     pub(crate) fn keep(&mut self, device: &dyn Device, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
-        for (layer, kv) in self.layers.iter().enumerate() {
-            let Some(kv) = kv else { continue };
+        let moves = |layer: usize, heads: usize| {
             let first = self.sources[layer].1;
             let mut moves = Vec::new();
-            for head in 0..kv.heads {
+            for head in 0..heads {
                 for (slot, &position) in kept.positions(first + head).iter().enumerate() {
                     moves.push((head, slot_of(from, position), slot_of(to, slot)));
                 }
             }
-            ops::keep(device, kv, &moves);
+            moves
+        };
+        for (layer, kv) in self.layers.iter().enumerate() {
+            if let Some(kv) = kv {
+                ops::keep(device, kv, &moves(layer, kv.heads));
+            }
+        }
+        if let Some(host) = &self.host {
+            host.keep(moves);
         }
     }
 

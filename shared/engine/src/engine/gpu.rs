@@ -16,11 +16,15 @@ use crate::backend::SeqSpan;
 use crate::backend::cpu_kv::LayerKv;
 use crate::backend::gpu::GpuBackend;
 use crate::backend::gpu_kv::GpuKv;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, SlidingWindow};
 use crate::kv::pool::BlockId;
 use crate::kv::{BLOCK_TOKENS, KvError, SeqId};
 use crate::model::Model;
-use crate::offload::{Offload, OffloadError, OffloadStats, Offloaded};
+use crate::offload::{
+    HostKv, HostKvOptions, HostLayer, Loader, Offload, OffloadError, OffloadStats, Offloaded, Placement,
+    Planned,
+};
+use crate::weights::ResidencyError;
 
 /// A GPU that takes part.
 #[derive(Debug, Clone)]
@@ -102,16 +106,12 @@ impl Needs {
         }
     }
 
-    /// Returns the bytes that remain for weights of these layers.
+    /// Returns the bytes that remain for weights, keys and values of these layers.
     fn room(&self, config: &ModelConfig, layers: &[usize], free: u64) -> Result<u64, EngineError> {
-        let cache: u64 = layers.iter().map(|layer| self.cache[*layer]).sum();
         let vectors = 4 * (layers.len() * (VECTORS * config.d_model + config.d_ff)) as u64;
-        let need = cache + vectors + self.scratch;
+        let need = vectors + self.scratch;
         let none = || EngineError::GpuRefused {
-            reason: format!(
-                "keys, values and activations need {need} bytes of the GPU's memory, and {free} are free; lower \
-                 the context"
-            ),
+            reason: format!("activations need {need} bytes of the GPU's memory, and {free} are free"),
         };
         free.checked_sub(need).ok_or_else(none)
     }
@@ -151,7 +151,7 @@ pub(super) fn lane(
     model: &Arc<Model>,
     gpu: &GpuUse,
     (layers, format): (&[usize], KvFormat),
-    kv: &[LayerKv],
+    (kv, window): (&[LayerKv], Option<SlidingWindow>),
     n_blocks: usize,
 ) -> Result<Option<GpuLane>, EngineError> {
     if matches!(&gpu.layers, GpuLayers::Only(chosen) if chosen.is_empty()) {
@@ -184,49 +184,72 @@ pub(super) fn lane(
     if chosen.is_empty() {
         return Ok(None);
     }
-    let room = match gpu.layers {
-        GpuLayers::Offloaded(_) => needs.room(config, &chosen, free)?,
-        GpuLayers::Fit | GpuLayers::Only(_) => 0,
-    };
-    let kv = GpuKv::new(device, kv, &chosen, n_blocks)?;
     let mut layers = vec![false; config.n_layers];
     chosen.iter().for_each(|layer| layers[*layer] = true);
+    if let GpuLayers::Offloaded(options) = &gpu.layers {
+        let room = needs.room(config, &chosen, free)?;
+        let of_model = OfModel { model, kv, window, n_blocks };
+        let made = of_model.offloaded(&gpu.device, (&chosen, room), &needs, options);
+        let (lane, offloaded, output) = made.map_err(|err| match err {
+            OffloadError::Gpu(fault) => fault.into(),
+            err => EngineError::GpuRefused { reason: err.to_string() },
+        })?;
+        return Ok(Some(GpuLane { lane, layers, output, offloaded: Some(offloaded) }));
+    }
+    let kv = GpuKv::new(device, kv, &chosen, n_blocks)?;
     let backend = GpuBackend::new(Arc::clone(&gpu.device));
-    let (offloaded, output) = match &gpu.layers {
-        GpuLayers::Offloaded(options) => offloaded(model, &backend, (&chosen, room), needs.output, options)?,
-        GpuLayers::Fit => (None, true),
-        GpuLayers::Only(_) => (None, false),
-    };
-    Ok(Some(GpuLane { lane: Lane { backend, kv }, layers, output, offloaded }))
+    let output = gpu.layers == GpuLayers::Fit;
+    Ok(Some(GpuLane { lane: Lane { backend, kv }, layers, output, offloaded: None }))
 }
 
-/// Offloads layers, within `room` bytes. Also returns whether the GPU has room for the projection to logits.
-fn offloaded(
-    model: &Arc<Model>,
-    backend: &GpuBackend,
-    (layers, room): (&[usize], u64),
-    output: u64,
-    options: &Offload,
-) -> Result<(Option<Arc<Offloaded>>, bool), EngineError> {
-    let make = |room| {
-        let (device, matrices) = (Arc::clone(backend.device()), backend.matrices().clone());
-        Offloaded::new(Arc::clone(model), device, matrices, layers, options, room)
-    };
-    let ends = layers.last().is_some_and(|layer| layer + 1 == model.config().n_layers);
-    let with_output = room.checked_sub(output).filter(|_| ends).map(make);
-    let (made, has_output) = match with_output {
-        Some(Ok(made)) => (Ok(made), true),
-        Some(Err(err)) if !matches!(err, OffloadError::NoRoom { .. }) => (Err(err), true),
-        _ => (make(room), false),
-    };
-    match made {
-        Ok(made) => {
-            let made = Arc::new(made);
-            backend.set_loads(Arc::clone(&made) as _);
-            Ok((Some(made), has_output))
+/// A model and its KV cache.
+struct OfModel<'a> {
+    model: &'a Arc<Model>,
+    kv: &'a [LayerKv],
+    window: Option<SlidingWindow>,
+    n_blocks: usize,
+}
+
+impl OfModel<'_> {
+    /// Offloads layers, within `room` bytes. Also returns whether the GPU has room for the projection to
+    /// logits.
+    fn offloaded(
+        &self,
+        device: &Arc<dyn Device>,
+        (layers, room): (&[usize], u64),
+        needs: &Needs,
+        options: &Offload,
+    ) -> Result<(Lane<GpuBackend>, Arc<Offloaded>, bool), OffloadError> {
+        let Self { model, kv, n_blocks, .. } = *self;
+        let own: Vec<usize> = layers.iter().copied().filter(|layer| kv[*layer].source == *layer).collect();
+        let sizes: Vec<u64> = own.iter().map(|layer| needs.cache[*layer]).collect();
+        let ends = layers.last().is_some_and(|layer| layer + 1 == model.config().n_layers);
+        let output = ends.then_some(needs.output);
+        let planned = Planned::new(model, &**device, (layers, &sizes, output), options, room)?;
+        let Placement { kv_stays, pipeline, output, .. } = planned.placement().clone();
+        let loader = Arc::new(Loader::start(options.threads).map_err(OffloadError::Threads)?);
+        let split = own.iter().zip(&kv_stays);
+        let on_gpu: Vec<usize> =
+            split.clone().filter(|(_, stays)| **stays).map(|(layer, _)| *layer).collect();
+        let on_host: Vec<HostLayer> =
+            split.filter(|(_, stays)| !**stays).map(|(layer, _)| self.host_layer(*layer)).collect();
+        let mut cache = GpuKv::new(&**device, kv, &on_gpu, n_blocks)?;
+        if !on_host.is_empty() {
+            let options = HostKvOptions { pipeline, block_bytes: options.block_bytes.get(), n_blocks };
+            cache = cache.with_host(HostKv::new(Arc::clone(device), Arc::clone(&loader), on_host, options)?);
         }
-        Err(OffloadError::Gpu(fault)) => Err(fault.into()),
-        Err(err) => Err(EngineError::GpuRefused { reason: err.to_string() }),
+        let backend = GpuBackend::new(Arc::clone(device));
+        let (device, matrices) = (Arc::clone(device), backend.matrices().clone());
+        let offloaded =
+            Arc::new(Offloaded::new(Arc::clone(model), device, matrices, (loader, options), planned)?);
+        backend.set_loads(Arc::clone(&offloaded) as _);
+        Ok((Lane { backend, kv: cache }, offloaded, output))
+    }
+
+    fn host_layer(&self, layer: usize) -> HostLayer {
+        let LayerKv { n_kv_heads: heads, d_head: d, .. } = self.kv[layer];
+        let window = self.window.or_else(|| self.model.config().window_at(layer));
+        HostLayer { layer, heads, d, window }
     }
 }
 
@@ -244,7 +267,22 @@ impl Engine {
 
     /// Returns what offloading did so far, if the GPU's weights are offloaded.
     pub fn offload_stats(&self) -> Option<OffloadStats> {
-        self.gpu.as_ref()?.offloaded.as_ref().map(|offloaded| offloaded.stats())
+        let gpu = self.gpu.as_ref()?;
+        let mut stats = gpu.offloaded.as_ref()?.stats();
+        gpu.lane.kv.add_stats(&mut stats);
+        Some(stats)
+    }
+
+    /// Tells weights that do not fit into memory which layers the CPU computes, and what of the others is
+    /// loaded to the GPU. Call it once for the engine that computes with them.
+    ///
+    /// # Errors
+    /// [`ResidencyError`]; nothing has changed then.
+    pub fn share_weights(&self) -> Result<(), ResidencyError> {
+        let Some(weights) = self.model.streamed() else { return Ok(()) };
+        let offloaded = self.gpu.as_ref().and_then(|gpu| gpu.offloaded.as_ref());
+        let Some(offloaded) = offloaded else { return weights.set_layers(self.host_layers()) };
+        weights.set_loaded(self.host_layers(), &offloaded.loaded(), &self.gpu_layers())
     }
 
     /// Makes the lanes anew for these layers. If the GPU fails at that, the CPU takes all.
@@ -255,7 +293,8 @@ impl Engine {
             gpu.layers = gpu_layers;
             let n_blocks = self.table.kv_tokens() / BLOCK_TOKENS;
             let kv = &self.host.kv;
-            match lane(&self.model, gpu, (&self.layers, kv.format()), kv.of_model(), n_blocks) {
+            let of_model = (kv.of_model(), self.window);
+            match lane(&self.model, gpu, (&self.layers, kv.format()), of_model, n_blocks) {
                 Ok(lane) => self.gpu = lane,
                 Err(err) => {
                     if let EngineError::Gpu(fault) = &err {

@@ -31,17 +31,25 @@ impl<B: Backend> Pass<'_, B> {
         if let Some(first) = routes.first() {
             source.hint(layer, Part::Expert(first.expert));
         }
+        // Computed while the first expert is on its way, and added behind the experts.
+        let shared = match (&weights.shared, experts.shared_d_ff) {
+            (Some(shared), Some(f)) => {
+                let own = self.shared_rows(shared)?;
+                Some((self.expert_output(&shared.network, f, &own)?, own))
+            }
+            _ => None,
+        };
         for (at, route) in routes.iter().enumerate() {
             match routes.get(at + 1) {
                 Some(next) => source.hint(layer, Part::Expert(next.expert)),
                 None => self.hint_next_layer(layer),
             }
             let network = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
-            self.add_expert(&mut sum, &network, experts.d_ff, route)?;
+            let out = self.expert_output(&network, experts.d_ff, route)?;
+            backend.add_scaled(&mut sum, &route.rows, &route.factors, &out);
         }
-        if let (Some(shared), Some(f)) = (&weights.shared, experts.shared_d_ff) {
-            let own = self.shared_rows(shared)?;
-            self.add_expert(&mut sum, &shared.network, f, &own)?;
+        if let Some((out, own)) = shared {
+            backend.add_scaled(&mut sum, &own.rows, &own.factors, &out);
         }
         Ok(sum)
     }
@@ -67,14 +75,13 @@ impl<B: Backend> Pass<'_, B> {
         rows
     }
 
-    /// Adds the output of an expert of width `f` to the rows that it has.
-    fn add_expert(
+    /// Returns the output of an expert of width `f` for the rows that it has.
+    fn expert_output(
         &self,
-        sum: &mut B::Rows,
         network: &GatedWeights<'_>,
         f: usize,
         own: &ExpertRows,
-    ) -> Result<(), WeightError> {
+    ) -> Result<B::Rows, WeightError> {
         let PassInput { backend, config, .. } = self.input;
         let x = backend.gather(&self.normed, &own.rows);
         let mut scratch = Gated::new(backend, own.rows.len(), f);
@@ -83,8 +90,7 @@ impl<B: Backend> Pass<'_, B> {
         let mut out = backend.rows(own.rows.len(), config.d_model);
         backend.project(&scratch.gate, &mut [(network.down, &mut out)])?;
         backend.add_bias(&mut out, network.biases[2]);
-        backend.add_scaled(sum, &own.rows, &own.factors, &out);
-        Ok(())
+        Ok(out)
     }
 
     /// Returns all rows, with the factors of the shared expert.

@@ -1,48 +1,35 @@
-//! Threads that take blocks of units to the GPU.
+//! Threads that move blocks of units to the GPU, and keys and values both ways.
 //!
-//! A thread is not bound to a unit or a kind of task (PIPO, section 3.2). Each takes the next block, reads it
-//! if it is not in memory, and hands it to the device. Who needs a unit waits for its [`Ticket`].
+//! A thread is not bound to a unit or a kind of task (PIPO, section 3.2). Each takes the next task. Who needs
+//! a unit waits for its [`Ticket`].
 
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use baton_kernels_gpu::{Buffer, Device, Mark, last_word};
+use baton_kernels_gpu::Mark;
 
-use crate::gguf::Gguf;
-use crate::weights::direct::{Buffer as ReadBuffer, DirectFile};
-use crate::weights::{MatrixAt, WeightError};
+use crate::weights::WeightError;
+use crate::weights::direct::Buffer as ReadBuffer;
 
 /// Locks, also after a panic of another thread: each change is whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where bytes of weights come from.
-pub(super) enum From {
-    /// The mapped file, which is in memory.
-    Memory(Arc<Gguf>),
-    /// Files that are read past the page cache.
-    Disk(Vec<DirectFile>),
-}
+/// Memory that a thread keeps from task to task.
+pub(super) type Scratch = Option<ReadBuffer>;
 
-/// Some bytes of a matrix, and where they go.
-pub(super) struct Block {
-    pub(super) matrix: MatrixAt,
-    /// Bytes of the matrix; they begin at a whole word.
-    pub(super) bytes: Range<usize>,
-    pub(super) to: Buffer,
-    pub(super) to_at: u64,
-}
+/// A part of the transfer of a unit. Returns the ends of its copies to the device.
+pub(super) type Task = Box<dyn FnOnce(&mut Scratch) -> Result<Vec<Mark>, WeightError> + Send>;
 
-/// How far the load of a unit is.
+/// How far the transfer of a unit is.
 #[derive(Default)]
 pub(super) struct Ticket {
     progress: Mutex<Progress>,
-    is_done: Condvar,
+    has_ended: Condvar,
 }
 
 #[derive(Default)]
@@ -54,19 +41,19 @@ struct Progress {
 }
 
 impl Ticket {
-    /// Lets threads pass over the blocks that none has taken.
+    /// Lets threads pass over the tasks that none has taken.
     pub(super) fn cancel(&self) {
         lock(&self.progress).is_cancelled = true;
     }
 
-    /// Waits until every block was handed over or passed over, and returns the ends of the copies.
+    /// Waits until every task is done or passed over, and returns the ends of the copies to the device.
     ///
     /// # Errors
-    /// [`WeightError::Read`] if a block could not be read.
+    /// [`WeightError::Read`] if bytes could not be read.
     pub(super) fn settle(&self) -> Result<Vec<Mark>, WeightError> {
         let mut progress = lock(&self.progress);
         while progress.left > 0 {
-            progress = self.is_done.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            progress = self.has_ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
         match progress.failed.take() {
             Some(err) => Err(err),
@@ -87,14 +74,13 @@ impl Ticket {
         }
         progress.left -= 1;
         if progress.left == 0 {
-            self.is_done.notify_all();
+            self.has_ended.notify_all();
         }
     }
 }
 
 struct Job {
-    block: Block,
-    after: Mark,
+    task: Task,
     ticket: Arc<Ticket>,
 }
 
@@ -104,15 +90,14 @@ struct Queue {
     is_over: bool,
 }
 
+#[derive(Default)]
 struct Shared {
-    device: Arc<dyn Device>,
-    from: From,
     queue: Mutex<Queue>,
     has_changed: Condvar,
 }
 
 /// The threads.
-pub(super) struct Loader {
+pub(crate) struct Loader {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -122,9 +107,8 @@ impl Loader {
     ///
     /// # Errors
     /// The system's, if it cannot start them.
-    pub(super) fn start(device: Arc<dyn Device>, from: From, threads: NonZeroUsize) -> io::Result<Self> {
-        let shared = Arc::new(Shared { device, from, queue: Mutex::default(), has_changed: Condvar::new() });
-        let mut loader = Self { shared, threads: Vec::new() };
+    pub(crate) fn start(threads: NonZeroUsize) -> io::Result<Self> {
+        let mut loader = Self { shared: Arc::default(), threads: Vec::new() };
         for number in 0..threads.get() {
             let shared = Arc::clone(&loader.shared);
             let name = format!("load-{number}");
@@ -133,12 +117,12 @@ impl Loader {
         Ok(loader)
     }
 
-    /// Begins to load blocks, after what the device was told before `after`.
-    pub(super) fn load(&self, blocks: Vec<Block>, after: &Mark) -> Arc<Ticket> {
+    /// Begins a transfer.
+    pub(super) fn begin(&self, tasks: Vec<Task>) -> Arc<Ticket> {
         let ticket = Arc::new(Ticket::default());
-        lock(&ticket.progress).left = blocks.len();
-        let job = |block| Job { block, after: after.clone(), ticket: Arc::clone(&ticket) };
-        lock(&self.shared.queue).jobs.extend(blocks.into_iter().map(job));
+        lock(&ticket.progress).left = tasks.len();
+        let job = |task| Job { task, ticket: Arc::clone(&ticket) };
+        lock(&self.shared.queue).jobs.extend(tasks.into_iter().map(job));
         self.shared.has_changed.notify_all();
         ticket
     }
@@ -160,10 +144,9 @@ impl Drop for Loader {
 
 impl Shared {
     fn work(&self) {
-        let mut read = None;
-        while let Some(job) = self.next() {
-            let done = if job.ticket.is_wanted() { self.load(&job, &mut read) } else { Ok(Vec::new()) };
-            job.ticket.finish(done);
+        let mut scratch = None;
+        while let Some(Job { task, ticket }) = self.next() {
+            ticket.finish(if ticket.is_wanted() { task(&mut scratch) } else { Ok(Vec::new()) });
         }
     }
 
@@ -178,40 +161,5 @@ impl Shared {
             }
             queue = self.has_changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// Loads a block. Returns the ends of the copies.
-    fn load(&self, job: &Job, read: &mut Option<ReadBuffer>) -> Result<Vec<Mark>, WeightError> {
-        let Block { matrix, bytes, .. } = &job.block;
-        match &self.from {
-            From::Memory(gguf) => Ok(self.send(job, &matrix.bytes(gguf)[bytes.clone()])),
-            From::Disk(files) => {
-                let (part, whole) = matrix.extent();
-                let (file, range) = (&files[part], whole.start + bytes.start..whole.start + bytes.end);
-                let read = ReadBuffer::with_room(read, range.len());
-                file.read(&range, read).map_err(|err| WeightError::Read {
-                    path: file.path().to_owned(),
-                    offset: range.start as u64,
-                    len: range.len(),
-                    err,
-                })?;
-                Ok(self.send(job, read.bytes()))
-            }
-        }
-    }
-
-    /// Hands bytes to the device, in whole words.
-    fn send(&self, job: &Job, bytes: &[u8]) -> Vec<Mark> {
-        let Block { to, to_at, .. } = &job.block;
-        let whole = bytes.len() / 4 * 4;
-        let mut marks = Vec::new();
-        if whole > 0 {
-            marks.push(self.device.load(to, *to_at, &bytes[..whole], &job.after));
-        }
-        if whole < bytes.len() {
-            let word = last_word(&bytes[whole..]);
-            marks.push(self.device.load(to, to_at + whole as u64, &word, &job.after));
-        }
-        marks
     }
 }

@@ -1,4 +1,152 @@
-//! Which units stay in the GPU's memory.
+//! What stays in the GPU's memory: weights, keys and values, and the projection to logits.
+//!
+//! PIPO chooses by its Eq. 1 and Appendix B: one tier for all weights, and the pipeline whose peak fits. Here
+//! each tier takes a part, and what is best is counted in bytes that move for a pass:
+//! - A weight that does not stay is loaded once for each pass.
+//! - Keys and values in the host's memory are loaded as far as the context is used, say half of it. They need
+//!   slots for a few layers only.
+//!
+//! So weights come first, unless the host has no memory for keys and values. What remains takes the keys and
+//! values of some layers.
+
+use super::{KvHome, Offload, Pipeline};
+
+/// The share of the context that is expected to be used, in percent.
+const CONTEXT_USED_PERCENT: u64 = 50;
+
+/// Experts that have slots at least: one is computed while another is loaded.
+const EXPERT_SLOTS_MIN: u64 = 2;
+
+/// What is placed, in bytes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sizes {
+    /// Units in the order of a pass, without experts.
+    pub(super) units: Vec<u64>,
+    /// A slot for any unit.
+    pub(super) slot: u64,
+    /// A slot for any expert; 0 if there are none.
+    pub(super) expert_slot: u64,
+    /// Experts of all layers.
+    pub(super) experts: u64,
+    /// Keys and values of each layer that has its own.
+    pub(super) kv: Vec<u64>,
+    /// The projection to logits; `None` if the CPU computes it anyway.
+    pub(super) output: Option<u64>,
+}
+
+/// What stays where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placement {
+    pub(crate) pipeline: Pipeline,
+    /// Units that stay in the GPU's memory.
+    pub(crate) stays: Vec<bool>,
+    /// Slots of units, 0 if all stay.
+    pub(crate) slots: u64,
+    pub(crate) expert_slots: u64,
+    /// Layers of [`Sizes::kv`] whose keys and values stay in the GPU's memory.
+    pub(crate) kv_stays: Vec<bool>,
+    /// Slots of a layer's keys and values, 0 if all stay.
+    pub(crate) kv_slots: u64,
+    /// Whether the projection to logits stays in the GPU's memory.
+    pub(crate) output: bool,
+}
+
+impl Sizes {
+    /// Returns the placement within `room` bytes that moves the fewest bytes.
+    ///
+    /// # Errors
+    /// The bytes that are needed at least.
+    pub(super) fn place(&self, room: u64, options: &Offload, host_has_room: bool) -> Result<Placement, u64> {
+        let pipelines: &[Pipeline] = match options.pipeline {
+            Pipeline::Automatic => &[Pipeline::Performance, Pipeline::MemoryEfficient],
+            _ => std::slice::from_ref(&options.pipeline),
+        };
+        let outputs: &[bool] = if self.output.is_some() { &[true, false] } else { &[false] };
+        for &pipeline in pipelines {
+            for &output in outputs {
+                let own = if output { self.output.unwrap_or(0) } else { 0 };
+                let Some(room) = room.checked_sub(own) else { continue };
+                let on_gpu = self.with_kv(room, pipeline, options, false);
+                let on_host = self.with_kv(room, pipeline, options, true);
+                let placed = match options.kv {
+                    KvHome::Gpu => on_gpu,
+                    KvHome::Host => on_host,
+                    KvHome::Automatic if !host_has_room => on_gpu,
+                    KvHome::Automatic => self.fewer_bytes(on_gpu, on_host),
+                };
+                if let Some(placed) = placed {
+                    return Ok(Placement { output, ..placed });
+                }
+            }
+        }
+        Err(self.least(pipelines[pipelines.len() - 1], options, host_has_room))
+    }
+
+    /// Returns the bytes that a placement needs at least.
+    fn least(&self, pipeline: Pipeline, options: &Offload, host_has_room: bool) -> u64 {
+        let all: u64 = self.kv.iter().sum();
+        let kv = match options.kv {
+            KvHome::Gpu => all,
+            KvHome::Host => self.kv_slots_bytes(pipeline),
+            KvHome::Automatic if !host_has_room => all,
+            KvHome::Automatic => all.min(self.kv_slots_bytes(pipeline)),
+        };
+        kv + pipeline.slots() * self.slot + EXPERT_SLOTS_MIN * self.expert_slot
+    }
+
+    fn kv_slots_bytes(&self, pipeline: Pipeline) -> u64 {
+        pipeline.kv_slots() * self.kv.iter().max().unwrap_or(&0)
+    }
+
+    /// Places units, with all keys and values on the GPU or as many as possible in the host's memory. `None`
+    /// if there is no room.
+    fn with_kv(&self, room: u64, pipeline: Pipeline, options: &Offload, host: bool) -> Option<Placement> {
+        let all_kv: u64 = self.kv.iter().sum();
+        let (kv, kv_slots) =
+            if host { (self.kv_slots_bytes(pipeline), pipeline.kv_slots()) } else { (all_kv, 0) };
+        let room = room.checked_sub(kv)?;
+        let all: u64 = self.units.iter().sum();
+        let experts_min = EXPERT_SLOTS_MIN * self.expert_slot;
+        let resident = options.resident_bytes.unwrap_or(u64::MAX);
+        let everything = room.checked_sub(experts_min).is_some_and(|within| all <= within.min(resident));
+        let (stays, slots) = if everything {
+            (vec![true; self.units.len()], 0)
+        } else {
+            let slots = pipeline.slots();
+            let room = room.checked_sub(slots * self.slot + experts_min)?;
+            (choose(&self.units, room.min(resident)), slots)
+        };
+        let kept = self.kept(&stays);
+        let rest = room - slots * self.slot - kept;
+        let for_experts = rest.min(resident.saturating_sub(kept).max(experts_min));
+        let expert_slots = for_experts.checked_div(self.expert_slot).unwrap_or(0).min(self.experts);
+        let rest = rest - expert_slots * self.expert_slot;
+        // With a stated home nothing else is tried.
+        let fills = host && everything && options.kv == KvHome::Automatic;
+        let kv_stays = if fills { choose(&self.kv, rest) } else { vec![!host; self.kv.len()] };
+        Some(Placement { pipeline, stays, slots, expert_slots, kv_stays, kv_slots, output: false })
+    }
+
+    fn kept(&self, stays: &[bool]) -> u64 {
+        self.units.iter().zip(stays).filter(|(_, stays)| **stays).map(|(size, _)| size).sum()
+    }
+
+    /// Returns the bytes that a placement moves for a pass, and the experts that it has no slots for.
+    fn moved(&self, placed: &Placement) -> u64 {
+        let weights = self.units.iter().sum::<u64>() - self.kept(&placed.stays);
+        let experts = (self.experts - placed.expert_slots) * self.expert_slot;
+        let on_host = self.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| !**stays);
+        let kv: u64 = on_host.map(|(size, _)| size).sum();
+        weights + experts + kv * CONTEXT_USED_PERCENT / 100
+    }
+
+    fn fewer_bytes(&self, one: Option<Placement>, other: Option<Placement>) -> Option<Placement> {
+        match (one, other) {
+            (Some(one), Some(other)) if self.moved(&other) < self.moved(&one) => Some(other),
+            (one, other) => one.or(other),
+        }
+    }
+}
 
 /// Chooses the units that stay, of units with these sizes in the order of a pass, within `room` bytes.
 ///
@@ -56,6 +204,85 @@ mod tests {
             prop_assert!(kept <= room);
             let least = sizes.iter().zip(&stays).filter(|(_, stays)| !**stays).map(|(size, _)| *size).min();
             prop_assert!(least.is_none_or(|least| kept + least > room), "a unit of {least:?} would fit");
+        }
+    }
+
+    /// Eight layers of two units each.
+    fn sizes() -> Sizes {
+        Sizes { units: vec![100; 16], slot: 100, kv: vec![50; 8], output: Some(200), ..Sizes::default() }
+    }
+
+    fn placed(room: u64, options: &Offload) -> Placement {
+        sizes().place(room, options, true).expect("there is room")
+    }
+
+    #[test]
+    fn everything_stays_if_it_fits() {
+        let all = placed(1600 + 400 + 200, &Offload::default());
+        assert_eq!((all.stays, all.slots, all.kv_slots), (vec![true; 16], 0, 0));
+        assert!(all.output && all.kv_stays == [true; 8]);
+    }
+
+    #[test]
+    fn keys_and_values_move_to_the_host_before_weights_are_loaded_for_each_pass() {
+        // One byte less: keys and values of two layers are elsewhere, all weights stay.
+        let less = placed(1600 + 400 + 200 - 1, &Offload::default());
+        assert_eq!((less.stays, less.slots, less.kv_slots), (vec![true; 16], 0, 3));
+        assert_eq!(less.kv_stays.iter().filter(|stays| **stays).count(), 4);
+        // Far less: no keys and values stay.
+        let little = placed(200 + 400 + 150 + 300, &Offload::default());
+        assert_eq!((little.kv_stays, little.slots), (vec![false; 8], 4));
+        assert_eq!(little.stays.iter().filter(|stays| **stays).count(), 3);
+        // Without memory of the host for them they stay.
+        let on_gpu = sizes().place(200 + 400 + 150 + 300, &Offload::default(), false).expect("there is room");
+        assert_eq!((on_gpu.kv_stays, on_gpu.kv_slots), (vec![true; 8], 0));
+        assert_eq!(on_gpu.stays.iter().filter(|stays| **stays).count(), 0);
+    }
+
+    #[test]
+    fn the_memory_efficient_pipeline_is_taken_if_the_other_does_not_fit() {
+        let least = 2 * 100 + 2 * 50;
+        let tight = placed(least, &Offload::default());
+        assert_eq!((tight.pipeline, tight.output), (Pipeline::MemoryEfficient, false));
+        assert_eq!(sizes().place(least - 1, &Offload::default(), true), Err(least));
+        let stated = Offload { pipeline: Pipeline::Performance, ..Offload::default() };
+        assert_eq!(sizes().place(least, &stated, true), Err(4 * 100 + 3 * 50));
+        assert_eq!(placed(4 * 100 + 3 * 50, &stated).pipeline, Pipeline::Performance);
+    }
+
+    #[test]
+    fn a_stated_home_is_kept() {
+        let host = Offload { kv: KvHome::Host, ..Offload::default() };
+        assert_eq!(placed(1 << 20, &host).kv_stays, [false; 8]);
+        let gpu = Offload { kv: KvHome::Gpu, ..Offload::default() };
+        assert_eq!(placed(1200, &gpu).kv_stays, [true; 8]);
+        assert_eq!(sizes().place(500, &gpu, true), Err(600));
+    }
+
+    proptest! {
+        #[test]
+        fn a_placement_never_exceeds_the_room(
+            units in prop::collection::vec(1u64..1000, 1..40),
+            kv in prop::collection::vec(1u64..300, 1..12),
+            (expert_slot, experts) in (0u64..200, 0u64..30),
+            output in prop::option::of(1u64..500),
+            room in 0u64..40_000,
+        ) {
+            let slot = *units.iter().max().unwrap();
+            let experts = if expert_slot > 0 { experts } else { 0 };
+            let sizes = Sizes { units, slot, expert_slot, experts, kv, output };
+            for host_has_room in [true, false] {
+                let Ok(placed) = sizes.place(room, &Offload::default(), host_has_room) else { continue };
+                let kv_kept: u64 =
+                    sizes.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| **stays).map(|(n, _)| n).sum();
+                let used = sizes.kept(&placed.stays) + placed.slots * slot
+                    + placed.expert_slots * expert_slot
+                    + kv_kept + placed.kv_slots * sizes.kv.iter().max().unwrap()
+                    + if placed.output { output.unwrap() } else { 0 };
+                prop_assert!(used <= room, "{used} of {room}: {placed:?}");
+                prop_assert!(placed.stays.iter().all(|stays| *stays) || placed.slots > 0);
+                prop_assert!(placed.kv_stays.iter().all(|stays| *stays) || placed.kv_slots > 0);
+            }
         }
     }
 }

@@ -7,30 +7,30 @@ use std::time::Instant;
 use baton_kernels_cpu::Matrix;
 use baton_kernels_gpu::{Device, DeviceMatrix};
 
-use super::loader::{Block, From, Loader, Ticket};
-use super::placement::choose;
+use super::blocks::{Block, From};
+use super::loader::{Loader, Task, Ticket};
+use super::placement::{Placement, Sizes};
 use super::slots::{Slot, SlotShape};
 use super::units::Unit;
 use super::{Offload, OffloadError, OffloadStats, Pipeline};
 use crate::backend::gpu::{MatrixLoads, MatrixPlace, ResidentMatrices};
 use crate::model::Model;
-use crate::weights::{InputWeights, OutputWeights, Part, PartWeights, WeightError, WeightSource};
-
-/// Experts that have slots at least: one is computed while another is loaded.
-const EXPERT_SLOTS_MIN: u64 = 2;
+use crate::weights::{InputWeights, MatrixAt, OutputWeights, Part, PartWeights, WeightError, WeightSource};
 
 /// Weights of a GPU's layers, of which some are loaded for every pass.
 pub(crate) struct Offloaded {
     model: Arc<Model>,
     device: Arc<dyn Device>,
     matrices: ResidentMatrices,
-    options: Offload,
+    pipeline: Pipeline,
+    /// Bytes that one thread loads at once, in whole words.
+    block_bytes: usize,
     /// In the order of a pass, without experts.
     units: Vec<Unit>,
     index: HashMap<MatrixPlace, usize>,
     stays: Vec<bool>,
-    // Ends its threads before the memory that they write is given back.
-    loader: Loader,
+    from: Arc<From>,
+    loader: Arc<Loader>,
     state: Mutex<State>,
 }
 
@@ -65,51 +65,77 @@ struct Shapes {
     experts: SlotShape,
 }
 
-impl Offloaded {
-    /// Chooses what stays within `room` bytes, allocates slots, and starts the threads.
+/// Units of layers, and what of them stays.
+pub(crate) struct Planned {
+    units: Vec<Unit>,
+    shapes: Shapes,
+    placement: Placement,
+}
+
+impl Planned {
+    /// Chooses what stays within `room` bytes: of these layers' weights, of keys and values (bytes by layer
+    /// that has its own), and the projection to logits, if it has these bytes.
     ///
     /// # Errors
-    /// [`OffloadError`] if there is no room for the slots, the file cannot be read or threads not be started,
-    /// or the device has a fault.
+    /// [`OffloadError::NoRoom`], [`OffloadError::Weights`].
+    pub(crate) fn new(
+        model: &Model,
+        device: &dyn Device,
+        (layers, kv, output): (&[usize], &[u64], Option<u64>),
+        options: &Offload,
+        room: u64,
+    ) -> Result<Self, OffloadError> {
+        let (units, shapes) = units(model, device, layers)?;
+        let experts = model.config().experts.map_or(0, |experts| experts.count) as u64;
+        let sizes = Sizes {
+            units: units.iter().map(Unit::bytes).collect(),
+            slot: shapes.units.bytes(),
+            expert_slot: shapes.experts.bytes(),
+            experts: experts * layers.len() as u64,
+            kv: kv.to_vec(),
+            output,
+        };
+        // A model that is read from the disk leaves the host no memory for keys and values.
+        let host_has_room = model.streamed().is_none();
+        let placed = sizes.place(room, options, host_has_room);
+        let placement = placed.map_err(|need| OffloadError::NoRoom { need, room })?;
+        Ok(Self { units, shapes, placement })
+    }
+
+    /// Returns what stays.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+}
+
+impl Offloaded {
+    /// Allocates slots, and lets a loader's threads fill them.
+    ///
+    /// # Errors
+    /// [`OffloadError`] if the file cannot be opened, or the device has a fault.
     pub(crate) fn new(
         model: Arc<Model>,
         device: Arc<dyn Device>,
         matrices: ResidentMatrices,
-        layers: &[usize],
-        options: &Offload,
-        room: u64,
+        (loader, options): (Arc<Loader>, &Offload),
+        planned: Planned,
     ) -> Result<Self, OffloadError> {
-        let (units, shapes) = units(&model, &*device, layers)?;
-        let sizes: Vec<u64> = units.iter().map(Unit::bytes).collect();
-        let all: u64 = sizes.iter().sum();
-        let expert_bytes = shapes.experts.bytes();
-        let experts_min = if expert_bytes > 0 { EXPERT_SLOTS_MIN * expert_bytes } else { 0 };
-        let slots = options.pipeline.slots() as u64;
-        let within = room.checked_sub(experts_min);
-        let resident = options.resident_bytes.unwrap_or(u64::MAX);
-        let (stays, slots) = match within {
-            Some(within) if all <= within.min(resident) => (vec![true; units.len()], 0),
-            _ => {
-                let need = slots * shapes.units.bytes() + experts_min;
-                let room = room.checked_sub(need).ok_or(OffloadError::NoRoom { need, room })?;
-                (choose(&sizes, room.min(resident)), slots)
-            }
+        let Planned { units, shapes, placement } = planned;
+        let Placement { pipeline, stays, slots, expert_slots, .. } = placement;
+        let bytes = |of: bool| {
+            let chosen = units.iter().zip(&stays).filter(|(_, stays)| **stays || !of);
+            chosen.map(|(unit, _)| unit.bytes()).sum()
         };
-        let resident_bytes =
-            sizes.iter().zip(&stays).filter(|(_, stays)| **stays).map(|(size, _)| size).sum();
-        let rest: u64 = room - slots * shapes.units.bytes() - resident_bytes;
-        let n_experts =
-            rest.min(resident.saturating_sub(resident_bytes).max(experts_min)).checked_div(expert_bytes);
-        let most = (model.config().experts.map_or(0, |experts| experts.count) * layers.len()) as u64;
-        let expert_slots = n_experts.unwrap_or(0).min(most);
         let state = State {
             free: (0..slots).map(|_| shapes.units.slot(&*device)).collect(),
             expert_free: (0..expert_slots).map(|_| shapes.experts.slot(&*device)).collect(),
             stats: OffloadStats {
-                weight_bytes: all,
-                resident_bytes,
-                slot_bytes: slots * shapes.units.bytes() + expert_slots * expert_bytes,
+                pipeline,
+                weight_bytes: bytes(false),
+                resident_bytes: bytes(true),
+                slot_bytes: slots * shapes.units.bytes() + expert_slots * shapes.experts.bytes(),
                 expert_slots: expert_slots as usize,
+                expert_slot_bytes: shapes.experts.bytes(),
                 ..OffloadStats::default()
             },
             ..State::default()
@@ -117,19 +143,24 @@ impl Offloaded {
         if let Some(fault) = device.fault() {
             return Err(fault.into());
         }
-        let from = from(&model).map_err(OffloadError::Open)?;
-        let loader =
-            Loader::start(Arc::clone(&device), from, options.threads).map_err(OffloadError::Threads)?;
+        let from = Arc::new(From::open(&model).map_err(OffloadError::Open)?);
         let gguf = model.mapped_weights().file();
         let place = |unit: &Unit| MatrixPlace::of(unit.matrices[0].bytes(gguf));
         let index = units.iter().enumerate().map(|(at, unit)| (place(unit), at)).collect();
         let state = Mutex::new(state);
-        Ok(Self { model, device, matrices, options: options.clone(), units, index, stays, loader, state })
+        let block_bytes = options.block_bytes.get().next_multiple_of(4);
+        Ok(Self { model, device, matrices, pipeline, block_bytes, units, index, stays, from, loader, state })
     }
 
     /// Returns what was done so far.
     pub(crate) fn stats(&self) -> OffloadStats {
-        self.state().stats
+        OffloadStats { read_bytes: self.from.read_bytes(), ..self.state().stats }
+    }
+
+    /// Returns the matrices that are loaded for each pass, without experts.
+    pub(crate) fn loaded(&self) -> Vec<MatrixAt> {
+        let others = self.units.iter().zip(&self.stays).filter(|(_, stays)| !**stays);
+        others.flat_map(|(unit, _)| unit.matrices.iter().copied()).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -140,8 +171,8 @@ impl Offloaded {
     fn wanted(&self, at: usize) -> Vec<usize> {
         let following = (1..=self.units.len()).map(|step| (at + step) % self.units.len());
         let streamed = std::iter::once(at).chain(following).filter(|at| !self.stays[*at]);
-        let is_ahead = self.options.pipeline != Pipeline::Synchronous;
-        let slots = if is_ahead || !self.stays[at] { self.options.pipeline.slots() } else { 0 };
+        let is_ahead = self.pipeline != Pipeline::Synchronous;
+        let slots = if is_ahead || !self.stays[at] { self.pipeline.slots() as usize } else { 0 };
         let mut wanted: Vec<usize> = Vec::new();
         for at in streamed.take(slots) {
             if !wanted.contains(&at) {
@@ -239,24 +270,25 @@ impl Offloaded {
     fn begin(&self, unit: &Unit, slot: Slot, now: u64) -> Held {
         let pieces = unit.pieces(&*self.device);
         let gguf = self.model.mapped_weights().file();
-        let block_bytes = self.options.block_bytes.get().next_multiple_of(4);
-        let mut blocks = Vec::new();
+        let after = self.device.mark();
+        let mut tasks: Vec<Task> = Vec::new();
         for (number, (matrix, pieces)) in unit.matrices.iter().zip(&pieces).enumerate() {
             for (at, piece) in pieces.iter().enumerate() {
-                for first in piece.bytes.clone().step_by(block_bytes) {
-                    blocks.push(Block {
+                for first in piece.bytes.clone().step_by(self.block_bytes) {
+                    let block = Block {
                         matrix: *matrix,
-                        bytes: first..piece.bytes.end.min(first + block_bytes),
+                        bytes: first..piece.bytes.end.min(first + self.block_bytes),
                         to: slot.buffer(number, at).clone(),
                         to_at: (first - piece.bytes.start) as u64,
-                    });
+                    };
+                    tasks.push(block.load(&self.device, &self.from, &after));
                 }
             }
         }
         let places = unit.matrices.iter().map(|at| MatrixPlace::of(at.bytes(gguf)));
         let matrices = slot.matrices(unit, &pieces).into_iter().map(Arc::new);
         let matrices = places.zip(matrices).collect();
-        let ticket = self.loader.load(blocks, &self.device.mark());
+        let ticket = self.loader.begin(tasks);
         Held { slot, ticket, matrices, is_ready: false, used_at: now, is_pinned: true }
     }
 
@@ -303,18 +335,6 @@ fn units(model: &Model, device: &dyn Device, layers: &[usize]) -> Result<(Vec<Un
     Ok((units, shapes))
 }
 
-/// Returns where loads take their bytes: from memory, or from the disk if the model does not fit there.
-fn from(model: &Model) -> std::io::Result<From> {
-    let gguf = model.mapped_weights().file();
-    match (model.streamed(), gguf.part_paths()) {
-        (Some(_), Some(paths)) => {
-            let files = paths.into_iter().map(crate::weights::direct::DirectFile::open);
-            Ok(From::Disk(files.collect::<Result<_, _>>()?))
-        }
-        _ => Ok(From::Memory(Arc::clone(gguf))),
-    }
-}
-
 impl WeightSource for Offloaded {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         match part {
@@ -341,7 +361,7 @@ impl WeightSource for Offloaded {
     /// Begins to load an expert; everything else is known beforehand.
     fn hint(&self, layer: usize, part: Part) {
         let Part::Expert(expert) = part else { return };
-        if self.options.pipeline == Pipeline::Synchronous {
+        if self.pipeline == Pipeline::Synchronous {
             return;
         }
         let state = &mut *self.state();

@@ -19,7 +19,7 @@ mod queue;
 mod reader;
 mod stats;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -141,11 +141,13 @@ struct Place {
     sometimes: bool,
     /// Whether it is the projection to logits.
     output: bool,
+    /// Whether somebody else loads what does not stay ([`StreamedWeights::set_loaded`]).
+    loaded: bool,
 }
 
 impl Place {
     fn walked(&self) -> Walked {
-        let Self { at, sometimes, output } = *self;
+        let Self { at, sometimes, output, .. } = *self;
         Walked { rows: at.rows, row_bytes: at.row_bytes(), sometimes, output }
     }
 }
@@ -169,18 +171,35 @@ impl Walk {
         check_layers(&layers, mapped.n_layers())?;
         let mut places = Vec::new();
         if let Some(at) = mapped.inputs_at().filter(|_| ends) {
-            places.push(Place { at: *at, sometimes: false, output: false });
+            places.push(Place { at: *at, sometimes: false, output: false, loaded: false });
         }
         for &layer in &layers {
-            let place = |sometimes| move |at| Place { at, sometimes, output: false };
+            let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: false };
             places.extend(mapped.matrices(layer).into_iter().map(place(false)));
             places.extend(mapped.expert_matrices(layer).into_iter().map(place(true)));
         }
         if ends {
-            places.push(Place { at: *mapped.head_at(), sometimes: false, output: true });
+            places.push(Place { at: *mapped.head_at(), sometimes: false, output: true, loaded: false });
         }
         Ok(Self { layers, places })
     }
+
+    /// Adds matrices that somebody else loads, and the experts of some layers.
+    fn with_loaded(mut self, mapped: &MappedWeights, matrices: &[MatrixAt], experts_of: &[usize]) -> Self {
+        let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: true };
+        self.places.extend(matrices.iter().copied().map(place(false)));
+        let experts = experts_of.iter().flat_map(|layer| mapped.expert_matrices(*layer));
+        self.places.extend(experts.map(place(true)));
+        self
+    }
+}
+
+/// What of a matrix stays in memory.
+#[derive(Debug, Clone, Copy)]
+struct Resident {
+    rows: usize,
+    /// Behind the last byte of these rows in the file.
+    end: usize,
 }
 
 /// The rows of a walk that stay in memory.
@@ -193,7 +212,7 @@ struct Choice {
     /// For each matrix of the walk, the number of rows that stay.
     rows: Vec<usize>,
     /// The same, keyed by the file and byte at which the matrix begins.
-    by_place: HashMap<(usize, usize), usize>,
+    by_place: BTreeMap<(usize, usize), Resident>,
     resident_bytes: u64,
     streamed_bytes: u64,
 }
@@ -334,6 +353,27 @@ impl StreamedWeights {
         Ok(())
     }
 
+    /// As [`Self::set_layers`], with matrices and the experts of some layers of which a GPU loads what does not
+    /// stay in memory. Nothing of those is read ahead.
+    ///
+    /// # Errors
+    /// As [`Self::set_layers`].
+    pub(crate) fn set_loaded(
+        &self,
+        layers: Vec<usize>,
+        matrices: &[MatrixAt],
+        experts_of: &[usize],
+    ) -> Result<(), ResidencyError> {
+        let walk = Walk::new(&self.mapped, layers, self.ends)?;
+        self.apply(Arc::new(walk.with_loaded(&self.mapped, matrices, experts_of)));
+        Ok(())
+    }
+
+    /// Returns how many of the first of these bytes of a file of the model are in memory.
+    pub(crate) fn in_memory(&self, part: usize, bytes: &Range<usize>) -> usize {
+        self.choice().resident_of(part, bytes)
+    }
+
     /// Returns the statistics so far.
     pub fn stats(&self) -> ResidencyStats {
         let (choice, counts) = (self.choice(), self.reader.counts());
@@ -381,7 +421,7 @@ impl StreamedWeights {
         let (mut cycle, mut keep, mut let_go) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &rows) in next.walk.places.iter().zip(&next.rows) {
             let part = |rows: Range<usize>| extent(&place.at.rows(rows));
-            if !place.sometimes {
+            if !place.sometimes && !place.loaded {
                 let pieces = self.cut.pieces(rows..place.at.rows, place.at.row_bytes());
                 cycle.extend(pieces.into_iter().map(part));
             }
@@ -435,7 +475,7 @@ impl Choice {
             prefetch_bytes: 0,
             rows: vec![0; walk.places.len()],
             walk,
-            by_place: HashMap::new(),
+            by_place: BTreeMap::new(),
             resident_bytes: 0,
             streamed_bytes: 0,
         }
@@ -451,9 +491,10 @@ impl Choice {
         let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
         for (place, rows) in walk.places.iter().zip(&choice.rows) {
             let (whole, row_bytes) = (extent(&place.at), place.at.row_bytes());
-            choice.by_place.insert((whole.part, whole.bytes.start), *rows);
+            let end = whole.bytes.start + rows * row_bytes;
+            choice.by_place.insert((whole.part, whole.bytes.start), Resident { rows: *rows, end });
             choice.resident_bytes += (rows * row_bytes) as u64;
-            if !place.sometimes {
+            if !place.sometimes && !place.loaded {
                 choice.streamed_bytes += ((place.at.rows - rows) * row_bytes) as u64;
             }
         }
@@ -463,7 +504,14 @@ impl Choice {
     /// Returns how many rows of a matrix stay; `None` if the matrix is not in the walk.
     fn resident_rows(&self, at: &MatrixAt) -> Option<usize> {
         let whole = extent(at);
-        self.by_place.get(&(whole.part, whole.bytes.start)).copied()
+        self.by_place.get(&(whole.part, whole.bytes.start)).map(|resident| resident.rows)
+    }
+
+    /// Returns how many of the first of these bytes of a file stay.
+    fn resident_of(&self, part: usize, bytes: &Range<usize>) -> usize {
+        let before = self.by_place.range(..=(part, bytes.start)).next_back();
+        let end = before.filter(|((of, _), _)| *of == part).map_or(0, |(_, resident)| resident.end);
+        end.saturating_sub(bytes.start).min(bytes.len())
     }
 }
 

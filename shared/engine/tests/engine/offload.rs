@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use baton_engine::engine::EngineError;
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuUse, Model, Offload, OffloadStats, Pipeline, Residency, StepControl,
-    StepError, StepSeq, Wanted,
+    Engine, EngineOptions, GpuLayers, GpuUse, Kept, KvHome, Model, Offload, OffloadStats, Pipeline,
+    Residency, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::cases::{HostDevice, Speeds, TimedDevice};
@@ -18,7 +18,10 @@ use baton_kernels_gpu::{Device, GpuError};
 use baton_random::SplitMix64;
 use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
+use crate::invariance::check_ways_of_a_prefix;
 use crate::{all_logits, assert_same_bits, engine, family, open, prompt};
+
+const PIPELINES: [Pipeline; 3] = [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous];
 
 fn ignore(_: &GpuError) {}
 
@@ -62,26 +65,96 @@ fn no_bit_depends_on_what_stays_nor_on_pipeline_blocks_and_threads() {
         let model = open(&family(name, format));
         let fit = on(Arc::new(HostDevice::new(None)), GpuLayers::Fit);
         let want = answer(&mut engine(&model, 1, fit));
-        for pipeline in [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous] {
-            for (resident, block, threads) in
-                [(0, 1, 1), (0, 1000, 3), (40_000, 1 << 20, 2), (90_000, 4096, 5)]
-            {
+        for pipeline in PIPELINES {
+            for (resident, block, threads, kv) in [
+                (0, 1, 1, KvHome::Host),
+                (0, 1000, 3, KvHome::Gpu),
+                (40_000, 1 << 20, 2, KvHome::Automatic),
+                (90_000, 4096, 5, KvHome::Host),
+            ] {
                 let options = Offload {
                     pipeline,
                     threads: number(threads),
                     block_bytes: number(block * 8),
                     resident_bytes: Some(resident),
+                    kv,
                 };
                 let what = format!("{name} {}: {options:?}", format.name());
                 let mut own = engine(&model, 1, offloaded(options));
                 assert_same_bits(&answer(&mut own), &want, &what);
                 assert_same_bits(&answer(&mut own), &want, &format!("{what}, again"));
                 let stats = stats(&own);
-                assert!(stats.resident_bytes <= resident, "{what}: {stats:?}");
+                assert!(stats.resident_bytes <= resident && stats.pipeline == pipeline, "{what}: {stats:?}");
+                let on_host = kv == KvHome::Host;
+                let moved = stats.kv_saved_bytes > 0 && stats.kv_host_bytes > 0;
+                assert_eq!((moved, stats.kv_resident_bytes == 0), (on_host, on_host), "{what}: {stats:?}");
+                // Three slots hold small models whole.
+                let in_turn = on_host && stats.kv_slot_bytes < stats.kv_host_bytes;
+                assert!(stats.kv_loaded_bytes > 0 || !in_turn, "{what}: {stats:?}");
                 let all_stay = stats.resident_bytes == stats.weight_bytes;
                 assert!(stats.loaded_bytes > 0 && (!all_stay || stats.expert_bytes > 0), "{what}: {stats:?}");
             }
         }
+    }
+}
+
+#[test]
+fn forks_cuts_and_known_prefixes_change_no_bit_of_keys_in_the_host_s_memory() {
+    for (name, pipeline) in
+        [("llama", PIPELINES[0]), ("gemma3", PIPELINES[1]), ("gemma4-shared", PIPELINES[2])]
+    {
+        let options = Offload { pipeline, kv: KvHome::Host, resident_bytes: Some(0), ..Offload::default() };
+        let on_host = EngineOptions { kv_tokens: 512, ..offloaded(options) };
+        check_ways_of_a_prefix(&open(&family(name, Format::Q8_0)), 1, on_host);
+    }
+}
+
+#[test]
+fn what_eviction_keeps_is_the_same_in_the_host_s_memory() {
+    let model = open(&family("llama", Format::Q8_0));
+    let heads = model.config().n_layers * model.config().n_kv_heads;
+    let mut random = SplitMix64::new(5);
+    let chosen: Vec<Vec<usize>> = (0..heads)
+        .map(|_| (0..100).filter(|_| random.below(2) == 0).chain(100..).take(40).collect())
+        .collect();
+    let after = |options: EngineOptions| {
+        let mut engine = engine(&model, 1, EngineOptions { kv_tokens: 512, ..options });
+        let (seq, ids) = (engine.create(), prompt(2, 140));
+        all_logits(&mut engine, seq, &ids[..130]);
+        let child = engine.evict(seq, &Kept::new(&chosen).unwrap()).unwrap();
+        let logits = all_logits(&mut engine, child, &ids[130..]);
+        [logits, all_logits(&mut engine, seq, &ids[130..])].concat()
+    };
+    let want = after(on(Arc::new(HostDevice::new(None)), GpuLayers::Fit));
+    for pipeline in PIPELINES {
+        let options = Offload { pipeline, kv: KvHome::Host, ..Offload::default() };
+        assert_same_bits(&after(offloaded(options)), &want, &format!("{pipeline:?}"));
+    }
+}
+
+/// Decodes tokens behind a long prompt, and returns loaded and saved bytes for each token.
+#[test]
+fn of_keys_in_the_host_s_memory_only_what_is_seen_is_loaded_and_one_block_is_saved() {
+    let model = deep(None);
+    for (window, seen) in [(None, 4.1), (Some(SlidingWindow { tokens: 32, sinks: 0 }), 2.1)] {
+        let device = Arc::new(TimedDevice::new(None, SPEEDS));
+        let options = Offload { kv: KvHome::Host, ..Offload::default() };
+        let of_gpu = on(Arc::clone(&device) as _, GpuLayers::Offloaded(options));
+        let mut own = engine(&model, 1, EngineOptions { kv_tokens: 4096, window, ..of_gpu });
+        let (seq, ids) = (own.create(), prompt(4, 128));
+        all_logits(&mut own, seq, &ids[..100]);
+        let before = stats(&own);
+        for id in &ids[100..120] {
+            all_logits(&mut own, seq, &[*id]);
+        }
+        let now = stats(&own);
+        let block = now.kv_host_bytes as f64 / 128.0;
+        let per_token = |now: u64, before: u64| (now - before) as f64 / 20.0;
+        let saved = per_token(now.kv_saved_bytes, before.kv_saved_bytes);
+        assert!((saved - block).abs() < 1.0, "{window:?}: {saved}, a block has {block}");
+        let loaded = per_token(now.kv_loaded_bytes, before.kv_loaded_bytes);
+        assert!(loaded <= seen * block && loaded > 0.0, "{window:?}: {loaded}, a block has {block}: {now:?}");
+        assert!(device.used_bytes() < now.kv_host_bytes, "three of eight layers have slots: {now:?}");
     }
 }
 
@@ -104,15 +177,15 @@ fn deep(experts: Option<SyntheticExperts>) -> Arc<Model> {
 /// The free memory that the device must have so that `share` of the layers' weights stay.
 fn budget(model: &Arc<Model>, share: f64) -> u64 {
     let device = Arc::new(HostDevice::new(None));
-    let all = Offload { resident_bytes: Some(0), ..Offload::default() };
+    let options = Offload { pipeline: Pipeline::Performance, kv: KvHome::Gpu, ..Offload::default() };
+    let all = Offload { resident_bytes: Some(0), ..options.clone() };
     let engine = engine(model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(all)));
     let OffloadStats { weight_bytes, .. } = stats(&engine);
     let mut low = device.used_bytes();
     // Activations and the projection to logits are set aside; the least budget that works is found.
     let works = |budget| {
         let device = Arc::new(HostDevice::new(Some(budget)));
-        let made = Engine::new(Arc::clone(model), on(device, GpuLayers::Offloaded(Offload::default())));
-        made.is_ok()
+        Engine::new(Arc::clone(model), on(device, GpuLayers::Offloaded(options.clone()))).is_ok()
     };
     let mut high = low + (64 << 20);
     assert!(works(high) && !works(low));
@@ -146,7 +219,8 @@ fn bytes_are_near_the_least_and_loads_hide_computing() {
     let model = deep(None);
     for share in [0.0, 0.3, 0.7] {
         let budget = budget(&model, share);
-        let run = |pipeline| decode(&model, budget, SPEEDS, Offload { pipeline, ..Offload::default() });
+        let options = |pipeline| Offload { pipeline, kv: KvHome::Gpu, ..Offload::default() };
+        let run = |pipeline| decode(&model, budget, SPEEDS, options(pipeline));
         let (seconds, bytes, stats) = run(Pipeline::Performance);
         let least = (1.0 - share) * stats.weight_bytes as f64;
         assert!(bytes <= 1.1 * least, "{share}: {bytes} of {least}, {stats:?}");
@@ -179,13 +253,19 @@ fn only_chosen_experts_are_loaded_and_those_used_last_stay() {
 fn a_device_without_room_is_refused_with_the_way_out() {
     let model = deep(None);
     let least = budget(&model, 0.0) - 2048;
-    for budget in [1000, least] {
+    let stated = Offload { pipeline: Pipeline::Performance, kv: KvHome::Gpu, ..Offload::default() };
+    for (budget, says) in [(1000, "activations need"), (least, "lower the context")] {
         let device = Arc::new(HostDevice::new(Some(budget)));
-        let err = Engine::new(Arc::clone(&model), on(device, GpuLayers::Offloaded(Offload::default())));
+        let err = Engine::new(Arc::clone(&model), on(device, GpuLayers::Offloaded(stated.clone())));
         let err = err.unwrap_err();
         assert!(matches!(err, EngineError::GpuRefused { .. }), "{budget}: {err}");
-        assert!(err.to_string().contains("lower the context"), "{budget}: {err}");
+        assert!(err.to_string().contains(says), "{budget}: {err}");
     }
+    // What is not stated finds a way: fewer slots, and keys and values in the host's memory.
+    let device = Arc::new(HostDevice::new(Some(least)));
+    let own = engine(&model, 1, on(device, GpuLayers::Offloaded(Offload::default())));
+    let stats = stats(&own);
+    assert!(stats.pipeline == Pipeline::MemoryEfficient || stats.kv_host_bytes > 0, "{stats:?}");
 }
 
 /// Cancels after so many layers.
@@ -208,7 +288,8 @@ fn two_hundred_faults_end_in_an_error_or_in_the_answer() {
         let which = turn % 2;
         let (model, want) = (&models[which], &wants[which]);
         let device = Arc::new(TimedDevice::new(None, SPEEDS));
-        let options = Offload { resident_bytes: Some(random.below(60_000) as u64), ..Offload::default() };
+        let kv = if random.below(2) == 0 { KvHome::Host } else { KvHome::Gpu };
+        let options = Offload { resident_bytes: Some(random.below(60_000) as u64), kv, ..Offload::default() };
         let mut own = engine(model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(options)));
         let (seq, ids) = (own.create(), prompt(3, 60));
         let cancelled = own.step(
@@ -251,10 +332,23 @@ fn weights_come_from_the_disk_if_the_model_does_not_fit_and_a_short_file_is_an_e
         let model = Model::open(file.path()).unwrap();
         answer(&mut engine(&model, 1, on(Arc::new(HostDevice::new(None)), GpuLayers::Fit)))
     };
-    let residency = Residency { budget_bytes: 0, ..Residency::default() };
-    let model = Model::open_within(file.path(), &residency).unwrap();
     let options = || offloaded(Offload { resident_bytes: Some(0), ..Offload::default() });
-    assert_same_bits(&answer(&mut engine(&model, 1, options())), &want, "from the disk");
+    let within = |budget_bytes: u64| {
+        // Reads of few rows, so that small matrices are cut too.
+        let residency = Residency { budget_bytes, read_bytes: 8192, ..Residency::default() };
+        let model = Model::open_within(file.path(), &residency).unwrap();
+        let mut own = engine(&model, 1, options());
+        own.share_weights().unwrap();
+        assert_same_bits(&answer(&mut own), &want, &format!("{budget_bytes} bytes stay in memory"));
+        let OffloadStats { loaded_bytes, read_bytes, kv_resident_bytes, .. } = stats(&own);
+        assert!(kv_resident_bytes > 0, "the host has no memory for keys and values");
+        (model, read_bytes as f64 / loaded_bytes as f64)
+    };
+    assert_eq!(within(1 << 30).1, 0.0, "all is in memory");
+    let shares = [2, 8].map(|part| within(bytes.len() as u64 / part).1);
+    assert!(0.2 < shares[0] && shares[0] < shares[1] && shares[1] < 1.0, "{shares:?}");
+    let (model, all) = within(0);
+    assert!(all > 0.99, "{all} of the bytes were read, nothing stays");
     let mut own = engine(&model, 1, options());
     let (seq, ids) = (own.create(), prompt(1, 8));
     let mut step =

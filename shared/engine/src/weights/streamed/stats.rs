@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Statistics of [`StreamedWeights`](super::StreamedWeights), readable while it runs. The cost of one token
 /// is the difference of two readings, divided by the number of passes between them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResidencyStats {
     /// Bytes of the matrices that this device computes with, including experts. The embedding table counts
     /// only if it is also the projection to logits.

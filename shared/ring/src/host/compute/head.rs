@@ -336,7 +336,7 @@ impl HeadEngine {
         let model = Arc::clone(self.engine.model());
         if let Some(weights) = model.streamed() {
             weights.set_prefetch(prefetch_bytes);
-            if let Err(err) = weights.set_layers(self.engine.host_layers()) {
+            if let Err(err) = self.engine.share_weights() {
                 return Ok(self.fail(err));
             }
             let stats = weights.stats();
