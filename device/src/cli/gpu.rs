@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineError, EngineOptions, KvHome, Model, Offload, Pipeline};
 use baton_gpu::{GpuChoice, GpuPart, OpenedGpu, VramLimit};
 use baton_kernels_cpu::Format;
@@ -145,17 +146,10 @@ pub(super) fn engine(
 }
 
 /// Returns the GPU for the engine of a ring's head, if it can compute such a model.
-pub(super) fn of_head(
-    gpu: &OpenedGpu,
-    model: &Arc<Model>,
-    options: &EngineOptions,
-) -> Result<OpenedGpu, EngineError> {
-    let (_engine, part) = gpu.engine(Arc::clone(model), options.clone(), on_loss)?;
-    if let GpuPart::Refused { .. } = part {
-        errln!("gpu: {part}");
-        return Ok(OpenedGpu::default());
-    }
-    Ok(gpu.clone())
+pub(super) fn of_head(gpu: &OpenedGpu, model: &Model, format: KvFormat) -> Result<OpenedGpu, EngineError> {
+    let Some(part) = gpu.refused(model.config(), format)? else { return Ok(gpu.clone()) };
+    errln!("gpu: {part}");
+    Ok(OpenedGpu::default())
 }
 
 /// Returns lines about a GPU: what it is, and its rates.

@@ -65,18 +65,25 @@ impl GpuProfile {
 
     /// Returns what a plan must know of it, or `None` if its rates or its free memory are not known.
     ///
-    /// `hidden` is the model's width of hidden states, `vocab` the number of tokens in its vocabulary.
-    pub fn described(&self, hidden: usize, vocab: usize) -> Option<Gpu> {
+    /// `buffer_bytes` are those of the model ([`buffer_bytes`]); 0 if only the head of a ring knows the model.
+    pub fn described(&self, buffer_bytes: f64) -> Option<Gpu> {
         let (rates, free) = (self.rates.as_ref()?, self.free_bytes?);
-        let activations = STEP_TOKENS * ACTIVATIONS * hidden as f64;
         Some(Gpu {
             kind: if self.shares_memory { GpuKind::Metal } else { GpuKind::Cuda },
             processor: processor(rates),
             memory_bytes: free as f64,
-            buffer_bytes: 4.0 * (activations + LOGIT_ROWS * vocab as f64),
+            buffer_bytes,
             copy_s: rates.copies.round_trip_s,
         })
     }
+}
+
+/// Returns the bytes that a GPU needs beside weights, keys and values.
+///
+/// `hidden` is the model's width of hidden states, `vocab` the number of tokens in its vocabulary, or 0 if the
+/// GPU computes no logits.
+pub fn buffer_bytes(hidden: usize, vocab: usize) -> f64 {
+    4.0 * (STEP_TOKENS * ACTIVATIONS * hidden as f64 + LOGIT_ROWS * vocab as f64)
 }
 
 /// Says that the GPU has failed. An engine calls it once.
@@ -140,7 +147,7 @@ mod tests {
         assert_eq!(formats.len(), model.layer_flops.len());
         let found = GpuProfile::measured(&HostDevice::new(Some(1 << 30)), &formats);
         assert_eq!((found.place.as_str(), &found.problem), ("vulkan:0", &None));
-        let gpu = found.described(model.hidden, model.vocab).unwrap();
+        let gpu = found.described(buffer_bytes(model.hidden, model.vocab)).unwrap();
         assert!(model.layer_flops.keys().all(|format| gpu.processor.flops[format] > 0.0), "{gpu:?}");
         assert!(gpu.memory_bytes > gpu.buffer_bytes && gpu.buffer_bytes > 0.0, "{gpu:?}");
         let device = baton_plan::Device {
@@ -164,6 +171,6 @@ mod tests {
         let model = shape_of(&path, Default::default()).unwrap();
         let found = GpuProfile::measured(&HostDevice::new(Some(1 << 20)), &USUAL);
         assert!(found.problem.as_ref().is_some_and(|words| words.contains("are free")), "{found:?}");
-        assert_eq!(found.described(model.hidden, model.vocab), None);
+        assert_eq!(found.described(buffer_bytes(model.hidden, model.vocab)), None);
     }
 }

@@ -146,7 +146,7 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     });
     let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? };
     let mut device = device(&options.name, (os, &memory), cpu, rates);
-    device.gpu = gpu.as_ref().and_then(|gpu| gpu.described(model.hidden, model.vocab));
+    device.gpu = gpu.as_ref().and_then(|gpu| gpu.described(gpu::buffer_bytes(model.hidden, model.vocab)));
     Ok(Profile { device, model, memory, direct_reads: disk.direct, gpu })
 }
 

@@ -6,7 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model, Offload};
+use baton_engine::engine::KvFormat;
+use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model, ModelConfig, Offload};
 use baton_kernels_gpu::GpuError;
 
 use crate::devices::{OpenedGpu, label};
@@ -88,6 +89,21 @@ impl OpenedGpu {
     pub fn part(&self, on_loss: fn(&GpuError)) -> Option<GpuUse> {
         let device = self.device.as_ref().filter(|device| device.fault().is_none())?;
         Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
+    }
+
+    /// Returns why this GPU gets no layers of a ring's model, whatever the plan; `None` if it can compute such
+    /// layers, with keys and values in this format.
+    ///
+    /// # Errors
+    /// [`EngineError`] with the reason if the user named the GPU.
+    pub fn refused(&self, model: &ModelConfig, format: KvFormat) -> Result<Option<GpuPart>, EngineError> {
+        let Some(device) = &self.device else { return Ok(None) };
+        let fault = device.fault().map_or(Ok(()), |fault| Err(EngineError::from(fault)));
+        let Err(err) = fault.and_then(|()| GpuUse::check(model, format)) else { return Ok(None) };
+        if self.is_named {
+            return Err(err);
+        }
+        Ok(Some(GpuPart::Refused { gpu: label(device.facts()), reason: err.to_string() }))
     }
 
     /// Returns it with all layers on the GPU, whether they fit into its memory or not, if there are options for
@@ -237,6 +253,29 @@ mod tests {
             let said = part.to_string();
             assert!(said.starts_with("the CPU computes all layers, not host memory"), "{family}: {said}");
         }
+    }
+
+    #[test]
+    fn a_ring_is_told_before_its_plan_what_a_gpu_cannot_compute() {
+        let (llama, recurrent) = (model("llama"), model("qwen35"));
+        let refused = |gpu: &OpenedGpu, model: &Model, kv| gpu.refused(model.config(), kv);
+        for named in [true, false] {
+            let gpu = gpu(Some(0), named);
+            assert_eq!(refused(&gpu, &llama, KvFormat::F16).unwrap(), None, "whatever fits");
+            for (model, kv) in [(&llama, KvFormat::Q8), (&recurrent, KvFormat::F16)] {
+                match refused(&gpu, model, kv) {
+                    Err(EngineError::GpuRefused { .. }) => assert!(named),
+                    Ok(Some(GpuPart::Refused { .. })) => assert!(!named),
+                    other => panic!("{kv}: {other:?}"),
+                }
+            }
+        }
+        assert_eq!(refused(&OpenedGpu::default(), &recurrent, KvFormat::Q8).unwrap(), None);
+        let device = HostDevice::new(None);
+        device.fail(GpuError::Lost("unplugged".to_owned()));
+        let lost = OpenedGpu { device: Some(Arc::new(device)), ..OpenedGpu::default() };
+        let said = refused(&lost, &llama, KvFormat::F16).unwrap().unwrap().to_string();
+        assert!(said.contains("unplugged"), "{said}");
     }
 
     #[test]

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use baton_engine::engine::KvFormat;
-use baton_engine::{EngineOptions, Model};
+use baton_engine::{EngineOptions, GpuUse, Model, ModelConfig};
 use baton_gpu::OpenedGpu;
-use baton_plan::{Device, Plan, SearchOptions, Workload};
+use baton_plan::{Device, Gpu, Plan, SearchOptions, Workload};
 use clap::Args;
 
 use super::PORT;
 use crate::cli::{gpu, values};
 use crate::machine::ThisMachine;
+use crate::machine::gpu::buffer_bytes;
 use crate::machine::profile::{ProfileOptions, kept_or_measured};
 use crate::machine::residency::text_bytes;
 use crate::machine::shape::shape_of;
@@ -116,7 +117,7 @@ pub(in crate::cli) fn form(
     let listener = TcpListener::bind(args.ring_listen)
         .with_context(|| format!("listen on {} for the ring (--ring-listen)", args.ring_listen))?;
     let file = model.path().context("the model is not in a file")?;
-    let gpu = gpu::of_head(&machine.gpu, model, &engine).context("compute on the GPU")?;
+    let gpu = gpu::of_head(&machine.gpu, model, engine.kv_format).context("compute on the GPU")?;
     let machine = ThisMachine { gpu, ..machine };
     let mut own = own_device(&name, file, engine.threads, &machine.gpu, settings, said)?;
     machine.memory.bound(&mut own);
@@ -130,13 +131,10 @@ pub(in crate::cli) fn form(
     };
     let planning = Planning::new(own, wanted);
     let (current_plan, revising, begun) = (planning.current_plan(), planning.clone(), Instant::now());
-    // Plans use the names that the devices have in this ring.
-    let on_gpus = engine.kv_format == KvFormat::F16;
-    let named = move |hello: &Hello| {
-        let device = hello.device.clone()?;
-        Some(Device { name: hello.name.clone(), gpu: device.gpu.clone().filter(|_| on_gpus), ..device })
+    let on_gpus = OnGpus::of(model.config(), engine.kv_format);
+    let devices = move |workers: &[Hello]| -> Vec<_> {
+        workers.iter().filter_map(|hello| on_gpus.device(hello)).collect()
     };
-    let devices = move |workers: &[Hello]| workers.iter().filter_map(named).collect::<Vec<Device>>();
     let (drafting, pacing) = (planning.clone(), planning.clone());
     let drafter =
         move |of: &PlanFor| drafting.draft(&devices(&of.workers), &of.network).map_err(|err| err.to_string());
@@ -174,6 +172,32 @@ pub(in crate::cli) fn form(
     let home = PairedDevices::new(folder, identity, discovery(args));
     spawn_rejoin(&handle, Box::new(home), LOOK).context("look out for devices")?;
     Ok(Formed { handle, current_plan, head })
+}
+
+/// What workers' GPUs can compute of the head's model.
+#[derive(Debug, Clone, Copy)]
+struct OnGpus {
+    /// Whether they have kernels for the model and its keys and values.
+    compute: bool,
+    /// Bytes that a part of the model takes there beside weights, keys and values.
+    buffer_bytes: f64,
+}
+
+impl OnGpus {
+    fn of(config: &ModelConfig, format: KvFormat) -> Self {
+        let compute = GpuUse::check(config, format).is_ok();
+        // The head computes the logits.
+        Self { compute, buffer_bytes: buffer_bytes(config.d_model, 0) }
+    }
+
+    /// Returns what a plan must know of a worker, by the name that it has in this ring. A worker does not know
+    /// the model when it tells what it is.
+    fn device(self, hello: &Hello) -> Option<Device> {
+        let device = hello.device.clone()?;
+        let gpu = device.gpu.filter(|_| self.compute);
+        let gpu = gpu.map(|gpu| Gpu { buffer_bytes: self.buffer_bytes, ..gpu });
+        Some(Device { name: hello.name.clone(), gpu, ..device })
+    }
 }
 
 /// Opens multicast DNS, if it is wanted and works.
@@ -228,4 +252,47 @@ fn absent(peer: &Peer) -> String {
         peer.name,
         addresses.join(" or ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use baton_kernels_cpu::Format;
+    use baton_kernels_gpu::cases::HostDevice;
+    use baton_synthetic::SyntheticModel;
+
+    use crate::machine::gpu::GpuProfile;
+    use crate::machine::profile::general;
+
+    fn opened(family: &'static str) -> Arc<Model> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, SyntheticModel::small(family, Format::Q8_0, 3).to_gguf().unwrap()).unwrap();
+        Model::open(file.path()).unwrap()
+    }
+
+    /// A worker that has measured its GPU, and knows no model.
+    fn hello() -> Hello {
+        let folder = tempfile::tempdir().unwrap();
+        let device = general("desk", NonZeroUsize::MIN, folder.path(), &mut |_| {}).unwrap();
+        let gpu = GpuProfile::measured(&HostDevice::new(Some(1 << 30)), &[Format::Q8_0]).described(0.0);
+        assert!(gpu.is_some());
+        Hello { name: "desk-2".to_owned(), device: Some(Device { gpu, ..device }) }
+    }
+
+    #[test]
+    fn workers_gpus_are_planned_with_if_they_can_compute_the_model_and_with_its_buffers() {
+        let (hello, llama, recurrent) = (hello(), opened("llama"), opened("qwen35"));
+        let seen = |model: &Model, format| OnGpus::of(model.config(), format).device(&hello).unwrap();
+        let device = seen(&llama, KvFormat::F16);
+        assert_eq!(device.name, "desk-2");
+        let gpu = device.gpu.unwrap();
+        assert_eq!(gpu.buffer_bytes, buffer_bytes(llama.config().d_model, 0));
+        assert!(gpu.buffer_bytes > 0.0 && gpu.memory_bytes == (1u64 << 30) as f64, "{gpu:?}");
+        for (model, format) in [(&llama, KvFormat::Q8), (&recurrent, KvFormat::F16)] {
+            assert_eq!(seen(model, format).gpu, None, "{format}");
+        }
+        let relays = Hello { device: None, ..hello.clone() };
+        assert_eq!(OnGpus::of(llama.config(), KvFormat::F16).device(&relays), None);
+    }
 }

@@ -34,8 +34,6 @@ const DEVICE_FILE: &str = "device.json";
 
 /// File with those of its GPU.
 const GPU_FILE: &str = "gpu.json";
-/// Width of the hidden states that memory is set aside for on a GPU, as in models of 8e9 parameters.
-const HIDDEN: usize = 4096;
 
 /// Options of a device that computes for a head.
 #[derive(Debug, Clone, Args)]
@@ -106,7 +104,8 @@ fn device(
     json: bool,
 ) -> anyhow::Result<Device> {
     let gpu = gpu.device.as_deref().map(|gpu| of_gpu(gpu, folder, json)).transpose()?;
-    let described = gpu.and_then(|gpu| gpu.described(HIDDEN, 0));
+    // The head knows the model, and so the GPU's buffers.
+    let described = gpu.and_then(|gpu| gpu.described(0.0));
     Ok(Device { gpu: described, ..without_gpu(name, args, folder, json)? })
 }
 

@@ -15,6 +15,7 @@ use super::{
     Profile, ProfileError, ProfileOptions, cached_rate, pool_of, profile, refresh_memory, this_memory,
 };
 use crate::machine::disk;
+use crate::machine::gpu::buffer_bytes;
 use crate::settings::{Settings, SettingsError};
 
 /// A figure that differs by more than this share has drifted.
@@ -109,7 +110,7 @@ pub fn kept_or_measured(
 fn refresh_gpu(profile: &mut Profile, options: &ProfileOptions) {
     if let (Some(gpu), Some(device)) = (&mut profile.gpu, &options.gpu) {
         gpu.free_bytes = device.free_bytes();
-        profile.device.gpu = gpu.described(profile.model.hidden, profile.model.vocab);
+        profile.device.gpu = gpu.described(buffer_bytes(profile.model.hidden, profile.model.vocab));
     }
 }
 

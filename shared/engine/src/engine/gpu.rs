@@ -131,19 +131,26 @@ impl Needs {
     }
 }
 
-/// Returns why a GPU cannot compute layers of a model, if it cannot.
-fn refusal(config: &ModelConfig, format: KvFormat) -> Option<EngineError> {
-    let family = config.family.name;
-    let refused = |reason: String| Some(EngineError::GpuRefused { reason });
-    if config.recurrent.is_some() {
-        return refused(format!("a {family} model has recurrent layers, which only the CPU computes"));
+impl GpuUse {
+    /// Checks that GPUs can compute layers of such a model, with keys and values in this format.
+    ///
+    /// # Errors
+    /// [`EngineError::GpuRefused`] if they have no kernels for that.
+    pub fn check(config: &ModelConfig, format: KvFormat) -> Result<(), EngineError> {
+        let family = config.family.name;
+        let refused = |reason: String| Err(EngineError::GpuRefused { reason });
+        if config.recurrent.is_some() {
+            return refused(format!("a {family} model has recurrent layers, which only the CPU computes"));
+        }
+        if format != KvFormat::F16 {
+            return refused(format!("keys and values are {format}, and GPUs keep f16 only"));
+        }
+        let mut widths = (0..config.n_layers).map(|layer| config.heads_at(layer).width);
+        match widths.find(|width| !takes_heads_of(*width)) {
+            Some(width) => refused(format!("heads of {width} dimensions have no GPU kernel")),
+            None => Ok(()),
+        }
     }
-    if format != KvFormat::F16 {
-        return refused(format!("keys and values are {format}, and GPUs keep f16 only"));
-    }
-    let widths = (0..config.n_layers).map(|layer| config.heads_at(layer).width);
-    let odd = widths.into_iter().find(|width| !takes_heads_of(*width));
-    odd.and_then(|width| refused(format!("heads of {width} dimensions have no GPU kernel")))
 }
 
 /// Makes the lane of a GPU for some of an engine's layers; `None` if not one of them fits.
@@ -158,9 +165,7 @@ pub(super) fn lane(
         return Ok(None);
     }
     let config = model.config();
-    if let Some(err) = refusal(config, format) {
-        return Err(err);
-    }
+    GpuUse::check(config, format)?;
     let device = &*gpu.device;
     if let Some(fault) = device.fault() {
         return Err(fault.into());

@@ -2,6 +2,7 @@
 //!
 //! The GPU is one in host memory that computes each kernel by its definition.
 
+use baton_engine::engine::KvFormat;
 use baton_engine::{EngineOptions, GpuLayers, GpuUse};
 use baton_kernels_gpu::cases::HostDevice;
 use baton_kernels_gpu::{Device, GpuError};
@@ -61,6 +62,24 @@ fn a_ring_of_cpus_and_gpus_writes_the_text_of_one_engine() {
             "{what}: an audit suspects nobody: {stats:?}"
         );
     }
+}
+
+#[test]
+fn a_ring_with_keys_that_no_gpu_keeps_has_its_layers_on_cpus() {
+    let ids = prompt(5, 60);
+    let format = |options: EngineOptions| EngineOptions { kv_format: KvFormat::Q8, ..options };
+    let want = written(&mut Engine::new(model(), format(engine_options(1024))).unwrap(), &ids, 8);
+    let (ours, theirs) = (Arc::new(HostDevice::new(None)), Arc::new(HostDevice::new(None)));
+    let home = home_with(&theirs);
+    let mut head = home.head_with(model(), Box::new(first(mixed(0, 0))), |options| {
+        options.engine = EngineOptions { gpu: Some(use_of(&ours)), ..format(options.engine.clone()) };
+    });
+    let have = written(&mut head, &ids, 8);
+    assert_same_bits(&have.0, &want.0, "q8");
+    assert_eq!(have.1, want.1);
+    let stats = head.handle().stats();
+    assert_eq!((stats.lost.len(), stats.recoveries), (0, 0), "{stats:?}");
+    assert_eq!((ours.used_bytes(), theirs.used_bytes()), (0, 0));
 }
 
 #[test]
