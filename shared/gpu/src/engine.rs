@@ -118,8 +118,8 @@ impl OpenedGpu {
     /// `options` are those of an engine without a GPU.
     ///
     /// # Errors
-    /// Those of [`Engine::new`]. That the GPU cannot compute the model is an error only if the user named
-    /// the GPU.
+    /// Those of [`Engine::new`]. That the GPU cannot compute the model, or that not one layer fits into its
+    /// memory, is an error only if the user named the GPU.
     pub fn engine(
         &self,
         model: Arc<Model>,
@@ -133,6 +133,15 @@ impl OpenedGpu {
         match Engine::new(Arc::clone(&model), EngineOptions { gpu: Some(part), ..options.clone() }) {
             Ok(engine) => {
                 let (layers, of) = (engine.gpu_layers().len(), model.config().n_layers);
+                if layers == 0 && self.is_named {
+                    let free = device
+                        .free_bytes()
+                        .map_or_else(String::new, |free| format!(", of which {} are free", in_words(free)));
+                    let reason = format!(
+                        "not one layer fits into the memory of {gpu}{free}; lower the context, or name no GPU"
+                    );
+                    return Err(EngineError::GpuRefused { reason });
+                }
                 if layers > 0 {
                     engine.share_weights().expect("an engine has only layers of its model, each once");
                 }
@@ -209,8 +218,13 @@ mod tests {
         let there = logits(engine);
         let differs = alone.iter().zip(&there).any(|(a, b)| (a - b).abs() > 1e-3);
         assert!(!differs && alone.len() == there.len(), "{alone:?} {there:?}");
-        let (_, part) = make(gpu(Some(4096), true));
+        let (engine, part) = make(gpu(Some(4096), false));
         assert!(matches!(part, GpuPart::NoRoom { .. }), "{part:?}");
+        assert!(engine.gpu_layers().is_empty());
+        let err = gpu(Some(4096), true).engine(Arc::clone(&model), options(), never).unwrap_err();
+        assert!(matches!(err, EngineError::GpuRefused { .. }), "{err}");
+        let said = err.to_string();
+        assert!(said.contains("not one layer fits") && said.contains("lower the context"), "{said}");
         let some = GpuPart::Layers { gpu: "a GPU".to_owned(), layers: 1, of: 2 };
         assert_eq!(some.to_string(), "a GPU computes the last 1 of 2 layers, the CPU the others");
     }
