@@ -140,6 +140,9 @@ fn said(origin: &Origin) -> String {
             "Kept from an earlier run, memory as it is now; measure again with --again.\n".to_owned()
         }
         Origin::New | Origin::Asked => String::new(),
+        Origin::Missing { what, problem } => {
+            format!("Measured again: {what} could not be measured before ({problem}).\n")
+        }
         Origin::Drifted { figure, then, now } => {
             format!("Measured again: {figure} was {:.1} G/s, now {:.1} G/s.\n", then / 1e9, now / 1e9)
         }

@@ -112,15 +112,19 @@ fn device(
 /// A GPU's measurements, and what they were made on.
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptGpu {
+    /// The program's version and build.
+    build: String,
+    /// Name, place and memory of the GPU.
     label: String,
     measured: GpuProfile,
 }
 
 /// Returns a GPU's measurements, from now or from an earlier run.
 fn of_gpu(gpu: &dyn baton_gpu::Device, folder: &StateFolder, json: bool) -> anyhow::Result<GpuProfile> {
-    let (path, label) = (folder.path().join(GPU_FILE), baton_gpu::label(gpu.facts()));
+    let (path, build) = (folder.path().join(GPU_FILE), crate::machine::profile::build());
+    let label = baton_gpu::label(gpu.facts());
     let kept = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<KeptGpu>(&bytes).ok());
-    if let Some(kept) = kept.filter(|kept| kept.label == label) {
+    if let Some(kept) = kept.filter(|kept| kept.build == build && kept.label == label) {
         return Ok(GpuProfile { free_bytes: gpu.free_bytes(), ..kept.measured });
     }
     if !json {
@@ -132,7 +136,7 @@ fn of_gpu(gpu: &dyn baton_gpu::Device, folder: &StateFolder, json: bool) -> anyh
         baton_terminal::errln!("note: no layers are planned for the GPU: {problem}");
         return Ok(measured);
     }
-    let kept = KeptGpu { label, measured };
+    let kept = KeptGpu { build, label, measured };
     let text = serde_json::to_vec_pretty(&kept).context("write what was measured")?;
     std::fs::write(&path, text).with_context(|| format!("write `{}`", path.display()))?;
     Ok(kept.measured)
@@ -191,4 +195,36 @@ fn say(event: &WorkerEvent, json: bool) {
     };
     // The reader of the output may be gone; the work goes on.
     let _unread = if json { outln!("{object}") } else { outln!("{text}") };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use baton_gpu::GpuError;
+    use baton_kernels_gpu::cases::HostDevice;
+
+    #[test]
+    fn a_gpu_s_rates_are_kept_for_one_gpu_and_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFolder::open(Some(folder.path().to_owned())).unwrap();
+        let path = state.path().join(GPU_FILE);
+        let get = |device: &HostDevice| of_gpu(device, &state, true).unwrap();
+        let lost = HostDevice::new(Some(1 << 30));
+        lost.fail(GpuError::Lost("unplugged".to_owned()));
+        assert!(get(&lost).problem.is_some() && !path.exists(), "a problem is not kept");
+        let device = HostDevice::new(Some(1 << 30));
+        assert!(get(&device).problem.is_none() && path.exists());
+        // Rates that no measurement gives say where they come from.
+        let planted = |change: fn(&mut KeptGpu)| {
+            let mut kept: KeptGpu = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            kept.measured.rates.as_mut().unwrap().copies.launch_s = 1234.0;
+            change(&mut kept);
+            std::fs::write(&path, serde_json::to_vec(&kept).unwrap()).unwrap();
+            get(&device).rates.unwrap().copies.launch_s == 1234.0
+        };
+        assert!(planted(|_| ()));
+        assert!(!planted(|kept| kept.build.push('x')), "of another build");
+        assert!(!planted(|kept| kept.label.push('x')), "of another GPU");
+    }
 }

@@ -3,7 +3,7 @@
 //! Free memory changes by the minute and is always read anew. Two of the other figures are checked before a
 //! stored profile is used: the products on which a token spends most, and reading the disk sequentially. If
 //! one of them differs by more than a quarter, everything is measured again. A stored profile that cannot
-//! be read counts as missing.
+//! be read counts as missing. So does one of a GPU that could not be measured.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -63,6 +63,13 @@ pub enum Origin {
         /// The value now.
         now: f64,
     },
+    /// Measured, because a figure could not be measured before.
+    Missing {
+        /// What could not be measured.
+        what: String,
+        /// Why.
+        problem: String,
+    },
 }
 
 /// Returns the stored profile of this device for this model, or measures a new one and stores it. If
@@ -114,8 +121,11 @@ fn refresh_gpu(profile: &mut Profile, options: &ProfileOptions) {
     }
 }
 
-/// Returns a figure that is no longer right, if there is one.
+/// Returns a figure that is missing or no longer right, if there is one.
 fn drift(profile: &Profile, options: &ProfileOptions) -> Result<Option<Origin>, ProfileError> {
+    if let Some((gpu, problem)) = profile.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.problem.clone()?))) {
+        return Ok(Some(Origin::Missing { what: format!("the GPU {}", gpu.name), problem }));
+    }
     let heaviest = profile.model.layer_flops.iter().max_by(|a, b| a.1.total_cmp(b.1));
     if let Some((format, _)) = heaviest {
         let (gguf, pool) = (Gguf::open(&options.model)?, pool_of(options)?);
@@ -163,9 +173,9 @@ impl MeasuredOn {
     }
 }
 
-/// Returns version, architecture and the time of the program's file, because kernels differ from build to
-/// build.
-fn build() -> String {
+/// Returns version, architecture and the time of the program's file. Measurements are kept for one build,
+/// because kernels differ from build to build.
+pub fn build() -> String {
     let program = std::env::current_exe().and_then(std::fs::metadata).and_then(|about| about.modified());
     let made =
         program.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
@@ -186,6 +196,10 @@ fn processor(root: &Path) -> String {
 mod tests {
     use super::*;
     use std::num::NonZeroUsize;
+    use std::sync::Arc;
+
+    use baton_gpu::GpuError;
+    use baton_kernels_gpu::cases::HostDevice;
 
     fn options(name: &str) -> ProfileOptions {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
@@ -215,6 +229,25 @@ mod tests {
         assert_eq!(get("one", false).1, Origin::New, "of another build");
         std::fs::write(folder.path().join("profiles").join(&file), "{").unwrap();
         assert_eq!(get("one", false).1, Origin::New, "broken");
+    }
+
+    #[test]
+    fn a_gpu_that_could_not_be_measured_is_measured_the_next_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(folder.path().to_owned()));
+        let get = |device: HostDevice| {
+            let options = ProfileOptions { gpu: Some(Arc::new(device)), ..options("one") };
+            kept_or_measured(&options, &settings, false, &mut |_| {}).unwrap()
+        };
+        let lost = HostDevice::new(None);
+        lost.fail(GpuError::Lost("unplugged".to_owned()));
+        let (first, origin) = get(lost);
+        let problem = first.gpu.unwrap().problem.unwrap();
+        assert_eq!((origin, problem.contains("unplugged")), (Origin::New, true), "{problem}");
+        let (again, origin) = get(HostDevice::new(None));
+        assert_eq!(origin, Origin::Missing { what: "the GPU host memory".to_owned(), problem });
+        let gpu = again.gpu.unwrap();
+        assert!(gpu.problem.is_none() && gpu.rates.is_some(), "{gpu:?}");
     }
 
     #[test]
