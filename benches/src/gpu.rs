@@ -72,10 +72,7 @@ const ASSIST: [usize; 5] = [10, 20, 50, 100, 200];
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let opened = baton_gpu::open(args.gpu, args.vram).context("open the GPU")?;
     let Some(device) = opened.device else {
-        bail!(
-            "{}",
-            opened.notice.unwrap_or_else(|| "this machine has no GPU; name one with --gpu".to_owned())
-        );
+        bail!("no GPU computes; name one with --gpu. {}", opened.notices.join("; "));
     };
     let folder = tempfile::tempdir().context("make a folder for the model")?;
     let path = match &args.model {

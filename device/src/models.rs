@@ -25,4 +25,4 @@ pub use part::CHUNK;
 pub use source::{HUB, HUB_ENV, INDEX, INDEX_ENV, Source, TOKEN_ENV};
 pub use store::{MODELS_DIR_ENV, Store, StoreError};
 
-use crate::machine::residency::size;
+use baton_terminal::size;

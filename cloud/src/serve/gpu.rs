@@ -26,10 +26,11 @@ impl Engines {
     /// Fails if a named GPU is not there or cannot be opened.
     pub(super) fn open(config: &Config) -> anyhow::Result<Engines> {
         let gpu = baton_gpu::open(config.gpu, config.vram).context("choose a GPU (--gpu)")?;
-        if let Some(notice) = &gpu.notice {
-            warn!(notice, "a GPU is not used");
+        let gpu = gpu.offloading(config.gpu_offload.then(Offload::default));
+        for notice in &gpu.notices {
+            warn!(notice, "GPUs");
         }
-        Ok(Engines { gpu: gpu.offloading(config.gpu_offload.then(Offload::default)) })
+        Ok(Engines { gpu })
     }
 
     /// Makes the next engine.

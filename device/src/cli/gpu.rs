@@ -5,15 +5,14 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineError, EngineOptions, KvHome, Model, Offload, Pipeline};
-use baton_gpu::{GpuChoice, GpuPart, OpenedGpu, VramLimit};
+use baton_gpu::{Facts, GpuChoice, GpuPart, OpenError, OpenedGpu, VramLimit};
 use baton_kernels_cpu::Format;
-use baton_terminal::errln;
+use baton_terminal::{chain, errln, size};
 use clap::Args;
 use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser as _};
 
 use super::heading;
 use crate::machine::gpu::{GpuProfile, on_loss};
-use crate::machine::residency::size;
 
 /// Which GPU computes.
 #[derive(Debug, Clone, Copy, Args)]
@@ -108,28 +107,52 @@ impl OffloadHow {
 }
 
 impl GpuArgs {
-    /// Opens the GPU. Writes a line if one that is there cannot be used.
+    /// Opens the GPU. Writes lines about GPUs that cannot be used, and options without effect.
     pub(super) fn open(self) -> anyhow::Result<OpenedGpu> {
+        self.open_for(None)
+    }
+
+    /// As [`Self::open`]. With options of offloading, the GPU is to compute all layers.
+    pub(super) fn open_for(self, offload: Option<Offload>) -> anyhow::Result<OpenedGpu> {
         let opened = baton_gpu::open(self.gpu, self.vram).context("choose a GPU (--gpu)")?;
-        if let Some(notice) = &opened.notice {
+        let opened = opened.offloading(offload);
+        for notice in &opened.notices {
             errln!("note: {notice}");
         }
         Ok(opened)
     }
 
     /// Returns all GPUs of this device, the one that computes first. That one is measured, with weights in
-    /// these formats; it may take seconds.
-    pub(super) fn profiles(self, formats: &[Format]) -> anyhow::Result<Vec<GpuProfile>> {
-        let measured = self.open()?.device.map(|device| GpuProfile::measured(&*device, formats));
-        Ok(with_others(measured))
+    /// these formats; it may take seconds. Also returns why the GPU that the user named cannot be used.
+    pub(super) fn profiles(self, formats: &[Format]) -> (Vec<GpuProfile>, Option<OpenError>) {
+        match baton_gpu::open(self.gpu, self.vram) {
+            Ok(opened) => {
+                let measured = opened.device.as_deref().map(|device| GpuProfile::measured(device, formats));
+                (with_others(measured, &opened), None)
+            }
+            Err(err) => (unopened(&baton_gpu::list(), &err), Some(err)),
+        }
     }
 }
 
-/// Returns the measured GPU, if there is one, and all others of this device.
-pub(super) fn with_others(measured: Option<GpuProfile>) -> Vec<GpuProfile> {
-    let is_other = |other: &GpuProfile| measured.as_ref().is_none_or(|one| one.place != other.place);
-    let others: Vec<_> = baton_gpu::list().iter().map(GpuProfile::of).filter(is_other).collect();
-    measured.into_iter().chain(others).collect()
+/// Returns GPUs of which a named one cannot be opened.
+fn unopened(found: &[Facts], err: &OpenError) -> Vec<GpuProfile> {
+    let profile = |facts: &Facts| match err {
+        OpenError::Device { facts: named, err } if **named == *facts => {
+            GpuProfile { problem: Some(chain(&**err)), ..GpuProfile::of(facts) }
+        }
+        _ => GpuProfile::of(facts),
+    };
+    found.iter().map(profile).collect()
+}
+
+/// Returns the measured GPU, if there is one, then those that cannot be opened, then all others.
+pub(super) fn with_others(measured: Option<GpuProfile>, opened: &OpenedGpu) -> Vec<GpuProfile> {
+    let refused = opened.refused.iter().map(|gpu| {
+        let problem = Some(gpu.reason.clone());
+        GpuProfile { problem, ..GpuProfile::of(&gpu.facts) }
+    });
+    measured.into_iter().chain(refused).chain(opened.others.iter().map(GpuProfile::of)).collect()
 }
 
 /// Makes an engine on the GPU, and writes a line that says what the GPU computes.
@@ -169,7 +192,7 @@ pub(super) fn lines(gpu: &GpuProfile) -> String {
     }
     out += "\n";
     if let Some(problem) = &gpu.problem {
-        out += &format!("    cannot be measured: {problem}\n");
+        out += &format!("    cannot be used: {problem}\n");
     }
     let Some(rates) = &gpu.rates else { return out };
     for (format, product) in &rates.products {
@@ -195,7 +218,8 @@ pub(super) fn lines(gpu: &GpuProfile) -> String {
 mod tests {
     use super::*;
 
-    use baton_gpu::{CopyRates, ProductRates, Rates};
+    use baton_gpu::{CopyRates, Device as _, ProductRates, Rates, RefusedGpu};
+    use baton_kernels_gpu::cases::HostDevice;
 
     #[test]
     fn a_gpu_is_shown_with_its_memory_and_rates() {
@@ -236,7 +260,32 @@ mod tests {
         assert_eq!(
             lines(&other),
             "GTX 1 (vulkan:0), a program on the CPU, memory not known, shared with the CPU\n\
-             \x20   cannot be measured: no room\n"
+             \x20   cannot be used: no room\n"
         );
+    }
+
+    fn facts(index: usize) -> Facts {
+        Facts { index, ..HostDevice::new(None).facts().clone() }
+    }
+
+    #[test]
+    fn gpus_that_cannot_be_opened_are_listed_with_the_reason() {
+        let problems = |all: &[GpuProfile]| -> Vec<(String, Option<String>)> {
+            all.iter().map(|gpu| (gpu.place.clone(), gpu.problem.clone())).collect()
+        };
+        let want =
+            |index: usize, problem: Option<&str>| (format!("vulkan:{index}"), problem.map(str::to_owned));
+        let opened = OpenedGpu {
+            refused: vec![RefusedGpu { facts: facts(0), reason: "the driver is too old".to_owned() }],
+            others: vec![facts(1)],
+            ..OpenedGpu::default()
+        };
+        let all = with_others(Some(GpuProfile::of(&facts(2))), &opened);
+        assert_eq!(problems(&all), [want(2, None), want(0, Some("the driver is too old")), want(1, None)]);
+        let err = OpenError::Device { facts: Box::new(facts(1)), err: "no driver".into() };
+        let all = unopened(&[facts(0), facts(1)], &err);
+        assert_eq!(problems(&all), [want(0, None), want(1, Some("no driver"))]);
+        let missing = OpenError::Missing { wanted: GpuChoice::Auto, found: vec![facts(0)] };
+        assert_eq!(problems(&unopened(&[facts(0)], &missing)), [want(0, None)]);
     }
 }

@@ -75,7 +75,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
-        let opened = wanted.open()?.offloading(offload);
+        let opened = wanted.open_for(offload)?;
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {

@@ -11,12 +11,14 @@ use baton_engine::EngineOptions;
 use baton_engine::engine::KvFormat;
 use baton_engine::weights::StreamedWeights;
 use baton_gpu::OpenedGpu;
+use baton_plan::{Device, ModelShape};
 use clap::Args;
 
 use super::gpu::{self, GpuArgs, OffloadHow};
 use super::values::one_or_more;
 use crate::context::Held;
 use crate::machine::gpu::GpuProfile;
+use crate::machine::memory::Memory;
 use crate::machine::offload::{Made, OffloadProfile, Speeds};
 use crate::machine::profile::{Origin, Profile, ProfileOptions, kept_or_measured};
 use crate::machine::residency::{self, Layers, MemoryFor, Share};
@@ -70,7 +72,7 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
         })
     });
     let (measured, origin) = work.await.context("measure this device")??;
-    let gpus = gpu::with_others(measured.gpu.clone());
+    let gpus = gpu::with_others(measured.gpu.clone(), &opened);
     let (how, memory) = (args.how, args.memory);
     let offload = if args.offload {
         let (speeds, opened) = (speeds(&measured), opened.offloading(Some(how.offload())));
@@ -80,7 +82,7 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
         None
     };
     if args.json {
-        let answer = Answer { profile: &measured, origin: &origin, gpus: &gpus, offload: offload.as_ref() };
+        let answer = Answer { offload: offload.as_ref(), ..Answer::of(&measured, &origin, &gpus) };
         outln!("{}", serde_json::to_string(&answer).context("write the profile")?)?;
     } else {
         let placed = offload.as_ref().map(OffloadProfile::text).unwrap_or_default();
@@ -124,14 +126,23 @@ fn offloaded(
 /// What `--json` prints.
 #[derive(Debug, serde::Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    profile: &'a Profile,
+    device: &'a Device,
+    model: &'a ModelShape,
+    memory: &'a Memory,
+    direct_reads: bool,
     origin: &'a Origin,
     /// All GPUs, the measured one first.
     gpus: &'a [GpuProfile],
     /// What stays where, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     offload: Option<&'a OffloadProfile>,
+}
+
+impl<'a> Answer<'a> {
+    fn of(profile: &'a Profile, origin: &'a Origin, gpus: &'a [GpuProfile]) -> Self {
+        let Profile { device, model, memory, direct_reads, gpu: _ } = profile;
+        Self { device, model, memory, direct_reads: *direct_reads, origin, gpus, offload: None }
+    }
 }
 
 fn said(origin: &Origin) -> String {

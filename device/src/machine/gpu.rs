@@ -34,7 +34,7 @@ pub struct GpuProfile {
     pub free_bytes: Option<u64>,
     /// The rates, if it was measured.
     pub rates: Option<Rates>,
-    /// Why it could not be measured.
+    /// Why it could not be opened or measured.
     pub problem: Option<String>,
 }
 

@@ -5,7 +5,7 @@
 //! What always holds: a budget shrinks as soon as less memory is available. It grows only after more memory
 //! has been available for a while. Nothing of a model is locked in memory.
 
-use baton_terminal::errln;
+use baton_terminal::{errln, size};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
@@ -163,15 +163,6 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
             .spawn(move || follow(&watched, needs, keeper));
     }
     Ok(model)
-}
-
-/// Formats a number of bytes.
-pub(crate) fn size(bytes: u64) -> String {
-    if bytes < 1_000_000_000 {
-        format!("{:.1} MB", bytes as f64 / 1e6)
-    } else {
-        format!("{:.2} GB", bytes as f64 / 1e9)
-    }
 }
 
 /// Writes one line if any weights are streamed.

@@ -50,6 +50,10 @@ pub enum OpenError {
     },
 }
 
+/// The most bytes in use of a device that does not say how much memory it has, if the user sets no limit:
+/// what any GPU of today has.
+const UNKNOWN_BYTES: u64 = 2 << 30;
+
 /// Bytes of the numbers of a launch, for any kernel.
 const IMMEDIATE_BYTES: u32 = 64;
 
@@ -155,12 +159,24 @@ fn limits(name: &str, have: &wgpu::Limits) -> Result<wgpu::Limits, OpenError> {
     })
 }
 
-/// Opens device `index` of an interface, numbered as [`devices`] does. `budget` is the most bytes of its
-/// memory that may be in use; `None` sets no limit.
+/// Returns the most bytes that may be in use: the user's limit. Without one the driver decides, but a device
+/// that does not say how much memory it has gets a limit.
+fn budget_of(limit: Option<u64>, memory_bytes: Option<u64>) -> Option<u64> {
+    limit.or(if memory_bytes.is_none() { Some(UNKNOWN_BYTES) } else { None })
+}
+
+/// Returns the bytes that are free, with `used` in use.
+pub(crate) fn free_of(budget: Option<u64>, memory_bytes: Option<u64>, used: u64) -> Option<u64> {
+    let most = [budget, memory_bytes].into_iter().flatten().min()?;
+    Some(most.saturating_sub(used))
+}
+
+/// Opens device `index` of an interface, numbered as [`devices`] does. `limit` is the most bytes of its memory
+/// that may be in use. `None` sets no limit, or 2 GiB if the interface does not say how much there is.
 ///
 /// # Errors
 /// [`OpenError`], if there is no such device, or it or its driver cannot run the kernels.
-pub fn open(interface: Interface, index: usize, budget: Option<u64>) -> Result<Arc<WgpuDevice>, OpenError> {
+pub fn open(interface: Interface, index: usize, limit: Option<u64>) -> Result<Arc<WgpuDevice>, OpenError> {
     if backends(interface).is_none() {
         return Err(OpenError::Interface(interface));
     }
@@ -184,6 +200,7 @@ pub fn open(interface: Interface, index: usize, budget: Option<u64>) -> Result<A
     let (device, queue) = now(request)
         .ok_or_else(|| refused("it did not answer".to_owned()))?
         .map_err(|err| refused(err.to_string()))?;
+    let budget = budget_of(limit, facts.memory_bytes);
     Ok(Arc::new(WgpuDevice::new(device, queue, facts, budget)))
 }
 
@@ -203,6 +220,22 @@ mod tests {
             text,
             "Toy has 4 storage buffers of a kernel, the kernels need 8; update its driver, or choose another device"
         );
+    }
+
+    #[test]
+    fn no_more_is_used_than_the_limit_and_the_device_s_memory() {
+        let gib = 1u64 << 30;
+        for (limit, memory, want) in [
+            (Some(gib), Some(8 * gib), gib),
+            (Some(80 * gib), Some(8 * gib), 8 * gib),
+            (None, Some(8 * gib), 8 * gib),
+            (Some(6 * gib), None, 6 * gib),
+            (None, None, 2 * gib),
+        ] {
+            let free = |used| free_of(budget_of(limit, memory), memory, used);
+            assert_eq!([0, 5, want + 1].map(free), [want, want - 5, 0].map(Some), "{limit:?} of {memory:?}");
+        }
+        assert_eq!(budget_of(None, Some(gib)), None, "the driver decides");
     }
 
     #[test]

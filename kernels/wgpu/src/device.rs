@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton_kernels_gpu::{Buffer, Device, Facts, GpuError, Kernel, Launch, Tiles};
 
+use crate::adapters::free_of;
 use crate::bindings::View;
 use crate::fault::{Fault, lock};
 use crate::memory::{Block, Memory};
@@ -323,7 +324,6 @@ impl Device for WgpuDevice {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        let most = self.memory.budget().or(self.facts.memory_bytes)?;
-        Some(most.saturating_sub(self.memory.used_bytes()))
+        free_of(self.memory.budget(), self.facts.memory_bytes, self.memory.used_bytes())
     }
 }

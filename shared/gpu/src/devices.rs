@@ -7,9 +7,11 @@ use std::sync::Arc;
 use baton_engine::Offload;
 use baton_kernels_gpu::{Device, Facts, Interface};
 
+use baton_terminal::{chain, size};
+
 use crate::choice::GpuChoice;
 use crate::sets;
-use crate::size::{VramLimit, in_words};
+use crate::size::VramLimit;
 
 /// Why a set could not open a device.
 pub(crate) type Reason = Box<dyn Error + Send + Sync>;
@@ -29,10 +31,10 @@ pub enum OpenError {
     #[error("this program was built without {0}")]
     NotBuilt(Interface),
     /// It is there and cannot be opened.
-    #[error("open the GPU {label}")]
+    #[error("open the GPU {}", label(facts))]
     Device {
-        /// Its name and place.
-        label: String,
+        /// What it is.
+        facts: Box<Facts>,
         /// The cause.
         #[source]
         err: Reason,
@@ -44,13 +46,26 @@ pub enum OpenError {
 pub struct OpenedGpu {
     /// The device; `None` if the program computes without a GPU.
     pub device: Option<Arc<dyn Device>>,
-    /// What the user should know: a GPU that is there cannot be used.
-    pub notice: Option<String>,
+    /// What the user should know: GPUs that cannot be used, options without effect.
+    pub notices: Vec<String>,
     /// Whether the user named the device: then the program computes on it or fails.
     pub is_named: bool,
     /// How all layers are computed although they may not fit into its memory; `None` if only those that fit
     /// are.
     pub offload: Option<Offload>,
+    /// The devices that are better and cannot be opened.
+    pub refused: Vec<RefusedGpu>,
+    /// The devices that were not tried, the best first.
+    pub others: Vec<Facts>,
+}
+
+/// A device that is there and cannot be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedGpu {
+    /// What it is.
+    pub facts: Facts,
+    /// Why it cannot be opened.
+    pub reason: String,
 }
 
 /// Returns every device that this build can reach, the best first, programs on the CPU last. A GPU that can
@@ -65,7 +80,7 @@ pub fn list() -> Vec<Facts> {
 ///
 /// GPUs with memory of their own come first, and among them NVIDIA's by its own driver, then those with more
 /// memory. Programs on the CPU come last.
-pub fn best_first(devices: &mut [Facts]) {
+fn best_first(devices: &mut [Facts]) {
     devices.sort_by_key(|facts| {
         let by_memory = Reverse(facts.memory_bytes.unwrap_or(0));
         let without_cuda = facts.interface != Interface::Cuda;
@@ -76,8 +91,8 @@ pub fn best_first(devices: &mut [Facts]) {
 /// Returns a device's name, its place and its memory, for people.
 pub fn label(facts: &Facts) -> String {
     let memory = match facts.memory_bytes {
-        Some(bytes) if facts.shares_memory => format!(", {} shared with the CPU", in_words(bytes)),
-        Some(bytes) => format!(", {}", in_words(bytes)),
+        Some(bytes) if facts.shares_memory => format!(", {} shared with the CPU", size(bytes)),
+        Some(bytes) => format!(", {}", size(bytes)),
         None => String::new(),
     };
     let software = if facts.is_software { ", a program on the CPU" } else { "" };
@@ -98,69 +113,85 @@ fn those_of(found: &[Facts]) -> String {
 /// [`OpenError`] if a named device is not there or cannot be opened.
 pub fn open(choice: GpuChoice, limit: Option<VramLimit>) -> Result<OpenedGpu, OpenError> {
     let found = if choice == GpuChoice::Off { Vec::new() } else { list() };
-    open_of(choice, found, |facts| sets::open(facts, limit.map(|limit| limit.0)))
+    open_of(choice, limit, found, |facts| sets::open(facts, limit.map(|limit| limit.0)))
 }
 
 /// As [`open`], among these devices, the best first.
 fn open_of(
     choice: GpuChoice,
-    found: Vec<Facts>,
+    limit: Option<VramLimit>,
+    mut found: Vec<Facts>,
     open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>,
 ) -> Result<OpenedGpu, OpenError> {
-    let (interface, index) = match choice {
-        GpuChoice::Off => return Ok(OpenedGpu::default()),
-        GpuChoice::Auto => return Ok(first_of(&found, open)),
-        GpuChoice::Named { interface, index } => (interface, index),
+    let mut opened = match choice {
+        GpuChoice::Off => OpenedGpu::default(),
+        GpuChoice::Auto => first_of(found, open),
+        GpuChoice::Named { interface, .. } if !sets::has(interface) => {
+            return Err(OpenError::NotBuilt(interface));
+        }
+        GpuChoice::Named { interface, index } => {
+            let is_meant = |facts: &Facts| {
+                facts.interface == interface && index.is_none_or(|index| facts.index == index)
+            };
+            let Some(at) = found.iter().position(is_meant) else {
+                return Err(OpenError::Missing { wanted: choice, found });
+            };
+            let facts = found.remove(at);
+            match open(&facts) {
+                Ok(device) => {
+                    let device = Some(device);
+                    OpenedGpu { device, is_named: true, others: found, ..OpenedGpu::default() }
+                }
+                Err(err) => return Err(OpenError::Device { facts: Box::new(facts), err }),
+            }
+        }
     };
-    if !sets::has(interface) {
-        return Err(OpenError::NotBuilt(interface));
-    }
-    let is_meant =
-        |facts: &&Facts| facts.interface == interface && index.is_none_or(|index| facts.index == index);
-    let Some(facts) = found.iter().find(is_meant) else {
-        return Err(OpenError::Missing { wanted: choice, found });
-    };
-    let device = open(facts).map_err(|err| OpenError::Device { label: label(facts), err })?;
-    Ok(OpenedGpu { device: Some(device), notice: None, is_named: true, offload: None })
+    opened.notices.extend(limit_notice(opened.device.as_deref(), limit));
+    Ok(opened)
 }
 
 /// Opens the first GPU that can be opened.
-fn first_of(found: &[Facts], open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>) -> OpenedGpu {
-    let mut refused = Vec::new();
-    let mut device = None;
-    for facts in found.iter().filter(|facts| !facts.is_software) {
-        match open(facts) {
-            Ok(opened) => {
-                device = Some(opened);
-                break;
-            }
-            Err(err) => refused.push(format!("{}: {}", label(facts), chain(&*err))),
+fn first_of(found: Vec<Facts>, open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>) -> OpenedGpu {
+    let mut opened = OpenedGpu::default();
+    for facts in found {
+        if facts.is_software || opened.device.is_some() {
+            opened.others.push(facts);
+            continue;
+        }
+        match open(&facts) {
+            Ok(device) => opened.device = Some(device),
+            Err(err) => opened.refused.push(RefusedGpu { facts, reason: chain(&*err) }),
         }
     }
-    let notice = (!refused.is_empty()).then(|| {
-        let instead = match &device {
+    if !opened.refused.is_empty() {
+        let instead = match &opened.device {
             Some(device) => label(device.facts()),
             None => "the CPU".to_owned(),
         };
-        format!("{instead} computes, because a GPU cannot be opened: {}", refused.join("; "))
-    });
-    OpenedGpu { device, notice, is_named: false, offload: None }
+        let said = |gpu: &RefusedGpu| format!("{}: {}", label(&gpu.facts), gpu.reason);
+        let refused = opened.refused.iter().map(said).collect::<Vec<_>>().join("; ");
+        opened.notices.push(format!("{instead} computes, because a GPU cannot be opened: {refused}"));
+    }
+    opened
 }
 
-/// Returns an error with its causes.
-fn chain(err: &dyn Error) -> String {
-    let mut words = err.to_string();
-    let mut cause = err.source();
-    while let Some(next) = cause {
-        words = format!("{words}: {next}");
-        cause = next.source();
+/// Returns what the user should know of the memory limit: it has no effect, or there should be one.
+fn limit_notice(device: Option<&dyn Device>, limit: Option<VramLimit>) -> Option<String> {
+    match (device, limit) {
+        (None, Some(_)) => Some("--vram has no effect, because no GPU computes".to_owned()),
+        (Some(device), None) if device.facts().memory_bytes.is_none() => {
+            let (label, most) = (label(device.facts()), size(device.free_bytes()?));
+            Some(format!("{label} does not say how much memory it has: {most} are used, set --vram for more"))
+        }
+        _ => None,
     }
-    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use baton_kernels_gpu::cases::HostDevice;
 
     use Interface::{Cuda, Dx12, Metal, Vulkan};
 
@@ -216,11 +247,11 @@ mod tests {
 
     #[test]
     fn a_label_says_what_and_where() {
-        assert_eq!(label(&facts(Cuda, 0, 12)), "cuda-0 (cuda:0, 12.0 GB)");
+        assert_eq!(label(&facts(Cuda, 0, 12)), "cuda-0 (cuda:0, 12.00 GB)");
         assert_eq!(label(&facts(Vulkan, 1, 0)), "vulkan-1 (vulkan:1)");
         assert_eq!(
             label(&software(integrated(facts(Vulkan, 0, 8)))),
-            "vulkan-0 (vulkan:0, 8.0 GB shared with the CPU, a program on the CPU)"
+            "vulkan-0 (vulkan:0, 8.00 GB shared with the CPU, a program on the CPU)"
         );
     }
 
@@ -234,25 +265,68 @@ mod tests {
 
     #[test]
     fn off_opens_nothing_and_auto_no_program_on_the_cpu() {
-        let opened = open_of(GpuChoice::Off, vec![facts(Vulkan, 0, 8)], never).unwrap();
-        assert!(opened.device.is_none() && opened.notice.is_none());
-        let opened = open_of(GpuChoice::Auto, vec![software(facts(Vulkan, 0, 8))], never).unwrap();
-        assert!(opened.device.is_none() && opened.notice.is_none());
+        let opened = open_of(GpuChoice::Off, None, vec![facts(Vulkan, 0, 8)], never).unwrap();
+        assert!(opened.device.is_none() && opened.notices.is_empty());
+        let opened = open_of(GpuChoice::Auto, None, vec![software(facts(Vulkan, 0, 8))], never).unwrap();
+        assert!(opened.device.is_none() && opened.notices.is_empty());
         let opened = open(GpuChoice::Off, None).unwrap();
-        assert!(opened.device.is_none() && opened.notice.is_none());
+        assert!(opened.device.is_none() && opened.notices.is_empty());
     }
 
     #[test]
     fn auto_says_why_a_gpu_is_not_used() {
         let found = vec![facts(Vulkan, 0, 8), integrated(facts(Vulkan, 1, 0))];
-        let opened = open_of(GpuChoice::Auto, found, refuse).unwrap();
-        assert!(opened.device.is_none());
+        let opened = open_of(GpuChoice::Auto, None, found, refuse).unwrap();
+        assert!(opened.device.is_none() && opened.others.is_empty());
         assert_eq!(
-            opened.notice.as_deref(),
-            Some(
-                "the CPU computes, because a GPU cannot be opened: vulkan-0 (vulkan:0, 8.0 GB): the driver \
-                 is too old; vulkan-1 (vulkan:1): the driver is too old"
-            )
+            opened.notices,
+            ["the CPU computes, because a GPU cannot be opened: vulkan-0 (vulkan:0, 8.00 GB): the driver \
+             is too old; vulkan-1 (vulkan:1): the driver is too old"]
+        );
+        let places: Vec<_> = opened.refused.iter().map(|gpu| (gpu.facts.index, &*gpu.reason)).collect();
+        assert_eq!(places, [(0, "the driver is too old"), (1, "the driver is too old")]);
+    }
+
+    fn of_budget(budget: Option<u64>) -> impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason> {
+        move |_| Ok(Arc::new(HostDevice::new(budget)))
+    }
+
+    #[test]
+    fn auto_takes_the_first_that_opens_and_lists_the_others() {
+        let found = vec![facts(Vulkan, 0, 8), facts(Dx12, 0, 8), software(facts(Vulkan, 1, 0))];
+        let second = |facts: &Facts| {
+            if facts.interface == Vulkan { refuse(facts) } else { of_budget(Some(1 << 30))(facts) }
+        };
+        let opened = open_of(GpuChoice::Auto, None, found, second).unwrap();
+        assert!(opened.device.is_some());
+        assert_eq!(opened.refused.iter().map(|gpu| &*gpu.facts.name).collect::<Vec<_>>(), ["vulkan-0"]);
+        assert_eq!(opened.others.iter().map(|facts| &*facts.name).collect::<Vec<_>>(), ["vulkan-1"]);
+        assert_eq!(opened.notices.len(), 1);
+    }
+
+    #[test]
+    fn options_without_effect_and_memory_that_is_not_known_are_told() {
+        let limit = Some(VramLimit(6_000_000_000));
+        let vram = "--vram has no effect, because no GPU computes";
+        let offload = "--gpu-offload has no effect, because no GPU computes";
+        for choice in [GpuChoice::Off, GpuChoice::Auto] {
+            let open = || open_of(choice, limit, Vec::new(), never).unwrap();
+            assert_eq!(open().offloading(false).notices, [vram]);
+            assert_eq!(open().offloading(true).notices, [vram, offload]);
+        }
+        let open = |budget, limit| {
+            let found = vec![facts(Vulkan, 0, 8)];
+            open_of(GpuChoice::Auto, limit, found, of_budget(budget)).unwrap().offloading(true).notices
+        };
+        assert!(open(Some(1 << 30), None).is_empty() && open(Some(1 << 30), limit).is_empty());
+        let unknown = |_: &Facts| -> Result<Arc<dyn Device>, Reason> {
+            Ok(Arc::new(HostDevice::new(Some(2_000_000_000)).of_unknown_memory()))
+        };
+        let said = open_of(GpuChoice::Auto, None, vec![facts(Metal, 0, 0)], unknown).unwrap().notices;
+        assert_eq!(
+            said,
+            ["host memory (vulkan:0, a program on the CPU) does not say how much memory it has: \
+              2.00 GB are used, set --vram for more"]
         );
     }
 
@@ -261,16 +335,16 @@ mod tests {
     fn a_named_device_must_be_there_and_open() {
         let found = || vec![facts(Vulkan, 0, 8), software(facts(Vulkan, 1, 0))];
         let named = |text: &str| text.parse::<GpuChoice>().unwrap();
-        let said = open_of(named("vulkan:2"), found(), never).unwrap_err().to_string();
+        let said = open_of(named("vulkan:2"), None, found(), never).unwrap_err().to_string();
         assert_eq!(
             said,
-            "there is no GPU `vulkan:2`; found: vulkan-0 (vulkan:0, 8.0 GB); \
+            "there is no GPU `vulkan:2`; found: vulkan-0 (vulkan:0, 8.00 GB); \
              vulkan-1 (vulkan:1, a program on the CPU)"
         );
-        let said = open_of(named("metal"), Vec::new(), never).unwrap_err().to_string();
+        let said = open_of(named("metal"), None, Vec::new(), never).unwrap_err().to_string();
         assert_eq!(said, "there is no GPU `metal`; none was found");
         for (name, want) in [("vulkan", "vulkan:0"), ("vulkan:1", "vulkan:1")] {
-            let err = open_of(named(name), found(), refuse).unwrap_err();
+            let err = open_of(named(name), None, found(), refuse).unwrap_err();
             assert!(err.to_string().contains(want), "{err}");
             assert_eq!(chain(err.source().unwrap()), "the driver is too old");
         }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model, ModelConfig, Offload};
 use baton_kernels_gpu::GpuError;
+use baton_terminal::size;
 
 use crate::devices::{OpenedGpu, label};
-use crate::size::in_words;
 
 /// What a GPU computes of a model. `Display` says it in words, without the model's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,10 +63,10 @@ impl fmt::Display for GpuPart {
                 write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")
             }
             Self::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, experts } => {
-                let (loaded, all) = (in_words(*loaded_bytes), in_words(*weight_bytes));
+                let (loaded, all) = (size(*loaded_bytes), size(*weight_bytes));
                 write!(f, "{gpu} computes all layers: {loaded} of {all} are loaded to it for each token")?;
                 if *kv_bytes > 0 {
-                    write!(f, ", and up to {} of keys and values", in_words(*kv_bytes))?;
+                    write!(f, ", and up to {} of keys and values", size(*kv_bytes))?;
                 }
                 if *experts > 0 {
                     write!(f, ", and experts that are not among the {experts} it keeps")?;
@@ -107,9 +107,13 @@ impl OpenedGpu {
     }
 
     /// Returns it with all layers on the GPU, whether they fit into its memory or not, if there are options for
-    /// that.
-    pub fn offloading(self, offload: Option<Offload>) -> Self {
-        Self { offload, ..self }
+    /// that. Without a GPU there is a notice then.
+    pub fn offloading(mut self, offload: Option<Offload>) -> Self {
+        if offload.is_some() && self.device.is_none() {
+            self.notices.push("--gpu-offload has no effect, because no GPU computes".to_owned());
+        }
+        self.offload = offload;
+        self
     }
 
     /// Makes an engine of which the GPU computes as many layers as fit into its memory, or all. Says what it
@@ -136,7 +140,7 @@ impl OpenedGpu {
                 if layers == 0 && self.is_named {
                     let free = device
                         .free_bytes()
-                        .map_or_else(String::new, |free| format!(", of which {} are free", in_words(free)));
+                        .map_or_else(String::new, |free| format!(", of which {} are free", size(free)));
                     let reason = format!(
                         "not one layer fits into the memory of {gpu}{free}; lower the context, or name no GPU"
                     );
@@ -187,7 +191,7 @@ mod tests {
 
     fn gpu(budget: Option<u64>, is_named: bool) -> OpenedGpu {
         let device = Some(Arc::new(HostDevice::new(budget)) as _);
-        OpenedGpu { device, notice: None, is_named, offload: None }
+        OpenedGpu { device, is_named, ..OpenedGpu::default() }
     }
 
     fn options(kv_format: KvFormat) -> EngineOptions {

@@ -16,7 +16,7 @@ mod size;
 
 pub use baton_kernels_gpu::{Device, Facts, GpuError, Interface};
 pub use choice::{ChoiceError, GpuChoice};
-pub use devices::{OpenError, OpenedGpu, best_first, label, list, open};
+pub use devices::{OpenError, OpenedGpu, RefusedGpu, label, list, open};
 pub use engine::GpuPart;
 pub use measure::{CopyRates, MeasureError, ProductRates, Rates, TIME, measure};
 pub use size::{SizeError, VramLimit, bytes_of};

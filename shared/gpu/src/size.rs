@@ -1,6 +1,5 @@
 //! Sizes of memory as users write them.
 
-use std::fmt;
 use std::str::FromStr;
 
 /// The units and their bytes.
@@ -35,21 +34,6 @@ impl FromStr for VramLimit {
     }
 }
 
-impl fmt::Display for VramLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&in_words(self.0))
-    }
-}
-
-/// Formats a number of bytes.
-pub(crate) fn in_words(bytes: u64) -> String {
-    if bytes < 1_000_000_000 {
-        format!("{:.0} MB", bytes as f64 / 1e6)
-    } else {
-        format!("{:.1} GB", bytes as f64 / 1e9)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,11 +60,5 @@ mod tests {
         assert_eq!("6GB".parse(), Ok(VramLimit(6_000_000_000)));
         let said = "all".parse::<VramLimit>().unwrap_err().to_string();
         assert_eq!(said, "`all` is no amount of GPU memory: want a size like 6GB or 512MiB");
-    }
-
-    #[test]
-    fn sizes_are_shown_in_round_numbers() {
-        assert_eq!(VramLimit(12_884_901_888).to_string(), "12.9 GB");
-        assert_eq!(VramLimit(512 << 20).to_string(), "537 MB");
     }
 }

@@ -12,10 +12,12 @@ mod chain;
 mod clean;
 mod console;
 mod panics;
+mod size;
 
 pub use chain::chain;
 pub use clean::clean;
 pub use panics::filter_panics;
+pub use size::size;
 
 use std::error::Error;
 use std::fmt;

@@ -36,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "baton-kernels-gpu",
             "baton-kernels-wgpu",
             "baton-random",
+            "baton-terminal",
         ],
     ),
     ("baton-import", &["baton-engine", "baton-kernels-cpu", "baton-kernels-gpu", "baton-random"]),

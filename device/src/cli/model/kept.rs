@@ -1,10 +1,9 @@
 //! `baton model list`, `show` and `rm`: the models that are kept.
 
 use super::StoreArgs;
-use crate::machine::residency::size;
 use crate::models::about::About;
 use crate::models::store::{Begun, Record};
-use baton_terminal::outln;
+use baton_terminal::{outln, size};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -2,11 +2,10 @@
 
 use super::super::interrupts::{Interrupts, Stopped};
 use super::{PercentLine, StoreArgs};
-use crate::machine::residency::size;
 use crate::models::pull::{Event, PullOptions, Pulled, REVISION, Report, Stop, pull};
 use crate::models::{HUB, HUB_ENV, INDEX, INDEX_ENV, PullError, Source, TOKEN_ENV};
 use anyhow::{Context, anyhow, bail};
-use baton_terminal::{clear_status, errln, outln};
+use baton_terminal::{clear_status, errln, outln, size};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! `baton ring doctor`: explains why devices do not see each other, and shows this device's GPUs.
 
-use baton_terminal::out;
+use baton_terminal::{chain, out};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -38,12 +38,15 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
         ObserveOptions { interfaces: args.network.interfaces(), listen: args.listen, answer: args.answer };
     let seen = observe(&folder, &look);
     let findings = diagnose(&seen);
+    let (gpus, unusable) = args.gpu.profiles(&USUAL);
+    let unusable = unusable.map(|err| chain(&err));
     let broken = findings.iter().filter(|finding| finding.severity() == Severity::Broken).count();
-    let gpus = args.gpu.profiles(&USUAL)?;
+    let broken = broken + usize::from(unusable.is_some());
     if args.json {
-        print_line(&json!({ "findings": findings, "seen": seen, "gpus": gpus }))?;
+        let all = json!({ "findings": findings, "seen": seen, "gpus": gpus, "gpu_error": unusable });
+        print_line(&all)?;
     } else {
-        out!("{}{}", text(&findings), gpu_text(&gpus))?;
+        out!("{}{}", text(&findings), gpu_text(&gpus, unusable.as_deref()))?;
     }
     if broken > 0 {
         bail!("{broken} {} to fix", if broken == 1 { "problem" } else { "problems" });
@@ -67,15 +70,18 @@ fn text(findings: &[Finding]) -> String {
     out
 }
 
-fn gpu_text(gpus: &[GpuProfile]) -> String {
+/// Returns lines about the GPUs, and why the one that the user named cannot be used.
+fn gpu_text(gpus: &[GpuProfile], unusable: Option<&str>) -> String {
+    let named =
+        unusable.map(|why| format!("BROKEN  {why}\n        -> choose another device by --gpu, or auto\n"));
     if gpus.is_empty() {
-        return "ok      no GPU was found: the CPU computes\n".to_owned();
+        return named.unwrap_or_else(|| "ok      no GPU is found or wanted: the CPU computes\n".to_owned());
     }
     let line = |found: &GpuProfile| {
         let mark = if found.problem.is_none() { "ok    " } else { "note  " };
         format!("{mark}  GPU {}", gpu::lines(found))
     };
-    gpus.iter().map(line).collect()
+    named.into_iter().chain(gpus.iter().map(line)).collect()
 }
 
 #[cfg(test)]
@@ -96,7 +102,9 @@ mod tests {
 
     #[test]
     fn gpus_are_printed_or_said_to_be_missing() {
-        assert_eq!(gpu_text(&[]), "ok      no GPU was found: the CPU computes\n");
+        assert_eq!(gpu_text(&[], None), "ok      no GPU is found or wanted: the CPU computes\n");
+        let named = "BROKEN  there is no GPU `cuda:0`\n        -> choose another device by --gpu, or auto\n";
+        assert_eq!(gpu_text(&[], Some("there is no GPU `cuda:0`")), named);
         let fine = GpuProfile {
             name: "one".to_owned(),
             place: "vulkan:0".to_owned(),
@@ -110,8 +118,10 @@ mod tests {
         let odd =
             GpuProfile { place: "vulkan:1".to_owned(), problem: Some("lost".to_owned()), ..fine.clone() };
         assert_eq!(
-            gpu_text(&[fine, odd]),
-            "ok      GPU one (vulkan:0), 1.0 MB\nnote    GPU one (vulkan:1), 1.0 MB\n    cannot be measured: lost\n"
+            gpu_text(&[fine, odd], Some("there is no GPU `cuda:0`")),
+            format!(
+                "{named}ok      GPU one (vulkan:0), 1.0 MB\nnote    GPU one (vulkan:1), 1.0 MB\n    cannot be used: lost\n"
+            )
         );
     }
 }

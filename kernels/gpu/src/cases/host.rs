@@ -69,6 +69,13 @@ impl HostDevice {
         }
     }
 
+    /// Returns it as a device that does not say how much memory it has, only how much is free.
+    #[must_use]
+    pub fn of_unknown_memory(mut self) -> Self {
+        self.facts.memory_bytes = None;
+        self
+    }
+
     /// Keeps a fault, as if the device had it. For tests of what follows.
     pub fn fail(&self, fault: GpuError) {
         self.kept().get_or_insert(fault);
