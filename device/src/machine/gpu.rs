@@ -69,7 +69,7 @@ impl GpuProfile {
     pub fn described(&self, buffer_bytes: f64) -> Option<Gpu> {
         let (rates, free) = (self.rates.as_ref()?, self.free_bytes?);
         Some(Gpu {
-            kind: if self.shares_memory { GpuKind::Metal } else { GpuKind::Cuda },
+            kind: if self.shares_memory { GpuKind::Shared } else { GpuKind::Cuda },
             processor: processor(rates),
             memory_bytes: free as f64,
             buffer_bytes,
@@ -98,7 +98,7 @@ pub fn formats<'a>(names: impl Iterator<Item = &'a String>) -> Vec<Format> {
 
 /// Divides the measured time of a product between reading and arithmetic, which a plan adds up. Reading is as
 /// fast as in the format that is read fastest. Arithmetic takes the rest of the time, but no less than in
-/// products of many vectors.
+/// products of many vectors. Keys and values are appended by a kernel with little to do.
 fn processor(rates: &Rates) -> Processor {
     let read = rates.products.values().map(|product| product.vector_bytes_per_s).fold(0.0, f64::max);
     let flops = rates.products.iter().map(|(format, product)| {

@@ -7,7 +7,7 @@
 //!   (the paper's `T`). (prima.cpp, A.3, adds the two terms of the maximum.)
 //! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
 //!   and the overflow `D` is read for every token. With Metal, a device that is too small reads everything
-//!   (A.3, case 2).
+//!   (A.3, case 2). Another GPU that shares the memory leaves less of it for the CPU's weights.
 //! * **Reading ahead.** While others compute, a device fills its read buffers of `B` bytes. A part `P` of the
 //!   memory may be kept to read ahead further, in the page cache. Then each token needs `D + P` bytes. Of
 //!   these `k (B + P)` are read before windows begin, and `S = D - k B - (k - 1) P` inside them, while the
@@ -22,7 +22,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{ByFormat, Cluster, ClusterError, Device, GpuKind, ModelShape, Os, Processor, Workload};
+use crate::cluster::{
+    ByFormat, Cluster, ClusterError, Device, Gpu, GpuKind, ModelShape, Os, Processor, Workload,
+};
 use crate::network::Hops;
 use crate::plan::{Plan, PlanError};
 
@@ -118,6 +120,11 @@ impl Holding {
     }
 }
 
+/// Returns the bytes of memory that a device has for weights, keys, values and buffers.
+fn budget(device: &Device) -> f64 {
+    device.memory_bytes + if device.os == Os::Android { device.swap_bytes } else { 0.0 }
+}
+
 /// The costs of a model on a cluster, for every device and number of layers.
 #[derive(Debug, Clone)]
 pub struct Costs<'a> {
@@ -197,7 +204,16 @@ impl<'a> Costs<'a> {
         let Some(gpu) = &self.cluster.devices[device].gpu else { return 0 };
         let output = if head && gpu.kind == GpuKind::Metal { self.model.output_bytes } else { 0.0 };
         let each = self.model.layer_bytes + self.kv_bytes();
-        let room = ((gpu.memory_bytes - gpu.buffer_bytes - output) / each).max(0.0);
+        let own = ((gpu.memory_bytes - gpu.buffer_bytes - output) / each).max(0.0);
+        let room = if gpu.kind == GpuKind::Shared {
+            let device = &self.cluster.devices[device];
+            // Keys and values of the CPU's layers stay in the memory too; its weights may be read again.
+            let rest =
+                budget(device) - device.buffer_bytes - gpu.buffer_bytes - layers as f64 * self.kv_bytes();
+            own.min((rest / self.model.layer_bytes).max(0.0))
+        } else {
+            own
+        };
         (room as usize).min(layers)
     }
 
@@ -242,10 +258,13 @@ impl<'a> Costs<'a> {
                     held.disk = device.disk.random_bytes_per_s;
                 }
             }
-            _ if weights > 0.0 => {
-                let swap = if device.os == Os::Android { device.swap_bytes } else { 0.0 };
-                let budget = device.memory_bytes + swap;
-                held.room = budget - device.buffer_bytes - cpu_layers as f64 * self.kv_bytes();
+            shared if weights > 0.0 => {
+                let shared = shared.as_ref().filter(|shared| gpu > 0 && shared.kind == GpuKind::Shared);
+                let of_gpu = |shared: &Gpu| {
+                    gpu as f64 * (self.model.layer_bytes + self.kv_bytes()) + shared.buffer_bytes
+                };
+                let taken = device.buffer_bytes + shared.map_or(0.0, of_gpu);
+                held.room = budget(device) - taken - cpu_layers as f64 * self.kv_bytes();
                 if held.room < 0.0 {
                     return None;
                 }
@@ -265,11 +284,13 @@ impl<'a> Costs<'a> {
     }
 
     /// Returns the ways of holding `layers` that can be best. These are none on the GPU or as many as fit; if
-    /// the GPU is slower than the CPU, every number of GPU layers.
+    /// the GPU is slower than the CPU, or takes the CPU's memory, every number of GPU layers.
     pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
         let most = self.gpu_room(at, layers, head);
         let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
-        let counts: Vec<usize> = if slower { (0..=most).collect() } else { vec![0, most] };
+        let gpu = &self.cluster.devices[at].gpu;
+        let shares = gpu.as_ref().is_some_and(|gpu| gpu.kind == GpuKind::Shared);
+        let counts: Vec<usize> = if slower || shares { (0..=most).collect() } else { vec![0, most] };
         let unique = counts.into_iter().enumerate().filter(|(i, count)| *i == 0 || *count > 0);
         unique.filter_map(|(_, gpu)| self.holding(at, layers, gpu, head)).collect()
     }

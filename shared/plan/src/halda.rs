@@ -155,12 +155,13 @@ impl RingSearch<'_> {
         if forced.contains(&place) || disk < SLOW_DISK_BYTES_PER_S {
             return Set::M4;
         }
+        let counted = if coefficients::counts_gpu_layers(device) { share.0 } else { share.0 - share.1 };
         let over = coefficients::room(self.costs, self.ring, place);
         let each = coefficients::layer_bytes(self.costs);
         match (device.os, metal(device)) {
             (Os::Macos, false) if share.0 as f64 * each > over => Set::M1,
             (Os::Macos, true) if share.0 as f64 * each > over => Set::M2,
-            (Os::Linux | Os::Android | Os::Windows, _) if (share.0 - share.1) as f64 * each > over => Set::M3,
+            (Os::Linux | Os::Android | Os::Windows, _) if counted as f64 * each > over => Set::M3,
             _ => Set::M4,
         }
     }

@@ -95,13 +95,17 @@ pub(crate) fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, Model
         let disk = draw.within(0.05e9, 6e9);
         own.disk = Disk { sequential_bytes_per_s: disk, random_bytes_per_s: disk * 0.4 };
         if draw.chance(0.4) {
-            let kind = if own.os == Os::Macos { GpuKind::Metal } else { GpuKind::Cuda };
+            let kind = match own.os {
+                Os::Macos => GpuKind::Metal,
+                Os::Linux if seed % 2 == 1 => GpuKind::Shared,
+                _ => GpuKind::Cuda,
+            };
             own.gpu = Some(Gpu {
                 kind,
                 processor: processor(draw.within(10e9, 600e9)),
                 memory_bytes: draw.within(1e8, mean * 2e8 + 2e8),
                 buffer_bytes: 1e6,
-                copy_s: if kind == GpuKind::Cuda { 20e-6 } else { 0.0 },
+                copy_s: if kind == GpuKind::Metal { 0.0 } else { 20e-6 },
             });
         }
         all.push(own);

@@ -30,7 +30,7 @@ The description is JSON. Sizes are in bytes, times in seconds, rates per second:
    \"network\": {\"latency_s\": 0.005, \"bytes_per_s\": 5e7,
      \"edges\": [{\"from\": \"laptop\", \"to\": \"phone\", \"latency_s\": 0.003}]},
    \"head\": \"laptop\"}
-`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\", \"weight_bytes_max\" of a device can be left out. If latency_s of an edge is null, there is no such edge.";
+`gpu`, `edges`, `head` and \"swap_bytes\", \"buffer_bytes\", \"weight_bytes_max\" of a device can be left out. `kind` is cuda (memory of its own), shared (the device's memory), or metal (the same, by prima.cpp's rules). If latency_s of an edge is null, there is no such edge.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Planner {

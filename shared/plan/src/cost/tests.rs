@@ -133,6 +133,35 @@ fn metal_gives_all_back_and_a_slow_disk_takes_nothing_over() {
 }
 
 #[test]
+fn a_gpu_that_shares_the_memory_takes_it_from_the_cpu_s_layers() {
+    use crate::cluster::{Gpu, GpuKind};
+    let with = |kind, memory_bytes| {
+        let mut laptop = device("laptop", 6.0);
+        laptop.buffer_bytes = 0.0;
+        let processor = laptop.cpu.clone();
+        laptop.gpu = Some(Gpu { kind, processor, memory_bytes, buffer_bytes: 0.0, copy_s: 0.0 });
+        cluster(vec![laptop])
+    };
+    let (shape, workload) = (model(10), Workload { context: 10, sequences: 1 });
+    let (shared, own) = (with(GpuKind::Shared, 1e9), with(GpuKind::Cuda, 1e9));
+    let [shared, own] = [&shared, &own].map(|described| Costs::new(described, &shape, workload).unwrap());
+    // Six layers fit into the device's memory, in all.
+    let [in_shared, in_own] = [&shared, &own].map(|costs| costs.gpu_room(0, 10, false));
+    assert!(in_shared <= 6 && in_own > 6, "{in_shared} {in_own}");
+    let layer = shape.layer_bytes;
+    let with_gpu = |costs: &Costs<'_>, gpu| costs.holding(0, 8, gpu, false).unwrap();
+    let over = with_gpu(&shared, 0).overflow;
+    assert!(over > layer, "{over}");
+    assert!((with_gpu(&shared, 3).overflow - over).abs() < 1.0, "as much is read, whoever computes");
+    assert!((with_gpu(&shared, 0).room - with_gpu(&shared, 3).room - 3.0 * layer).abs() < 0.1 * layer);
+    assert_eq!(with_gpu(&own, 3).overflow, 0.0, "memory of its own holds more");
+    // A limit of the GPU's part says nothing of the CPU's.
+    let few = with(GpuKind::Shared, 1.5 * layer);
+    let few = Costs::new(&few, &shape, workload).unwrap();
+    assert_eq!((few.gpu_room(0, 10, false), with_gpu(&few, 1).overflow), (1, over));
+}
+
+#[test]
 fn the_parts_of_a_prediction_add_up() {
     for seed in 0..60 {
         let (cluster, model, workload) = drawn(seed, 4, 20);

@@ -40,9 +40,23 @@ pub(super) fn room(costs: &Costs<'_>, ring: &[usize], place: usize) -> f64 {
     let fixed = output_bytes(costs, place) + device.buffer_bytes;
     match (&device.gpu, device.os) {
         (Some(gpu), Os::Macos) if gpu.kind == GpuKind::Metal => gpu.memory_bytes - fixed - gpu.buffer_bytes,
+        (Some(gpu), os) if gpu.kind == GpuKind::Shared => {
+            let swap = if os == Os::Android { device.swap_bytes } else { 0.0 };
+            device.memory_bytes + swap - fixed - gpu.buffer_bytes
+        }
         (_, Os::Android) => device.memory_bytes + device.swap_bytes - fixed,
         _ => device.memory_bytes - fixed,
     }
+}
+
+/// Whether the device has a GPU whose layers take the memory of the CPU's.
+pub(super) fn shares_memory(device: &Device) -> bool {
+    device.gpu.as_ref().is_some_and(|gpu| gpu.kind == GpuKind::Shared)
+}
+
+/// Whether the layers of a GPU count in [`room`].
+pub(super) fn counts_gpu_layers(device: &Device) -> bool {
+    device.os == Os::Macos || shares_memory(device)
 }
 
 /// Returns the most GPU layers of a window: (34) to (36).
@@ -72,6 +86,8 @@ impl Coefficients {
                 on_gpu.map_or(0.0, |(gpu, time)| layer_s(costs, time.compute_s, &gpu.processor) - alpha);
             let rate = disk(device);
             let (a, b) = match set {
+                // Layers of a GPU that shares the memory are not read again, but others are in their stead.
+                Set::M1 | Set::M3 if shares_memory(device) => (alpha + each / rate, beta),
                 Set::M1 => (alpha + each / rate, 0.0),
                 Set::M2 => (alpha + costs.model.layer_bytes / rate, beta),
                 Set::M3 => (alpha + each / rate, beta - each / rate),
@@ -79,7 +95,9 @@ impl Coefficients {
             };
             if matches!(set, Set::M1 | Set::M3) {
                 let swap = if device.os == Os::Android { device.swap_bytes } else { 0.0 };
-                all.kappa += (device.buffer_bytes - device.memory_bytes - swap) / rate;
+                let of_gpu = device.gpu.as_ref().filter(|gpu| gpu.kind == GpuKind::Shared);
+                let buffers = device.buffer_bytes + of_gpu.map_or(0.0, |gpu| gpu.buffer_bytes);
+                all.kappa += (buffers - device.memory_bytes - swap) / rate;
             }
             let next = ring[(place + 1) % ring.len()];
             let hop = if ring.len() > 1 { costs.hops.seconds(*at, next) } else { 0.0 };

@@ -3,10 +3,8 @@
 
 use super::coefficients::{Coefficients, Set};
 #[cfg(feature = "halda")]
-use super::coefficients::{gpu_layers, layer_bytes, room};
+use super::coefficients::{counts_gpu_layers, gpu_layers, layer_bytes, room};
 use super::{RingSearch, Solution};
-#[cfg(feature = "halda")]
-use crate::cluster::Os;
 use crate::plan::PlanError;
 #[cfg(feature = "halda")]
 use highs::{HighsModelStatus, RowProblem, Sense};
@@ -52,7 +50,7 @@ impl RingSearch<'_> {
             programme.add_row(0.0.., [(w[place], 1.0), (n[place], -1.0)]);
             let each = layer_bytes(self.costs);
             let bound = room(self.costs, self.ring, place) / (rounds * each);
-            let on_cpu = if self.device(place).os == Os::Macos {
+            let on_cpu = if counts_gpu_layers(self.device(place)) {
                 vec![(w[place], 1.0)]
             } else {
                 vec![(w[place], 1.0), (n[place], -1.0)]

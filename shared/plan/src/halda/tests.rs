@@ -16,7 +16,8 @@ fn brute(search: &RingSearch<'_>, coefficients: &Coefficients, sets: &[Set], k: 
         let mut next: Vec<Option<f64>> = vec![None; window + 1];
         for w in 1..=window {
             for n in 0..=w.min(most) {
-                let counted = if search.device(place).os == Os::Macos { w } else { w - n } as f64;
+                let whole = coefficients::counts_gpu_layers(search.device(place));
+                let counted = if whole { w } else { w - n } as f64;
                 let allowed = if *set == Set::M4 { counted < bound } else { counted > bound };
                 if !allowed {
                     continue;

@@ -22,7 +22,11 @@ pub(super) fn write_device(out: &mut Writer<'_>, device: &Device) {
     write_processor(out, &device.cpu);
     out.u8(u8::from(device.gpu.is_some()));
     if let Some(gpu) = &device.gpu {
-        out.u8(u8::from(gpu.kind == GpuKind::Metal));
+        out.u8(match gpu.kind {
+            GpuKind::Cuda => 0,
+            GpuKind::Metal => 1,
+            GpuKind::Shared => 2,
+        });
         write_processor(out, &gpu.processor);
         [gpu.memory_bytes, gpu.buffer_bytes, gpu.copy_s].into_iter().for_each(|value| out.f64(value));
     }
@@ -64,8 +68,14 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
 }
 
 fn read_gpu(from: &mut Reader<'_>) -> Result<Gpu, FrameError> {
+    let kind = match from.u8("kind of gpu")? {
+        0 => GpuKind::Cuda,
+        1 => GpuKind::Metal,
+        2 => GpuKind::Shared,
+        value => return Err(FrameError::Value { what: "kind of gpu", value: u64::from(value), max: 2 }),
+    };
     Ok(Gpu {
-        kind: if from.flag("kind of gpu")? { GpuKind::Metal } else { GpuKind::Cuda },
+        kind,
         processor: read_processor(from)?,
         memory_bytes: from.f64("gpu memory")?,
         buffer_bytes: from.f64("gpu buffers")?,

@@ -20,7 +20,7 @@ fn device(gpu: bool) -> Device {
     let flops = [("F32".to_owned(), 2e9), ("Q4_K".to_owned(), 1e10)].into();
     let cpu = Processor { flops, read_bytes_per_s: 1e10, kv_copy_s: 1e-6 };
     let of_gpu = |processor| Gpu {
-        kind: GpuKind::Metal,
+        kind: GpuKind::Shared,
         processor,
         memory_bytes: 8e9,
         buffer_bytes: 3e8,
