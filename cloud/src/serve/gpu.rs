@@ -42,13 +42,18 @@ impl Engines {
         let (engine, part) = std::mem::take(&mut self.gpu).engine(model, options, on_loss)?;
         match &part {
             GpuPart::None => {}
-            GpuPart::Layers { gpu, layers, of } => {
-                info!(model = name, gpu, layers, of, "a GPU computes layers");
+            GpuPart::Layers { gpu, layers, of, logits } => {
+                info!(model = name, gpu, layers, of, logits, "a GPU computes layers");
             }
-            GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, .. } => {
+            GpuPart::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, logits, .. } => {
                 info!(
                     model = name,
-                    gpu, loaded_bytes, weight_bytes, kv_bytes, "a GPU computes layers, and loads weights"
+                    gpu,
+                    loaded_bytes,
+                    weight_bytes,
+                    kv_bytes,
+                    logits,
+                    "a GPU computes layers, and loads weights"
                 );
             }
             GpuPart::NoRoom { .. } | GpuPart::Refused { .. } => {

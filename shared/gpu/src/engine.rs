@@ -26,6 +26,8 @@ pub enum GpuPart {
         layers: usize,
         /// Layers of the model.
         of: usize,
+        /// Whether it computes the logits too.
+        logits: bool,
     },
     /// All layers. Some of the weights are loaded for each pass.
     Offloaded {
@@ -39,6 +41,8 @@ pub enum GpuPart {
         kv_bytes: u64,
         /// Experts of a mixture that are kept at most.
         experts: usize,
+        /// Whether it computes the logits too.
+        logits: bool,
     },
     /// Nothing, since not one layer fits into its memory.
     NoRoom {
@@ -54,17 +58,26 @@ pub enum GpuPart {
     },
 }
 
+/// Says who computes the logits if the GPU does not.
+fn without(logits: bool) -> &'static str {
+    if logits { "" } else { ", the CPU the logits" }
+}
+
 impl fmt::Display for GpuPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("the CPU computes all layers"),
-            Self::Layers { gpu, layers, of } if layers == of => write!(f, "{gpu} computes all {of} layers"),
-            Self::Layers { gpu, layers, of } => {
-                write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")
+            Self::Layers { gpu, layers, of, logits } if layers == of => {
+                write!(f, "{gpu} computes all {of} layers{}", without(*logits))
             }
-            Self::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, experts } => {
+            Self::Layers { gpu, layers, of, logits } => {
+                write!(f, "{gpu} computes the last {layers} of {of} layers, the CPU the others")?;
+                if *logits { Ok(()) } else { f.write_str(" and the logits") }
+            }
+            Self::Offloaded { gpu, loaded_bytes, weight_bytes, kv_bytes, experts, logits } => {
                 let (loaded, all) = (size(*loaded_bytes), size(*weight_bytes));
-                write!(f, "{gpu} computes all layers: {loaded} of {all} are loaded to it for each token")?;
+                write!(f, "{gpu} computes all layers{}: ", without(*logits))?;
+                write!(f, "{loaded} of {all} are loaded to it for each token")?;
                 if *kv_bytes > 0 {
                     write!(f, ", and up to {} of keys and values", size(*kv_bytes))?;
                 }
@@ -149,7 +162,7 @@ impl OpenedGpu {
                 if layers > 0 {
                     engine.share_weights().expect("an engine has only layers of its model, each once");
                 }
-                let stats = engine.offload_stats();
+                let (stats, logits) = (engine.offload_stats(), engine.gpu_has_output());
                 if let Some(stats) = stats.filter(|stats| stats.slot_bytes + stats.kv_slot_bytes > 0) {
                     let part = GpuPart::Offloaded {
                         gpu,
@@ -157,11 +170,15 @@ impl OpenedGpu {
                         weight_bytes: stats.weight_bytes,
                         kv_bytes: stats.kv_host_bytes,
                         experts: stats.expert_slots,
+                        logits,
                     };
                     return Ok((engine, part));
                 }
-                let part =
-                    if layers == 0 { GpuPart::NoRoom { gpu } } else { GpuPart::Layers { gpu, layers, of } };
+                let part = if layers == 0 {
+                    GpuPart::NoRoom { gpu }
+                } else {
+                    GpuPart::Layers { gpu, layers, of, logits }
+                };
                 Ok((engine, part))
             }
             Err(err @ (EngineError::GpuRefused { .. } | EngineError::Gpu(_))) if !self.is_named => {
@@ -217,11 +234,11 @@ mod tests {
         assert_eq!((&part, part.to_string().as_str()), (&GpuPart::None, "the CPU computes all layers"));
         let alone = logits(engine);
         let (engine, part) = make(gpu(None, false));
-        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, .. }), "{part:?}");
+        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, logits: true, .. }), "{part:?}");
         assert_eq!(part.to_string(), "host memory (vulkan:0, a program on the CPU) computes all 2 layers");
         let there = logits(engine);
-        let differs = alone.iter().zip(&there).any(|(a, b)| (a - b).abs() > 1e-3);
-        assert!(!differs && alone.len() == there.len(), "{alone:?} {there:?}");
+        let is_near = alone.iter().zip(&there).all(|(a, b)| (a - b).abs() <= 1e-3);
+        assert!(is_near && alone.len() == there.len(), "{alone:?} {there:?}");
         let (engine, part) = make(gpu(Some(4096), false));
         assert!(matches!(part, GpuPart::NoRoom { .. }), "{part:?}");
         assert!(engine.gpu_layers().is_empty());
@@ -229,8 +246,14 @@ mod tests {
         assert!(matches!(err, EngineError::GpuRefused { .. }), "{err}");
         let said = err.to_string();
         assert!(said.contains("not one layer fits") && said.contains("lower the context"), "{said}");
-        let some = GpuPart::Layers { gpu: "a GPU".to_owned(), layers: 1, of: 2 };
-        assert_eq!(some.to_string(), "a GPU computes the last 1 of 2 layers, the CPU the others");
+        let said =
+            |layers, logits| GpuPart::Layers { gpu: "a GPU".to_owned(), layers, of: 2, logits }.to_string();
+        assert_eq!(said(1, true), "a GPU computes the last 1 of 2 layers, the CPU the others");
+        assert_eq!(
+            said(1, false),
+            "a GPU computes the last 1 of 2 layers, the CPU the others and the logits"
+        );
+        assert_eq!(said(2, false), "a GPU computes all 2 layers, the CPU the logits");
     }
 
     #[test]
@@ -238,7 +261,7 @@ mod tests {
         let model = model("llama");
         let all = gpu(None, true).offloading(Some(Offload::default()));
         let (engine, part) = all.engine(Arc::clone(&model), options(KvFormat::F16), never).unwrap();
-        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, .. }), "{part:?}");
+        assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, logits: true, .. }), "{part:?}");
         let want = logits(engine);
         // The least memory that is enough, to a kilobyte.
         let works = |budget: u64| {
@@ -251,9 +274,15 @@ mod tests {
             if works(middle).is_some() { high = middle } else { low = middle }
         }
         let (engine, part) = works(high).unwrap();
-        let GpuPart::Offloaded { loaded_bytes, weight_bytes, experts: 0, .. } = part else {
+        let GpuPart::Offloaded { loaded_bytes, weight_bytes, experts: 0, logits: has_logits, .. } = part
+        else {
             panic!("{part:?}")
         };
+        // So little memory has no room for the projection.
+        assert!(
+            !has_logits && part.to_string().contains("computes all layers, the CPU the logits: "),
+            "{part}"
+        );
         assert!(loaded_bytes > 0 && loaded_bytes <= weight_bytes);
         assert!(part.to_string().contains("are loaded to it for each token"), "{part}");
         assert_eq!(logits(engine), want);

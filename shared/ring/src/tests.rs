@@ -106,6 +106,11 @@ fn written(sequences: &mut dyn Sequences, ids: &[TokenId], tokens: usize) -> (Ve
     (logits, text)
 }
 
+/// Returns the largest difference of two logits; NaN if one of them is NaN.
+fn gap(have: &[f32], want: &[f32]) -> f32 {
+    have.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap_or(0.0)
+}
+
 #[track_caller]
 fn assert_same_bits(have: &[f32], want: &[f32], what: &str) {
     assert_eq!(have.len(), want.len(), "{what}: number of logits");

@@ -265,6 +265,11 @@ impl Engine {
         (0..self.model.config().n_layers).filter(holds).collect()
     }
 
+    /// Whether the GPU computes the logits too.
+    pub fn gpu_has_output(&self) -> bool {
+        self.gpu.as_ref().is_some_and(|gpu| gpu.output)
+    }
+
     /// Returns the device that computes some of the layers, if there is one and it has not failed.
     pub fn gpu_device(&self) -> Option<&Arc<dyn Device>> {
         self.gpu.as_ref().map(|gpu| gpu.lane.backend.device())

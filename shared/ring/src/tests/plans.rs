@@ -96,7 +96,7 @@ fn half_precision_changes_numbers_a_little_and_only_where_it_is_asked_for() {
     let mut head = home.head_with(model(), planner, |options| options.activations = Activations::F16);
     let (logits, _) = written(&mut head, &prompt(1, 70), 0);
     let want = &WANT.0[..logits.len()];
-    let far = logits.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let far = gap(&logits, want);
     let size = want.iter().map(|value| value.abs()).fold(0.0, f32::max);
     assert!(far > 0.0 && far < 0.02 * size, "{far} of {size}");
 }
