@@ -1,8 +1,9 @@
 //! Whole models, the relay and a ring on a real GPU interface: Vulkan, and if nothing else is there, Mesa's
 //! device in software.
 //!
-//! The device is the one that `BATON_TEST_GPU` names (as `--gpu` does), else `vulkan:0`. Without it the suite
-//! says so and is skipped. Each kernel by itself is tested beside the kernels (suites of the same name).
+//! The device is the one that `BATON_TEST_GPU` names, as `--gpu` does; it must be there. Without the variable it
+//! is `vulkan:0`, and if that is missing, the suite says so and is skipped. Each kernel by itself is tested
+//! beside the kernels (suites of the same name).
 
 mod gpu {
     mod lost;
@@ -19,21 +20,39 @@ use baton_gpu::{Device, GpuError};
 /// Logits of a GPU differ from the CPU's by rounding: at most this part of the largest.
 const TOLERANCE: f32 = 0.02;
 
+/// Names the device of all tests.
+const DEVICE_VARIABLE: &str = "BATON_TEST_GPU";
+
+/// Opens the device that is named, or `vulkan:0`; says why there is none.
+///
+/// # Panics
+/// If a device is named and cannot be opened.
+fn opened(named: Option<&str>) -> Option<Arc<dyn Device>> {
+    let choice = named.unwrap_or("vulkan:0").parse().expect("a choice as `--gpu` takes it");
+    let device = match baton_gpu::open(choice, None) {
+        Ok(opened) => opened.device.ok_or_else(|| "no GPU was found".to_owned()),
+        Err(err) => Err(baton_terminal::chain(&err)),
+    };
+    match (device, named) {
+        (Ok(device), _) => Some(device),
+        (Err(why), Some(name)) => panic!("{DEVICE_VARIABLE} is {name}: {why}"),
+        (Err(why), None) => {
+            println!("skipped: gpu: {why}");
+            None
+        }
+    }
+}
+
 /// Returns the device of all tests; says why there is none.
 fn device() -> Option<Arc<dyn Device>> {
     static DEVICE: OnceLock<Option<Arc<dyn Device>>> = OnceLock::new();
-    let opened = DEVICE.get_or_init(|| {
-        let name = std::env::var("BATON_TEST_GPU").unwrap_or_else(|_| "vulkan:0".to_owned());
-        let choice = name.parse().expect("BATON_TEST_GPU is a choice as `--gpu` takes it");
-        match baton_gpu::open(choice, None) {
-            Ok(opened) => opened.device,
-            Err(err) => {
-                println!("skipped: gpu: {err}");
-                None
-            }
-        }
-    });
-    opened.clone()
+    DEVICE.get_or_init(|| opened(std::env::var(DEVICE_VARIABLE).ok().as_deref())).clone()
+}
+
+#[test]
+#[should_panic(expected = "BATON_TEST_GPU is vulkan:1000: there is no GPU `vulkan:1000`")]
+fn a_named_device_that_is_missing_is_not_skipped() {
+    opened(Some("vulkan:1000"));
 }
 
 fn fails(err: &GpuError) {
@@ -83,8 +102,15 @@ fn written(engine: &mut Engine, ids: &[u32], tokens: usize) -> (Vec<f32>, Vec<u3
 fn assert_near(have: &[f32], want: &[f32], what: &str) {
     assert_eq!(have.len(), want.len(), "{what}");
     let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
-    let gap = have.iter().zip(want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
+    // The order in which NaN is the largest: `f32::max` would leave it out.
+    let gap = have.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap_or(0.0);
     assert!(gap <= TOLERANCE * top, "{what}: {gap} of {top}");
+}
+
+#[test]
+#[should_panic(expected = "one is missing: NaN of 2")]
+fn a_logit_that_is_no_number_is_far_from_every_number() {
+    assert_near(&[1.0, f32::NAN, 2.0], &[1.0, 1.5, 2.0], "one is missing");
 }
 
 #[track_caller]

@@ -62,8 +62,9 @@ const TEST: &str = "\
   ./x test kernels                 every suite of the packages in the folder kernels/
   ./x test cloud/                  the same; the slash means the folder if a suite has that name too
   ./x test processes cut_line      of a suite, the tests whose names contain `cut_line`, with all they print
-  ./x test gpu                     GPU kernels; where there is no GPU, by Mesa's software Vulkan, which is
-                                   fetched (Debian and Ubuntu), as NVIDIA's compilers are (x86-64 Linux)
+  ./x test gpu                     GPU kernels and whole models; without a GPU, by Mesa's software Vulkan,
+                                   which is fetched (Debian and Ubuntu), as NVIDIA's compilers are (x86-64
+                                   Linux)
   ./x test ring --exact TEST       words after the suite's name go to its test program
   ./x test loaded 3                every suite 3 times, beside a busy loop for each core and with all memory
                                    but 4 GiB held (Linux)
@@ -88,6 +89,8 @@ build.
   PROPTEST_RNG_SEED   the seed of property tests; 1 if not set, the number of the run in ./x test loaded
   VK_DRIVER_FILES     Vulkan's drivers for ./x test gpu; nothing is fetched if this or VK_ICD_FILENAMES is set
   BATON_NVCC          nvcc for ./x test gpu; with BATON_NVRTC, NVRTC's library: nothing is fetched if one is set
+  BATON_TEST_GPU      the device for whole models in ./x test gpu, as `baton --gpu` takes it, such as cuda:0;
+                      if it does not open, tests fail. If not set, vulkan:0, or they are skipped
   CARGO_TARGET_DIR    where everything is built; `target` if not set
   CARGO_INCREMENTAL   0 saves gigabytes if a checkout is built only once
 ";
