@@ -14,11 +14,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
+use baton_device::machine::shape::shape_of;
+use baton_engine::engine::KvFormat;
 use baton_engine::{
     Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
 };
 use baton_gpu::{Device, GpuChoice, Rates, VramLimit};
 use baton_kernels_cpu::Format;
+use baton_plan::ModelShape;
+use baton_plan::cluster::ByFormat;
+use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use crate::make_model;
@@ -43,14 +48,19 @@ pub(crate) struct Args {
     #[arg(long, default_value = "Q4_K_M", conflicts_with = "model")]
     quant: String,
     /// Tokens of the prompts
-    #[arg(long, value_delimiter = ',', default_values_t = [512, 2048], value_name = "TOKENS")]
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 2048], value_name = "TOKENS", value_parser = count(1_000_000))]
     prompts: Vec<usize>,
     /// Tokens that are written after each prompt
-    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = count(100_000))]
     answer: usize,
     /// Turns, of which the fastest counts
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = count(1000))]
     turns: usize,
+}
+
+/// Takes a number from one to `most`.
+fn count(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
 }
 
 /// Tokens of the comparison with the CPU, and tokens written after them.
@@ -212,12 +222,26 @@ fn parity(report: &mut Report, model: &Arc<Model>, device: &Arc<dyn Device>) -> 
     let (want, text, _) = run(EngineOptions { kv_tokens: 512, ..EngineOptions::default() })?;
     let (have, own, layers) = run(on(device, 512))?;
     let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
-    let gap = have.iter().zip(&want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
+    let gap = gap(&have, &want);
     let same = own.iter().zip(&text).take_while(|(a, b)| a == b).count();
     report.check_at_most("largest difference of a logit, of the largest", f64::from(gap / top), GAP_MAX);
     report.check_equal("greedy tokens as on the CPU", same as f64, more as f64);
+    check_layers(report, "in the comparison", layers, model);
     report.data("layers_on_gpu", layers);
     Ok(())
+}
+
+/// Returns the largest difference of two numbers: NaN if one of them is NaN or one list is longer.
+fn gap(have: &[f32], want: &[f32]) -> f32 {
+    if have.len() != want.len() {
+        return f32::NAN;
+    }
+    have.iter().zip(want).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap_or(0.0)
+}
+
+/// Checks that the GPU has all layers: otherwise the figures are those of GPU and CPU together.
+fn check_layers(report: &mut Report, when: &str, layers: usize, model: &Model) {
+    report.check_equal(format!("layers on the GPU {when}"), layers as f64, model.config().n_layers as f64);
 }
 
 fn rates_table(report: &mut Report, rates: &Rates) {
@@ -246,10 +270,11 @@ fn speed(
     device: &Arc<dyn Device>,
     rates: &Rates,
 ) -> Result<()> {
-    let file_bytes = std::fs::metadata(path).context("read the file's size")?.len() as f64;
+    let needs = Needs::of(&shape_of(path, KvFormat::F16).context("read the model's shape")?);
     let longest = args.prompts.iter().max().copied().unwrap_or(0);
     let kv_tokens = longest + args.answer + CHUNK;
     let mut gpu = Bed::new(model, on(device, kv_tokens))?;
+    check_layers(report, "in the measurements", gpu.engine.gpu_layers().len(), model);
     let mut cpu = Bed::new(model, EngineOptions { kv_tokens, ..EngineOptions::default() })?;
     let best = |of: fn(&baton_gpu::ProductRates) -> f64| rates.products.values().map(of).fold(0.0, f64::max);
     let (read_rate, f16) = (best(|of| of.vector_bytes_per_s), rates.products["F16"].matrix_flops);
@@ -260,10 +285,8 @@ fn speed(
         let (read_s, token_s) = gpu.times(prompt, args.answer, args.turns)?;
         let (cpu_read_s, cpu_token_s) = cpu.times(prompt, args.answer.min(16), 1)?;
         let scores_s = gpu.times_with_scores(prompt, args.turns)?;
-        let read_share = file_bytes / token_s / read_rate;
-        // Two operations for each weight and token.
-        let weights = weights_of(model);
-        let product_share = 2.0 * weights * prompt as f64 / read_s / f16;
+        let read_share = needs.token_bytes / token_s / read_rate;
+        let product_share = needs.layers_flops * prompt as f64 / read_s / f16;
         let scores_share = scores_s / read_s - 1.0;
         rows.push(
             [
@@ -319,13 +342,79 @@ fn speed(
     Ok(())
 }
 
-/// Returns how many weights a token is multiplied with: those of all matrices of a dense model.
-fn weights_of(model: &Model) -> f64 {
-    let config = model.config();
-    let layer = |layer: usize| {
-        let heads = config.heads_at(layer);
-        let attention = 2 * heads.d_q() + 2 * heads.d_kv();
-        config.d_model * (attention + 3 * config.d_ff)
-    };
-    (0..config.n_layers).map(layer).sum::<usize>() as f64
+/// What a GPU with all layers does for one token.
+struct Needs {
+    /// Bytes of the weights that it reads, with the projection to logits.
+    token_bytes: f64,
+    /// Operations of the layers' products.
+    layers_flops: f64,
+}
+
+impl Needs {
+    fn of(shape: &ModelShape) -> Self {
+        // Two operations for each weight.
+        let bytes = |flops: &ByFormat| -> f64 {
+            flops.iter().map(|(format, flops)| flops / 2.0 * weight_bytes(format)).sum()
+        };
+        let layers = shape.layers as f64;
+        Self {
+            token_bytes: layers * bytes(&shape.layer_flops) + bytes(&shape.output_flops),
+            layers_flops: layers * shape.layer_flops.values().sum::<f64>(),
+        }
+    }
+}
+
+/// Returns the bytes of one weight; 0 if this is the name of no format.
+fn weight_bytes(name: &str) -> f64 {
+    let format = Format::ALL.into_iter().find(|format| format.name() == name);
+    format.map_or(0.0, |format| format.block_bytes() as f64 / format.block_len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_gap_is_seen_whatever_the_numbers_are() {
+        assert_eq!(gap(&[1.0, 2.0], &[1.0, 2.5]), 0.5);
+        assert!(gap(&[f32::NAN, 2.0], &[1.0, 2.5]).is_nan());
+        assert!(gap(&[1.0], &[1.0, 2.5]).is_nan());
+    }
+
+    #[test]
+    fn what_a_token_needs_is_that_of_the_matrices_it_meets() {
+        let shape = ModelShape {
+            name: String::new(),
+            layers: 4,
+            hidden: 64,
+            vocab: 100,
+            layer_bytes: 1e9,
+            input_bytes: 1e9,
+            output_bytes: 1e9,
+            kv_bytes: 1.0,
+            layer_flops: [("Q8_0".to_owned(), 640.0), ("F16".to_owned(), 20.0)].into(),
+            output_flops: [("F32".to_owned(), 8.0)].into(),
+        };
+        let needs = Needs::of(&shape);
+        assert_eq!(needs.layers_flops, 4.0 * 660.0);
+        // 34 bytes for 32 weights, two bytes, four bytes.
+        assert_eq!(needs.token_bytes, 4.0 * (340.0 + 20.0) + 16.0);
+    }
+
+    #[test]
+    fn nothing_is_measured_zero_times() {
+        for option in ["--prompts", "--answer", "--turns"] {
+            assert!(Line::try_parse_from(["gpu", option, "1"]).is_ok(), "{option}");
+            assert!(Line::try_parse_from(["gpu", option, "0"]).is_err(), "{option}");
+        }
+        assert!(Line::try_parse_from(["gpu", "--prompts", "16,0"]).is_err());
+    }
 }
