@@ -294,16 +294,13 @@ fn decoder(format: Format) -> (Vec<&'static str>, bool) {
         pieces.push(piece(LONG, "no_minima"));
         pieces
     };
-    let of_pairs = |name| {
-        let mut pieces = vec![piece(WEIGHTS, "signs"), piece(WEIGHTS, "pair")];
+    let after = |shared: &[&str], name| {
+        let mut pieces: Vec<&'static str> = shared.iter().map(|name| piece(WEIGHTS, name)).collect();
         pieces.extend(long(&[name]));
         pieces
     };
-    let of_singles = |name| {
-        let mut pieces = vec![piece(WEIGHTS, "signs")];
-        pieces.extend(long(&[name]));
-        pieces
-    };
+    let of_pairs = |name| after(&["signs", "pair"], name);
+    let of_singles = |name| after(&["signs"], name);
     match format {
         Format::Q4_0 => (short("q4_0"), false),
         Format::Q4_1 => (short("q4_1"), true),
@@ -317,11 +314,7 @@ fn decoder(format: Format) -> (Vec<&'static str>, bool) {
         Format::Q4K => (vec![piece(LONG, "six_bits"), piece(LONG, "q4_k")], true),
         Format::Q5K => (vec![piece(LONG, "six_bits"), piece(LONG, "q5_k")], true),
         Format::Q6K => (long(&["q6_k"]), false),
-        Format::Iq4Xs => {
-            let mut pieces = long(&["iq4_xs"]);
-            pieces.insert(0, piece(WEIGHTS, "table"));
-            (pieces, false)
-        }
+        Format::Iq4Xs => (after(&["table"], "iq4_xs"), false),
         Format::Iq1S => (long(&["ternary", "iq1_s"]), false),
         Format::Iq1M => (long(&["ternary", "iq1_m"]), false),
         Format::Iq2Xxs => (of_pairs("iq2_xxs"), false),

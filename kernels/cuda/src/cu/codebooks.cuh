@@ -33,9 +33,8 @@ DEVICE void ternary_octet(Unit& unit, int k, u32 code, bool negative) {
     to[1] = lowered<16>((TERNARY_GRID[2u * code + 1u] << 3) + above);
 }
 
-struct Iq1S : InOrder {
+struct Iq1S : InOrder, NoMinima {
     static const u32 BYTES = 50;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 0.125f; }
     struct Raw {
@@ -59,12 +58,10 @@ struct Iq1S : InOrder {
         u32 s = raw.high >> 12 & 7u;
         return odd_scales(s, s);
     }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 
-struct Iq1M : InOrder {
+struct Iq1M : InOrder, NoMinima {
     static const u32 BYTES = 56;
-    static const bool MINIMA = false;
     static const u32 GROUP = 16;
     DEVICE float unit() { return 0.125f; }
     struct Raw {
@@ -90,14 +87,12 @@ struct Iq1M : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.scales & 7u, raw.scales >> 3 & 7u); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif
 
 #ifdef WITH_IQ2_XXS_GRID
-struct Iq2Xxs : InOrder {
+struct Iq2Xxs : InOrder, NoMinima {
     static const u32 BYTES = 66;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 0.125f; }
     struct Raw {
@@ -117,14 +112,12 @@ struct Iq2Xxs : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.words[1] >> 28, raw.words[1] >> 28); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif
 
 #ifdef WITH_IQ2_XS_GRID
-struct Iq2Xs : InOrder {
+struct Iq2Xs : InOrder, NoMinima {
     static const u32 BYTES = 74;
-    static const bool MINIMA = false;
     static const u32 GROUP = 16;
     DEVICE float unit() { return 0.125f; }
     struct Raw {
@@ -147,14 +140,12 @@ struct Iq2Xs : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.scales, raw.scales >> 4); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif
 
 #ifdef WITH_IQ2_S_GRID
-struct Iq2S : InOrder {
+struct Iq2S : InOrder, NoMinima {
     static const u32 BYTES = 82;
-    static const bool MINIMA = false;
     static const u32 GROUP = 16;
     DEVICE float unit() { return 0.125f; }
     struct Raw {
@@ -180,14 +171,12 @@ struct Iq2S : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.scales, raw.scales >> 4); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif
 
 #ifdef WITH_IQ3_XXS_GRID
-struct Iq3Xxs : InOrder {
+struct Iq3Xxs : InOrder, NoMinima {
     static const u32 BYTES = 98;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 0.5f; }
     struct Raw {
@@ -209,14 +198,12 @@ struct Iq3Xxs : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.signs[0] >> 28, raw.signs[0] >> 28); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif
 
 #ifdef WITH_IQ3_S_GRID
-struct Iq3S : InOrder {
+struct Iq3S : InOrder, NoMinima {
     static const u32 BYTES = 110;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 1.0f; }
     struct Raw {
@@ -244,6 +231,5 @@ struct Iq3S : InOrder {
         }
     }
     DEVICE Groups scales(const Raw& raw, u32) { return odd_scales(raw.scales, raw.scales); }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 #endif

@@ -10,6 +10,15 @@ struct Groups {
     i32 b;
 };
 
+// Of formats without minima.
+struct NoMinima {
+    static const bool MINIMA = false;
+    template <class Raw>
+    DEVICE Groups minima(const Raw&, u32) {
+        return {0, 0};
+    }
+};
+
 // The unit `u` of the formats whose units are 32 weights in a row.
 struct InOrder {
     DEVICE u32 first(u32 u) { return 2u * u; }
@@ -57,9 +66,8 @@ struct Q2K : PairOrder {
     }
 };
 
-struct Q3K : PairOrder {
+struct Q3K : PairOrder, NoMinima {
     static const u32 BYTES = 110;
-    static const bool MINIMA = false;
     static const u32 GROUP = 16;
     DEVICE float unit() { return 1.0f; }
     struct Raw {
@@ -93,7 +101,6 @@ struct Q3K : PairOrder {
         return {(i32)((raw.low & 15u) | (raw.high & 3u) << 4) - 32,
                 (i32)((raw.low >> 16 & 15u) | (raw.high >> 16 & 3u) << 4) - 32};
     }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 
 // The units of Q4_K and Q5_K: low and high nibbles of sixteen bytes. Six-bit scales and minima of 32 weights.
@@ -124,6 +131,14 @@ struct NibbleOrder {
         u32 large = (six.high >> (at + 4u) & 15u) | (six.mid >> (at + 6u) & 3u) << 4;
         return (i32)(g < 4u ? small : large);
     }
+    DEVICE Groups scales(const Six& six, u32 u) {
+        u32 g = u & ~1u;
+        return {scale(six, g), scale(six, g + 1u)};
+    }
+    DEVICE Groups minima(const Six& six, u32 u) {
+        u32 g = u & ~1u;
+        return {minimum(six, g), minimum(six, g + 1u)};
+    }
 };
 
 struct Q4K : NibbleOrder {
@@ -139,14 +154,6 @@ struct Q4K : NibbleOrder {
         load_four(w, at + 16u + 16u * u, raw.q);
     }
     DEVICE void weights(const Raw& raw, u32, Unit& unit) { nibbles(raw.q, unit); }
-    DEVICE Groups scales(const Raw& raw, u32 u) {
-        u32 g = u & ~1u;
-        return {scale(raw, g), scale(raw, g + 1u)};
-    }
-    DEVICE Groups minima(const Raw& raw, u32 u) {
-        u32 g = u & ~1u;
-        return {minimum(raw, g), minimum(raw, g + 1u)};
-    }
 };
 
 struct Q5K : NibbleOrder {
@@ -172,21 +179,12 @@ struct Q5K : NibbleOrder {
             unit.b[k] |= (raw.bits[k] >> (shift + 1u) & 0x01010101u) << 4;
         }
     }
-    DEVICE Groups scales(const Raw& raw, u32 u) {
-        u32 g = u & ~1u;
-        return {scale(raw, g), scale(raw, g + 1u)};
-    }
-    DEVICE Groups minima(const Raw& raw, u32 u) {
-        u32 g = u & ~1u;
-        return {minimum(raw, g), minimum(raw, g + 1u)};
-    }
 };
 
 // Unit `u` has the bytes 32 c + 16 h of the low nibbles of half `n`, with n = u / 4, c = u / 2 % 2 and
 // h = u % 2.
-struct Q6K {
+struct Q6K : NoMinima {
     static const u32 BYTES = 210;
-    static const bool MINIMA = false;
     static const u32 GROUP = 16;
     DEVICE float unit() { return 1.0f; }
     DEVICE u32 first(u32 u) { return 8u * (u >> 2) + (u & 3u); }
@@ -216,12 +214,10 @@ struct Q6K {
     DEVICE Groups scales(const Raw& raw, u32) {
         return {(i32)(i8)(raw.scales & 0xffu), (i32)(i8)(raw.scales >> 8)};
     }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 
-struct Iq4Xs : InOrder {
+struct Iq4Xs : InOrder, NoMinima {
     static const u32 BYTES = 136;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 1.0f; }
     struct Raw {
@@ -240,7 +236,6 @@ struct Iq4Xs : InOrder {
         i32 scale = (i32)((raw.low >> (4u * u) & 15u) | high << 4) - 32;
         return {scale, scale};
     }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 
 // The four digits of a place of four bytes of five: fractions of 256 with digits to the base 3.
@@ -256,9 +251,8 @@ DEVICE u32 power_of_three(u32 n) {
 }
 
 // The first 160 weights lie in 32 bytes, the next 80 in sixteen, the last sixteen in four.
-struct Tq1_0 : InOrder {
+struct Tq1_0 : InOrder, NoMinima {
     static const u32 BYTES = 54;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 1.0f; }
     struct Raw {
@@ -289,12 +283,10 @@ struct Tq1_0 : InOrder {
         lower<1>(unit);
     }
     DEVICE Groups scales(const Raw&, u32) { return {1, 1}; }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };
 
-struct Tq2_0 : PairOrder {
+struct Tq2_0 : PairOrder, NoMinima {
     static const u32 BYTES = 66;
-    static const bool MINIMA = false;
     static const u32 GROUP = 32;
     DEVICE float unit() { return 1.0f; }
     struct Raw {
@@ -310,5 +302,4 @@ struct Tq2_0 : PairOrder {
         lower<1>(unit);
     }
     DEVICE Groups scales(const Raw&, u32) { return {1, 1}; }
-    DEVICE Groups minima(const Raw&, u32) { return {0, 0}; }
 };

@@ -1,6 +1,6 @@
 //! A device with a smaller limit on bindings, and flat grids in two dimensions.
 
-use crate::device::{Buffer, Device, Facts, GpuError, Launch, Tiles};
+use crate::device::{Buffer, Device, Facts, GpuError, Launch, Mark, Tiles};
 use crate::kernel::Kernel;
 
 /// Passes every call on to a device, with changes that no result may depend on.
@@ -82,6 +82,18 @@ impl Device for Altered<'_> {
 
     fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError> {
         self.inner.read(from, at, out)
+    }
+
+    fn mark(&self) -> Mark {
+        self.inner.mark()
+    }
+
+    fn load(&self, to: &Buffer, at: u64, bytes: &[u8], after: &Mark) -> Mark {
+        self.inner.load(to, at, bytes, after)
+    }
+
+    fn wait(&self, mark: &Mark) {
+        self.inner.wait(mark);
     }
 
     fn fault(&self) -> Option<GpuError> {
