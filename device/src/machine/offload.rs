@@ -6,9 +6,8 @@
 use baton_engine::weights::ResidencyStats;
 use baton_engine::{ModelConfig, OffloadStats};
 use baton_gpu::Rates;
+use baton_terminal::size;
 use serde::Serialize;
-
-use super::residency::size;
 
 /// Bytes in each memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]

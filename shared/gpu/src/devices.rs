@@ -311,12 +311,15 @@ mod tests {
         let offload = "--gpu-offload has no effect, because no GPU computes";
         for choice in [GpuChoice::Off, GpuChoice::Auto] {
             let open = || open_of(choice, limit, Vec::new(), never).unwrap();
-            assert_eq!(open().offloading(false).notices, [vram]);
-            assert_eq!(open().offloading(true).notices, [vram, offload]);
+            assert_eq!(open().offloading(None).notices, [vram]);
+            assert_eq!(open().offloading(Some(Offload::default())).notices, [vram, offload]);
         }
         let open = |budget, limit| {
             let found = vec![facts(Vulkan, 0, 8)];
-            open_of(GpuChoice::Auto, limit, found, of_budget(budget)).unwrap().offloading(true).notices
+            open_of(GpuChoice::Auto, limit, found, of_budget(budget))
+                .unwrap()
+                .offloading(Some(Offload::default()))
+                .notices
         };
         assert!(open(Some(1 << 30), None).is_empty() && open(Some(1 << 30), limit).is_empty());
         let unknown = |_: &Facts| -> Result<Arc<dyn Device>, Reason> {

@@ -92,6 +92,10 @@ impl Device for Altered<'_> {
         self.inner.load(to, at, bytes, after)
     }
 
+    fn save(&self, from: &Buffer, at: u64, out: &mut [u8], after: &Mark) -> Result<(), GpuError> {
+        self.inner.save(from, at, out, after)
+    }
+
     fn wait(&self, mark: &Mark) {
         self.inner.wait(mark);
     }
