@@ -19,8 +19,8 @@ use crate::machine::gpu::{GpuProfile, on_loss};
 pub(super) struct GpuArgs {
     /// GPU that computes: auto (the best one, or none), off, or a device such as cuda:0, vulkan:1 or metal:0
     ///
-    /// It computes as many of the model's last layers as fit into its memory, the CPU the others. In a ring the
-    /// plan says how many of the first layers of each window it computes. `baton profile` lists the GPUs.
+    /// It computes as many of the model's last layers as fit into its memory, the CPU the others. In a ring
+    /// the plan says how many of the first layers of each window it computes. `baton profile` lists the GPUs.
     #[arg(long, env = "BATON_GPU", default_value_t, value_name = "DEVICE", help_heading = heading::MODEL)]
     gpu: GpuChoice,
     /// Most memory to use of the GPU, as 6GB [default: what is free]

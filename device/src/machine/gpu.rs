@@ -65,7 +65,7 @@ impl GpuProfile {
 
     /// Returns what a plan must know of it, or `None` if its rates or its free memory are not known.
     ///
-    /// `buffer_bytes` are those of the model ([`buffer_bytes`]); 0 if only the head of a ring knows the model.
+    /// `buffer_bytes` are those of the model ([`buffer_bytes`]), or 0 if only the head of a ring knows it.
     pub fn described(&self, buffer_bytes: f64) -> Option<Gpu> {
         let (rates, free) = (self.rates.as_ref()?, self.free_bytes?);
         Some(Gpu {
@@ -80,8 +80,8 @@ impl GpuProfile {
 
 /// Returns the bytes that a GPU needs beside weights, keys and values.
 ///
-/// `hidden` is the model's width of hidden states, `vocab` the number of tokens in its vocabulary, or 0 if the
-/// GPU computes no logits.
+/// `hidden` is the model's width of hidden states, `vocab` the number of tokens in its vocabulary, or 0 if
+/// the GPU computes no logits.
 pub fn buffer_bytes(hidden: usize, vocab: usize) -> f64 {
     4.0 * (STEP_TOKENS * ACTIVATIONS * hidden as f64 + LOGIT_ROWS * vocab as f64)
 }

@@ -171,8 +171,8 @@ pub(crate) fn free_of(budget: Option<u64>, memory_bytes: Option<u64>, used: u64)
     Some(most.saturating_sub(used))
 }
 
-/// Opens device `index` of an interface, numbered as [`devices`] does. `limit` is the most bytes of its memory
-/// that may be in use. `None` sets no limit, or 2 GiB if the interface does not say how much there is.
+/// Opens device `index` of an interface, numbered as [`devices`] does. `limit` is the most bytes of its
+/// memory that may be in use. `None` sets no limit, or 2 GiB if the interface does not say how much there is.
 ///
 /// # Errors
 /// [`OpenError`], if there is no such device, or it or its driver cannot run the kernels.

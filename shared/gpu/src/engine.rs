@@ -104,8 +104,8 @@ impl OpenedGpu {
         Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
     }
 
-    /// Returns why this GPU gets no layers of a ring's model, whatever the plan; `None` if it can compute such
-    /// layers, with keys and values in this format.
+    /// Returns why this GPU gets no layers of a ring's model, whatever the plan; `None` if it can compute
+    /// such layers, with keys and values in this format.
     ///
     /// # Errors
     /// [`EngineError`] with the reason if the user named the GPU.
@@ -119,8 +119,8 @@ impl OpenedGpu {
         Ok(Some(GpuPart::Refused { gpu: label(device.facts()), reason: err.to_string() }))
     }
 
-    /// Returns it with all layers on the GPU, whether they fit into its memory or not, if there are options for
-    /// that. Without a GPU there is a notice then.
+    /// Returns it with all layers on the GPU, whether they fit into its memory or not, if there are options
+    /// for that. Without a GPU there is a notice then.
     pub fn offloading(mut self, offload: Option<Offload>) -> Self {
         if offload.is_some() && self.device.is_none() {
             self.notices.push("--gpu-offload has no effect, because no GPU computes".to_owned());

@@ -4,8 +4,8 @@
 //! matrices, so that the time stays the same. The matrix-vector products of a fast device read several
 //! matrices in turn, more than its caches hold.
 //!
-//! Never: brings a fault upon the device. If the device says how much memory is free, weights take at most half
-//! of that; activations and copies take up to 32 MiB more, one measurement after another.
+//! Never: brings a fault upon the device. If the device says how much memory is free, weights take at most
+//! half of that; activations and copies take up to 32 MiB more, one measurement after another.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -64,8 +64,8 @@ pub struct Processor {
     pub flops: ByFormat,
     /// `T`: bytes of weights read from memory a second.
     pub read_bytes_per_s: f64,
-    /// `t^kv_cpy`: seconds to append one token's keys and values to one layer's cache. On a GPU the start of a
-    /// kernel is most of that.
+    /// `t^kv_cpy`: seconds to append one token's keys and values to one layer's cache. On a GPU the start of
+    /// a kernel is most of that.
     #[serde(default)]
     pub kv_copy_s: f64,
 }
@@ -76,8 +76,8 @@ pub struct Processor {
 pub enum GpuKind {
     /// It has its own memory; weights stay there.
     Cuda,
-    /// It shares the device's memory as prima.cpp uses Metal: layers of the CPU count too, and if the memory is
-    /// too small, the system drops all weights.
+    /// It shares the device's memory as prima.cpp uses Metal: layers of the CPU count too, and if the memory
+    /// is too small, the system drops all weights.
     Metal,
     /// It shares the device's memory. What it holds is kept there and leaves less for the CPU's layers.
     Shared,
@@ -91,8 +91,8 @@ pub struct Gpu {
     pub kind: GpuKind,
     /// Its speed.
     pub processor: Processor,
-    /// `d_cuda^avail`, or Metal's recommended working set: bytes free for weights, KV and buffers. If the memory
-    /// is shared, at most what the device has is used of them.
+    /// `d_cuda^avail`, or Metal's recommended working set: bytes free for weights, KV and buffers. If the
+    /// memory is shared, at most what the device has is used of them.
     pub memory_bytes: f64,
     /// `c^gpu`: bytes of its compute buffers.
     #[serde(default)]

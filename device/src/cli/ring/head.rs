@@ -190,8 +190,8 @@ impl OnGpus {
         Self { compute, buffer_bytes: buffer_bytes(config.d_model, 0) }
     }
 
-    /// Returns what a plan must know of a worker, by the name that it has in this ring. A worker does not know
-    /// the model when it tells what it is.
+    /// Returns what a plan must know of a worker, by the name that it has in this ring. A worker does not
+    /// know the model when it tells what it is.
     fn device(self, hello: &Hello) -> Option<Device> {
         let device = hello.device.clone()?;
         let gpu = device.gpu.filter(|_| self.compute);
