@@ -2,8 +2,8 @@
 //! device in software.
 //!
 //! The device is the one that `BATON_TEST_GPU` names, as `--gpu` does; it must be there. Without the variable
-//! it is `vulkan:0`, and if that is missing, the suite says so and is skipped. Each kernel by itself is tested
-//! beside the kernels (suites of the same name).
+//! it is `vulkan:0`, and if that is missing, the suite says so and is skipped. Each kernel by itself is
+//! tested beside the kernels (suites of the same name).
 
 mod gpu {
     mod lost;
