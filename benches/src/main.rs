@@ -18,6 +18,7 @@ mod host;
 mod hostile;
 mod make_model;
 mod mask;
+mod offload;
 mod optimizer;
 mod pacing;
 mod parity;
@@ -64,6 +65,8 @@ enum Bench {
     MakeModel(make_model::Args),
     /// Mask of kept sentences: its size, and the time to encode and decode it
     Mask(mask::Args),
+    /// Pipelined offloading: weights read from the disk or loaded to a GPU while others are computed
+    Offload(offload::Args),
     /// Optimizer: its r and L compared with brute force and HiGHS, and its speed
     Optimizer(optimizer::Args),
     /// Speed controller (pacing) on simulated networks and devices
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Bench::Hostile(args) => hostile::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
+        Bench::Offload(args) => offload::run(&args),
         Bench::Optimizer(args) => optimizer::run(&args),
         Bench::Pacing(args) => pacing::run(&args),
         Bench::Parity(args) => parity::run(&args),

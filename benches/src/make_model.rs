@@ -17,7 +17,8 @@ use crate::report::Report;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Shape: llama-1b or llama-3b (Llama 3.2), llama-8b (Llama 3.1), llama-30b (the original LLaMA, 32.5
-    /// billion weights), qwen-0.5b, qwen-1.5b or qwen-7b (Qwen2.5)
+    /// billion weights), mixtral-3b (a smaller Mixtral of 2.9 billion weights), qwen-0.5b, qwen-1.5b or
+    /// qwen-7b (Qwen2.5)
     shape: String,
     /// Format: Q4_K_M, the mixture of llama-quantize, or one format for all matrices: F16, Q8_0, Q4_K, ...
     quant: String,

@@ -150,16 +150,23 @@ fn rate(args: &Args, path: &Path) -> Result<f64> {
 }
 
 fn run_way(args: &Args, path: &Path, way: &Way) -> Result<Value> {
+    let mut options = way.options.clone();
+    options.extend(["--tokens".to_owned(), args.tokens.to_string()]);
+    if let Some(bytes) = args.read_bytes.filter(|_| !way.options.is_empty()) {
+        options.extend(["--read-bytes".to_owned(), bytes.to_string()]);
+    }
+    let limits = limits(args);
+    run_worker(path, way.limited.then_some(&limits), &options)
+}
+
+/// Runs the worker on a model, with limits or without, and returns what it measured.
+pub(crate) fn run_worker(path: &Path, limits: Option<&Limits>, options: &[String]) -> Result<Value> {
     let own = std::env::current_exe().context("find the running program")?;
     // Pages that are already cached would count for another group.
     forget(path)?;
-    let group = if way.limited { Some(Cgroup::new("baton-residency", &limits(args), path)?) } else { None };
+    let group = limits.map(|limits| Cgroup::new("baton-residency", limits, path)).transpose()?;
     let mut command = group.as_ref().map_or_else(|| Command::new(&own), |group| group.command(&own));
-    command.arg("residency-worker").arg(path).args(&way.options);
-    command.args(["--tokens", &args.tokens.to_string()]);
-    if let Some(bytes) = args.read_bytes.filter(|_| !way.options.is_empty()) {
-        command.args(["--read-bytes", &bytes.to_string()]);
-    }
+    command.arg("residency-worker").arg(path).args(options);
     let out = command.stderr(std::process::Stdio::inherit()).output().context("start the worker")?;
     let text = String::from_utf8_lossy(&out.stdout);
     let mut figure: Value = serde_json::from_str(text.trim())

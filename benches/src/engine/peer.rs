@@ -112,6 +112,17 @@ impl Peer {
         Ok(peer)
     }
 
+    /// As [`Self::ready`], without making a build that is missing.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn found(given: Option<&Path>, target: &Path) -> Result<Self> {
+        if given.is_none() && !is_built(&source_in(&target.join("peers"))) {
+            bail!("llama.cpp is not built; `./x bench engine` builds it, or name a build with --peer");
+        }
+        Self::ready(given, target)
+    }
+
     fn bin(&self) -> PathBuf {
         self.folder.join("build/bin")
     }
@@ -173,9 +184,23 @@ fn compile(name: &str, source: &str, folder: &Path, flags: &[String]) -> Result<
     Ok(program)
 }
 
+/// Returns the folder of the source under `folder`.
+fn source_in(folder: &Path) -> PathBuf {
+    folder.join(format!("{PACKAGE}-{VERSION}/vendor/llama.cpp"))
+}
+
+/// Returns the marker file of a finished build.
+fn marker(source: &Path) -> PathBuf {
+    source.join("build/baton-built")
+}
+
+fn is_built(source: &Path) -> bool {
+    fs::read_to_string(marker(source)).is_ok_and(|text| text == BUILT)
+}
+
 /// Downloads and builds the source under `folder` if that is not done yet, and returns its folder.
 fn build(folder: &Path) -> Result<PathBuf> {
-    let source = folder.join(format!("{PACKAGE}-{VERSION}/vendor/llama.cpp"));
+    let source = source_in(folder);
     if !source.join("CMakeLists.txt").is_file() {
         let archive = folder.join(format!("{PACKAGE}-{VERSION}.tar.gz"));
         if !archive.is_file() || sha256(&archive)? != SHA256 {
@@ -192,8 +217,8 @@ fn build(folder: &Path) -> Result<PathBuf> {
         unpack.arg("-xzf").arg(&archive).arg("-C").arg(folder);
         finish(&mut unpack, "unpack llama.cpp")?;
     }
-    let built = source.join("build/baton-built");
-    if !fs::read_to_string(&built).is_ok_and(|text| text == BUILT) {
+    if !is_built(&source) {
+        let built = marker(&source);
         eprintln!("llama.cpp: building; this takes some minutes, once");
         let build = source.join("build");
         let mut configure = Command::new("cmake");

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use baton_engine::{Engine, EngineOptions, Model, Residency, SeqId, StepSeq, Wanted};
+use baton_engine::{BLOCK_TOKENS, Engine, EngineOptions, Model, Residency, SeqId, StepSeq, TokenId, Wanted};
 use serde_json::{Value, json};
 
 use crate::engine::machine;
+
+/// Tokens of a prompt that are computed at once, as in the programs.
+const CHUNK_TOKENS: usize = 512;
 
 /// Options of the hidden subcommand `residency-worker`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +31,18 @@ pub(crate) struct Args {
     /// Size of one read in bytes
     #[arg(long)]
     read_bytes: Option<usize>,
+    /// Number of buffers that reads go into
+    #[arg(long)]
+    buffers: Option<usize>,
+    /// Number of threads that read
+    #[arg(long)]
+    reading_threads: Option<usize>,
+    /// Number of sequences that are decoded at once
+    #[arg(long, default_value = "1")]
+    batch: NonZeroUsize,
+    /// Lengths of prompts whose time to the first token is measured afterwards
+    #[arg(long, value_delimiter = ',')]
+    prompts: Vec<usize>,
     /// Number of tokens that are measured
     #[arg(long, default_value_t = 12)]
     tokens: usize,
@@ -43,29 +58,43 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let residency = args.budget.map(|budget_bytes| {
         let usual = Residency::default();
-        let read_bytes = args.read_bytes.unwrap_or(usual.read_bytes);
-        Residency { budget_bytes, reads_ahead: !args.no_read_ahead, read_bytes, ..usual }
+        Residency {
+            budget_bytes,
+            reads_ahead: !args.no_read_ahead,
+            read_bytes: args.read_bytes.unwrap_or(usual.read_bytes),
+            buffers: args.buffers.unwrap_or(usual.buffers),
+            threads: args.reading_threads.unwrap_or(usual.threads),
+            ..usual
+        }
     });
     let opened = match &residency {
         Some(residency) => Model::open_within(&args.model, residency),
         None => Model::open(&args.model),
     };
     let model = opened.with_context(|| format!("open {}", args.model.display()))?;
+    let longest = args.prompts.iter().max().map_or(0, |tokens| tokens.next_multiple_of(BLOCK_TOKENS));
     let options = EngineOptions {
         threads: Some(args.threads),
-        kv_tokens: (args.warm + args.tokens).max(32),
+        kv_tokens: args.kv_tokens().max(longest),
         ..EngineOptions::default()
     };
     let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
-    baton_terminal::outln!("{}", Decoder::new(engine).measure(args)?)?;
+    baton_terminal::outln!("{}", Decoder::new(engine, args.batch.get()).measure(args)?)?;
     Ok(())
+}
+
+impl Args {
+    /// Returns the tokens of the cache that decoding takes: whole blocks of each sequence.
+    fn kv_tokens(&self) -> usize {
+        self.batch.get() * (self.warm + self.tokens).next_multiple_of(BLOCK_TOKENS)
+    }
 }
 
 struct Decoder {
     engine: Engine,
-    seq: SeqId,
+    seqs: Vec<SeqId>,
     drawn: u32,
-    /// FNV-1a digest of the bits of all logits so far.
+    /// FNV-1a digest of the bits of all logits of the first sequence so far. It does not depend on the batch.
     digest: u64,
 }
 
@@ -83,23 +112,49 @@ struct Reading {
 }
 
 impl Decoder {
-    fn new(mut engine: Engine) -> Self {
-        let seq = engine.create();
-        Self { engine, seq, drawn: 0, digest: 0xcbf2_9ce4_8422_2325 }
+    fn new(mut engine: Engine, batch: usize) -> Self {
+        let seqs = (0..batch).map(|_| engine.create()).collect();
+        Self { engine, seqs, drawn: 0, digest: 0xcbf2_9ce4_8422_2325 }
     }
 
-    fn token(&mut self) -> Result<f64> {
+    /// Returns a pseudo-random token.
+    fn id(&self, number: u32) -> TokenId {
         let vocab = self.engine.model().config().vocab_len as u64;
-        let id = (u64::from(self.drawn).wrapping_mul(2_654_435_761) >> 7) % vocab;
+        ((u64::from(number).wrapping_mul(2_654_435_761) >> 7) % vocab) as TokenId
+    }
+
+    /// Computes the next token of each sequence, and returns the milliseconds.
+    fn token(&mut self) -> Result<f64> {
+        // The first sequence has the same tokens in batches of any size.
+        let ids: Vec<TokenId> =
+            (0..self.seqs.len() as u32).map(|seq| self.id(self.drawn + 1000 * seq)).collect();
         self.drawn += 1;
-        let ids = [id as u32];
-        let batch = [StepSeq { seq: self.seq, ids: &ids, logits: Wanted::Last, capture: None }];
+        let batch: Vec<StepSeq<'_>> = (self.seqs.iter().zip(ids.chunks(1)))
+            .map(|(seq, ids)| StepSeq { seq: *seq, ids, logits: Wanted::Last, capture: None })
+            .collect();
         let begun = Instant::now();
         let logits = self.engine.step(&batch, &mut ()).context("decode")?.remove(0).logits;
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         for logit in logits {
             self.digest = (self.digest ^ u64::from(logit.to_bits())).wrapping_mul(0x100_0000_01b3);
         }
+        Ok(ms)
+    }
+
+    /// Returns the milliseconds until the first token after a prompt is known.
+    fn prompt(&mut self, tokens: usize) -> Result<f64> {
+        let ids: Vec<TokenId> = (0..tokens as u32).map(|at| self.id(at)).collect();
+        let seq = self.engine.create();
+        let begun = Instant::now();
+        for (at, chunk) in ids.chunks(CHUNK_TOKENS).enumerate() {
+            let ends = (at + 1) * CHUNK_TOKENS >= tokens;
+            let logits = if ends { Wanted::Last } else { Wanted::None };
+            self.engine
+                .step(&[StepSeq { seq, ids: chunk, logits, capture: None }], &mut ())
+                .context("prefill")?;
+        }
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        self.engine.release(seq);
         Ok(ms)
     }
 
@@ -125,10 +180,7 @@ impl Decoder {
         let memory = machine::memory(std::process::id())?;
         let config = self.engine.model().config();
         let token_bytes = EngineOptions::default().kv_format.token_bytes(config.d_head);
-        let kv_bytes = config.n_layers
-            * config.n_kv_heads
-            * token_bytes
-            * (args.warm + args.tokens).next_multiple_of(32);
+        let kv_bytes = config.n_layers * config.n_kv_heads * token_bytes * args.kv_tokens();
         let n = args.tokens as f64;
         let mean_ms = ms.iter().sum::<f64>() / n;
         ms.sort_by(f64::total_cmp);
@@ -142,10 +194,14 @@ impl Decoder {
             "kv_bytes": kv_bytes,
             "digest": format!("{:016x}", self.digest),
         });
+        if let Some(experts) = &config.experts {
+            figures["experts"] = json!({ "used": experts.used, "count": experts.count });
+        }
         if let Some(stats) = self.engine.model().streamed().map(|weights| weights.stats()) {
             figures["streamed"] = json!({
                 "weight_bytes": stats.weight_bytes,
                 "resident_bytes": stats.resident_bytes,
+                "streamed_bytes": stats.streamed_bytes,
                 "bytes_per_token": a_token(before.streamed, after.streamed),
                 "reads_per_token": a_token(before.reads, after.reads),
                 "reads_in_vain_per_token": a_token(before.in_vain, after.in_vain),
@@ -154,6 +210,10 @@ impl Decoder {
                 "major_faults_per_token": before.faults.zip(after.faults).map(|(before, after)| a_token(before, after)),
                 "direct": stats.direct,
             });
+        }
+        self.seqs.drain(..).for_each(|seq| self.engine.release(seq));
+        for tokens in &args.prompts {
+            figures["first_token_ms"][tokens.to_string()] = json!(self.prompt(*tokens)?);
         }
         Ok(figures)
     }

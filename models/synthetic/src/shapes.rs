@@ -2,9 +2,9 @@
 
 use std::f64::consts::TAU;
 
-use crate::{ExtraValue, Quant, SyntheticModel};
+use crate::{ExtraValue, Quant, SyntheticExperts, SyntheticModel};
 
-/// A published model's shape.
+/// A published model's shape, or one like it.
 struct Shape {
     name: &'static str,
     family: &'static str,
@@ -21,6 +21,8 @@ struct Shape {
     /// The factor by which Llama 3.1 and 3.2 lower the low rotary frequencies; `None` for other models.
     rope_stretch: Option<f64>,
     norm_eps: f32,
+    /// Experts of a layer, and experts per token; each has the width `d_ff`.
+    experts: Option<(u32, u32)>,
 }
 
 const LLAMA_3_2_1B: Shape = Shape {
@@ -38,6 +40,7 @@ const LLAMA_3_2_1B: Shape = Shape {
     rope_base: 500_000.0,
     rope_stretch: Some(32.0),
     norm_eps: 1e-5,
+    experts: None,
 };
 
 const LLAMA_3_2_3B: Shape =
@@ -72,6 +75,23 @@ const LLAMA_30B: Shape = Shape {
     ..LLAMA_3_2_1B
 };
 
+/// Mixtral 8x7B with half of each width and a quarter of the layers: 2.9 billion weights.
+const MIXTRAL_3B: Shape = Shape {
+    name: "mixtral-3b",
+    n_layers: 8,
+    n_heads: 16,
+    n_kv_heads: 4,
+    d_head: 128,
+    d_ff: 7168,
+    vocab_len: 32_000,
+    tied: false,
+    context_len: 32_768,
+    rope_base: 1_000_000.0,
+    rope_stretch: None,
+    experts: Some((8, 2)),
+    ..LLAMA_3_2_1B
+};
+
 const QWEN_2_5_0_5B: Shape = Shape {
     name: "qwen-0.5b",
     family: "qwen2",
@@ -87,6 +107,7 @@ const QWEN_2_5_0_5B: Shape = Shape {
     rope_base: 1_000_000.0,
     rope_stretch: None,
     norm_eps: 1e-6,
+    experts: None,
 };
 
 const QWEN_2_5_1_5B: Shape = Shape {
@@ -112,13 +133,21 @@ const QWEN_2_5_7B: Shape = Shape {
     ..QWEN_2_5_0_5B
 };
 
-const ALL: [&Shape; 7] =
-    [&LLAMA_3_2_1B, &LLAMA_3_2_3B, &LLAMA_3_1_8B, &LLAMA_30B, &QWEN_2_5_0_5B, &QWEN_2_5_1_5B, &QWEN_2_5_7B];
+const ALL: [&Shape; 8] = [
+    &LLAMA_3_2_1B,
+    &LLAMA_3_2_3B,
+    &LLAMA_3_1_8B,
+    &LLAMA_30B,
+    &MIXTRAL_3B,
+    &QWEN_2_5_0_5B,
+    &QWEN_2_5_1_5B,
+    &QWEN_2_5_7B,
+];
 
 /// The names that [`SyntheticModel::shaped`] accepts: Llama 3.2 1B and 3B, Llama 3.1 8B, the original LLaMA
-/// 30B (32.5 billion weights), and Qwen2.5 0.5B, 1.5B and 7B.
-pub const SHAPES: [&str; 7] = {
-    let mut names = [""; 7];
+/// 30B (32.5 billion weights), a smaller Mixtral of 2.9 billion weights, and Qwen2.5 0.5B, 1.5B and 7B.
+pub const SHAPES: [&str; 8] = {
+    let mut names = [""; 8];
     let mut at = 0;
     while at < names.len() {
         names[at] = ALL[at].name;
@@ -128,7 +157,7 @@ pub const SHAPES: [&str; 7] = {
 };
 
 impl SyntheticModel {
-    /// Returns a model of the published shape `name`, or `None` if `name` is not in [`SHAPES`]. Its context
+    /// Returns a model of the shape `name`, or `None` if `name` is not in [`SHAPES`]. Its context
     /// has `context_len` tokens, by default as many as published. Its answers do not end by themselves.
     pub fn shaped(name: &str, quant: Quant, context_len: Option<u32>, seed: u64) -> Option<Self> {
         let shape = ALL.into_iter().find(|shape| shape.name == name)?;
@@ -151,7 +180,12 @@ impl SyntheticModel {
             extra,
             rope_divisors: shape.rope_stretch.map(|stretch| divisors(shape, stretch)),
             rope_factors: None,
-            experts: None,
+            experts: shape.experts.map(|(count, used)| SyntheticExperts {
+                count,
+                used,
+                d_ff: shape.d_ff,
+                shared_d_ff: 0,
+            }),
             latent: None,
             dense_layers: 0,
             biased: false,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use baton_kernels_cpu::{Format, Matrix};
 
-use super::{HostDevice, check, check_memory};
+use super::{HostDevice, Span, Speeds, TimedDevice, check, check_memory};
 use crate::device::Interface;
 use crate::device::{Buffer, Device, Facts, GpuError, Launch, Tiles};
 use crate::kernel::{AttendWidth, Kernel, MapOp};
@@ -303,4 +303,23 @@ fn a_full_device_keeps_its_fault() {
     assert_eq!(device.read(&first, 0, &mut [0; 4]), Err(fault));
     drop(first);
     assert_eq!(device.used_bytes(), 0);
+}
+
+#[test]
+fn a_clock_notes_what_both_engines_do() {
+    let speeds = Speeds { copy_bytes_per_s: 1000.0, copy_s: 1.0, read_bytes_per_s: 1000.0, launch_s: 0.5 };
+    let device = TimedDevice::new(None, speeds);
+    let buffer = device.alloc(4000);
+    let first = device.load(&buffer, 0, &[0; 1000], &device.mark());
+    device.write(&buffer, 2000, &[0; 2000]);
+    device.wait(&first);
+    let second = device.load(&buffer, 0, &[0; 500], &device.mark());
+    device.wait(&second);
+    let [commands, loads] = device.take_spans();
+    let span = |what: &str, start_s, end_s, bytes| Span { what: what.to_owned(), start_s, end_s, bytes };
+    // A load begins after its mark, and a wait lets the commands' clock go on to its end.
+    assert_eq!(commands, [span("write", 0.0, 3.0, 2000)]);
+    assert_eq!(loads, [span("load", 0.0, 2.0, 1000), span("load", 3.0, 4.5, 500)]);
+    assert_eq!(device.now_s(), 4.5);
+    assert_eq!(device.take_spans(), [Vec::new(), Vec::new()], "spans are taken once");
 }

@@ -11,7 +11,7 @@
 //! mapping. Embedding rows always are: a token needs one.
 //!
 //! What always holds: no bit of a result depends on the budget. Unreclaimable memory is that of the buffers,
-//! 64 MiB at most. A changed budget takes effect at the beginning of the next token.
+//! 40 MiB unless they are set otherwise. A changed budget takes effect at the beginning of the next token.
 
 mod choice;
 pub(crate) mod direct;
@@ -38,8 +38,16 @@ use reader::{Reader, ReaderOptions};
 
 pub use stats::ResidencyStats;
 
-/// Number of buffers that weights are read into.
+/// Default number of buffers that weights are read into.
 const BUFFERS: usize = 20;
+/// Bounds of the number of buffers.
+const BUFFERS_MIN: usize = 1;
+const BUFFERS_MAX: usize = 1024;
+/// Default number of reading threads. As in PIPO: enough that the disk always has a next request.
+const THREADS: usize = 3;
+/// Bounds of the number of reading threads.
+const THREADS_MIN: usize = 1;
+const THREADS_MAX: usize = 16;
 /// Default size of a read in bytes. PIPO finds reads near 8 MB best if there is one at a time. Three reads at
 /// a time of a quarter of that are as fast. Their buffers are free again sooner, and a read that a pass waits
 /// for competes less with reads for later.
@@ -71,8 +79,12 @@ pub struct Residency {
     /// Whether reads run ahead of the computation. If not, each read is waited for, which is for
     /// measurements.
     pub reads_ahead: bool,
-    /// The most bytes of one read, 4 KiB to 8 MB; there are twenty buffers of that size.
+    /// The most bytes of one read, 4 KiB to 8 MB. Buffers have that size.
     pub read_bytes: usize,
+    /// Buffers that weights are read into, 1 to 1024, twenty by default. Fewer hide less of the reading.
+    pub buffers: usize,
+    /// Threads that read, 1 to 16, three by default.
+    pub threads: usize,
 }
 
 impl Default for Residency {
@@ -85,6 +97,8 @@ impl Default for Residency {
             prefetch_bytes: 0,
             reads_ahead: true,
             read_bytes: READ_BYTES,
+            buffers: BUFFERS,
+            threads: THREADS,
         }
     }
 }
@@ -111,6 +125,26 @@ pub enum ResidencyError {
     #[error("reads of {found} bytes, must be {min} to {max}")]
     ReadBytes {
         /// The size requested.
+        found: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The number of buffers is out of range.
+    #[error("{found} buffers to read into, must be {min} to {max}")]
+    Buffers {
+        /// The number requested.
+        found: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The number of reading threads is out of range.
+    #[error("{found} reading threads, must be {min} to {max}")]
+    ReadingThreads {
+        /// The number requested.
         found: usize,
         /// The least.
         min: usize,
@@ -283,10 +317,7 @@ impl StreamedWeights {
         let n_layers = mapped.n_layers();
         let layers = residency.layers.clone().unwrap_or_else(|| (0..n_layers).collect());
         let walk = Arc::new(Walk::new(&mapped, layers, residency.ends)?);
-        let (found, min, max) = (residency.read_bytes, READ_BYTES_MIN, READ_BYTES_MAX);
-        if !(min..=max).contains(&found) {
-            return Err(ResidencyError::ReadBytes { found, min, max });
-        }
+        check_reads(residency)?;
         let gguf = Arc::clone(mapped.gguf());
         let paths = gguf.part_paths().ok_or(ResidencyError::NotAFile)?;
         let open = |path: &std::path::Path| {
@@ -294,11 +325,14 @@ impl StreamedWeights {
             DirectFile::open(path).map_err(named)
         };
         let files = paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let cut = Cut { read_bytes_max: found, unit_rows: UNIT_ROWS, worth_bytes: found as u64 / 4 };
-        let spared = if walk.places.iter().any(|place| place.sometimes) { BUFFERS / 2 } else { 0 };
+        let &Residency { read_bytes, buffers, threads, .. } = residency;
+        let worth_bytes = read_bytes as u64 / 4;
+        let cut = Cut { read_bytes_max: read_bytes, unit_rows: UNIT_ROWS, worth_bytes };
+        let spared = if walk.places.iter().any(|place| place.sometimes) { buffers / 2 } else { 0 };
         let options = ReaderOptions {
-            buffers: BUFFERS,
-            buffer_bytes: found,
+            buffers,
+            buffer_bytes: read_bytes,
+            threads,
             spared,
             reads_ahead: residency.reads_ahead,
         };
@@ -513,6 +547,22 @@ impl Choice {
         let end = before.filter(|((of, _), _)| *of == part).map_or(0, |(_, resident)| resident.end);
         end.saturating_sub(bytes.start).min(bytes.len())
     }
+}
+
+/// Checks the sizes and numbers of reads.
+fn check_reads(residency: &Residency) -> Result<(), ResidencyError> {
+    let &Residency { read_bytes, buffers, threads, .. } = residency;
+    if !(READ_BYTES_MIN..=READ_BYTES_MAX).contains(&read_bytes) {
+        let (min, max) = (READ_BYTES_MIN, READ_BYTES_MAX);
+        return Err(ResidencyError::ReadBytes { found: read_bytes, min, max });
+    }
+    if !(BUFFERS_MIN..=BUFFERS_MAX).contains(&buffers) {
+        return Err(ResidencyError::Buffers { found: buffers, min: BUFFERS_MIN, max: BUFFERS_MAX });
+    }
+    if !(THREADS_MIN..=THREADS_MAX).contains(&threads) {
+        return Err(ResidencyError::ReadingThreads { found: threads, min: THREADS_MIN, max: THREADS_MAX });
+    }
+    Ok(())
 }
 
 fn check_layers(layers: &[usize], n_layers: usize) -> Result<(), ResidencyError> {

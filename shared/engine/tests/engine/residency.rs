@@ -58,15 +58,15 @@ fn budgets_change_no_bit() {
         let want = walk(&Model::open(&path).unwrap());
         let all = stats(&within(&path, &Residency::default())).weight_bytes;
         for budget_bytes in [0, all / 10, all / 2, all - 1, all] {
-            let ways = [(true, 4 << 10, 0), (true, 4 << 10, budget_bytes / 3), (false, 64 << 10, 0)];
-            for (reads_ahead, read_bytes, prefetch_bytes) in ways {
-                let residency = Residency {
-                    budget_bytes,
-                    prefetch_bytes,
-                    reads_ahead,
-                    read_bytes,
-                    ..Residency::default()
-                };
+            let usual = Residency { budget_bytes, read_bytes: 4 << 10, ..Residency::default() };
+            let ways = [
+                usual.clone(),
+                Residency { prefetch_bytes: budget_bytes / 3, ..usual.clone() },
+                Residency { reads_ahead: false, read_bytes: 64 << 10, ..usual.clone() },
+                Residency { buffers: 1, threads: 1, ..usual.clone() },
+                Residency { buffers: 2, threads: 5, ..usual },
+            ];
+            for residency in ways {
                 let model = within(&path, &residency);
                 let what = format!("{} within {budget_bytes} of {all} bytes", synthetic.family);
                 assert_same_bits(&walk(&model), &want, &what);
@@ -291,6 +291,12 @@ fn layers_of_other_devices_are_refused_and_nothing_has_happened() {
     assert_eq!(layers(&[1, 0, 1]), "layer 1 is listed twice");
     let reads = refused(Residency { read_bytes: 100, ..Residency::default() });
     assert_eq!(reads, "reads of 100 bytes, must be 4096 to 8000000");
+    let buffers = |buffers| refused(Residency { buffers, ..Residency::default() });
+    assert_eq!(buffers(0), "0 buffers to read into, must be 1 to 1024");
+    assert_eq!(buffers(1025), "1025 buffers to read into, must be 1 to 1024");
+    let threads = |threads| refused(Residency { threads, ..Residency::default() });
+    assert_eq!(threads(0), "0 reading threads, must be 1 to 16");
+    assert_eq!(threads(17), "17 reading threads, must be 1 to 16");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The threads that read weights, and how a pass waits for them.
 //!
-//! There are up to three threads, and any thread does any work (PIPO, section 3.2.1). Each takes the next
+//! There are a few threads, and any thread does any work (PIPO, section 3.2.1). Each takes the next
 //! read of the [`Queue`], else a range of the resident set to read into the page cache, else a range to bring
 //! there for later. A pass never reads; it waits, and the waiting time is counted. What always holds:
 //! dropping the reader ends its threads after their current reads.
@@ -16,8 +16,6 @@ use super::queue::{Extent, Queue, Read, Taken};
 use crate::gguf::Gguf;
 use crate::weights::WeightError;
 
-/// As in PIPO: enough that the disk always has a next request.
-const THREADS: usize = 3;
 /// Bytes of the resident set that a thread reads before it checks for more urgent work.
 const WARM_BYTES: usize = 8 << 20;
 
@@ -74,6 +72,7 @@ pub(super) struct Reader {
 pub(super) struct ReaderOptions {
     pub(super) buffers: usize,
     pub(super) buffer_bytes: usize,
+    pub(super) threads: usize,
     /// Buffers that reading ahead leaves for requests.
     pub(super) spared: usize,
     pub(super) reads_ahead: bool,
@@ -105,7 +104,7 @@ impl Reader {
         let (work, done) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { gguf, files, state: Mutex::new(state), work, done });
         let mut reader = Self { shared, threads: Vec::new() };
-        for i in 0..THREADS {
+        for i in 0..options.threads {
             let shared = Arc::clone(&reader.shared);
             let thread = Builder::new().name(format!("weights-{i}")).spawn(move || shared.work());
             reader.threads.push(thread?);

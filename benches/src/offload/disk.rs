@@ -1,0 +1,410 @@
+//! Offloading to the disk: a model that is larger than its memory limit, in real time.
+//!
+//! The model runs in a control group. The disk's rate is measured before and after. Each way of reading is
+//! compared with the default, and parts of the scheme are switched off in turn.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use baton_device::machine::disk;
+use baton_device::machine::residency::{BUFFER_BYTES, text_bytes};
+use baton_device::machine::shape::shape_of;
+use baton_engine::engine::KvFormat;
+use serde_json::{Value, json};
+
+use super::Args;
+use crate::cgroup::{Cgroup, Limits};
+use crate::engine::peer::Peer;
+use crate::engine::process::Worker;
+use crate::engine::subject;
+use crate::report::Report;
+use crate::residency::{forget, free_bytes, run_worker};
+
+/// Required disk space, for the files of both models and some room.
+const DISK_BYTES: u64 = 9_000_000_000;
+/// Share of a control group's memory that a device uses, by its rule for containers.
+const USED_PERCENT: u64 = 98;
+/// Least speed, of the disk's rate and the bytes that do not stay.
+const OF_DISK_MIN: f64 = 0.8;
+/// Least speed beside llama.cpp with the mapped file.
+const BESIDE_PEER_MIN: f64 = 1.25;
+/// Most bytes read for a token of a mixture, of those of the chosen experts that do not stay.
+const MIXTURE_MAX: f64 = 1.2;
+const BATCHES: [usize; 4] = [4, 8, 16, 32];
+const PROMPTS: [usize; 2] = [512, 2048];
+/// Threads that compute.
+const THREADS: usize = 2;
+/// Tokens that llama.cpp decodes before and in the measurement.
+const PEER_TOKENS: [usize; 2] = [1, 4];
+/// Tokens of llama.cpp's context for decoding, and for prompts.
+const PEER_CONTEXTS: [usize; 2] = [256, 2304];
+/// Memory of the activations of a prompt's chunk, which a device does not set aside.
+const CHUNK_BYTES: u64 = 200 << 20;
+/// Tokens of a block of the cache.
+const BLOCK: u64 = baton_engine::BLOCK_TOKENS as u64;
+
+/// A configuration in which the model runs.
+struct Way {
+    name: String,
+    batch: usize,
+    limited: bool,
+    options: Vec<String>,
+}
+
+impl Way {
+    fn new(name: impl Into<String>, limited: bool, options: &[&str]) -> Self {
+        let options = options.iter().map(|word| (*word).to_owned()).collect();
+        Self { name: name.into(), batch: 1, limited, options }
+    }
+
+    fn of_batch(batch: usize, budget: u64) -> Self {
+        let (budget, number) = (budget.to_string(), batch.to_string());
+        let way = Self::new(format!("batch of {batch}"), true, &["--budget", &budget, "--batch", &number]);
+        Self { batch, ..way }
+    }
+}
+
+/// A model in its memory.
+struct Setting<'a> {
+    path: &'a Path,
+    limits: Limits,
+    /// Bytes for weights.
+    budget: u64,
+    kv_token_bytes: u64,
+}
+
+impl<'a> Setting<'a> {
+    fn new(path: &'a Path, limit_mb: u64) -> Result<Self> {
+        let shape = shape_of(path, KvFormat::default())
+            .with_context(|| format!("read the shape of {}", path.display()))?;
+        let limit = limit_mb * 1_000_000;
+        let budget = (limit / 100 * USED_PERCENT).saturating_sub(BUFFER_BYTES + text_bytes(shape.vocab));
+        Ok(Self {
+            path,
+            limits: Limits { memory: limit, reads_per_s: None },
+            budget,
+            kv_token_bytes: (shape.kv_bytes * shape.layers as f64) as u64,
+        })
+    }
+
+    /// Returns the budget that is left beside a cache of so many tokens.
+    fn beside(&self, kv_tokens: u64) -> u64 {
+        self.budget.saturating_sub(kv_tokens * self.kv_token_bytes)
+    }
+
+    fn run(&self, args: &Args, way: &Way) -> Result<Value> {
+        let mut options = way.options.clone();
+        options.extend(["--tokens".to_owned(), args.tokens.to_string()]);
+        let limits = way.limited.then_some(&self.limits);
+        let figure = run_worker(self.path, limits, &options)
+            .with_context(|| format!("run the model: {}", way.name))?;
+        eprintln!("{}: {:.0} ms a step", way.name, number(&figure, "/ms_per_token"));
+        Ok(figure)
+    }
+
+    fn disk(&self) -> Result<f64> {
+        Ok(disk::measure(self.path).context("measure the disk")?.sequential_bytes_per_s)
+    }
+}
+
+/// Returns the reason why this part cannot run here, or `None` if it can.
+fn lacks(args: &Args, target: &Path) -> Option<String> {
+    match free_bytes(target) {
+        Ok(free) if free < DISK_BYTES && !args.model.ends_with(".gguf") => {
+            return Some(format!("{free} bytes are free on the disk, {DISK_BYTES} are needed"));
+        }
+        Ok(_) => {}
+        Err(err) => return Some(format!("{err:#}")),
+    }
+    let limits = Limits { memory: args.limit_mb * 1_000_000, reads_per_s: None };
+    Cgroup::new("baton-offload", &limits, target).err().map(|err| format!("{err:#}"))
+}
+
+/// Measures the dense model and the mixture, one after the other.
+pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result<()> {
+    if let Some(reason) = lacks(args, target) {
+        report.note(format!("skipped: disk: {reason}"));
+        report.data("disk_skipped", reason);
+        return Ok(());
+    }
+    with_model(&args.model, target, |path| dense(args, target, path, report))?;
+    with_model(&args.mixture, target, |path| mixture(args, path, report))
+}
+
+/// Runs something on a model's file, which is removed afterwards if it was not there before.
+pub(super) fn with_model(model: &str, target: &Path, run: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let kept = target.join("models").join(format!("{model}-Q4_K_M.gguf")).is_file();
+    let subject = subject(model, target)?;
+    let done = run(&subject.path);
+    if !kept && !model.ends_with(".gguf") {
+        std::fs::remove_file(&subject.path).with_context(|| format!("remove {}", subject.path.display()))?;
+    }
+    done
+}
+
+fn ways(setting: &Setting<'_>) -> Vec<Way> {
+    let budget = setting.budget.to_string();
+    let own = |name: &str, more: &[&str]| {
+        let options: Vec<&str> = ["--budget", &budget].into_iter().chain(more.iter().copied()).collect();
+        Way::new(name, true, &options)
+    };
+    let mut ways = vec![
+        Way::new("everything in memory", false, &[]),
+        own("performance (default)", &[]),
+        own("memory-efficient: two buffers", &["--buffers", "2"]),
+        own("synchronous: no reading ahead", &["--no-read-ahead"]),
+        own("one reading thread", &["--reading-threads", "1"]),
+        own("reads of up to 8 MB, five buffers", &["--read-bytes", "8000000", "--buffers", "5"]),
+        own("reads of up to 64 KiB, 640 buffers", &["--read-bytes", "65536", "--buffers", "640"]),
+        Way::new("mapped by Baton", true, &[]),
+    ];
+    ways.extend(BATCHES.map(|batch| Way::of_batch(batch, setting.beside(batch as u64 * BLOCK))));
+    ways
+}
+
+fn dense(args: &Args, target: &Path, path: &Path, report: &mut Report) -> Result<()> {
+    let setting = Setting::new(path, args.limit_mb)?;
+    let ways = ways(&setting);
+    let before = setting.disk()?;
+    let figures = ways.iter().map(|way| setting.run(args, way)).collect::<Result<Vec<_>>>()?;
+    let prompts = first_tokens(args, &setting)?;
+    let after = setting.disk()?;
+    let bytes_per_s = (before + after) / 2.0;
+    let weights = number(&figures[1], "/streamed/weight_bytes");
+    let streamed = weights - number(&figures[1], "/streamed/resident_bytes");
+    report.note(format!(
+        "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay; the disk reads {:.2} GB/s \
+         (before {:.2}, after {:.2})",
+        path.file_name().unwrap_or_default().to_string_lossy(),
+        weights / 1e9,
+        setting.limits.memory as f64 / 1e9,
+        streamed / 1e9,
+        bytes_per_s / 1e9,
+        before / 1e9,
+        after / 1e9,
+    ));
+    table(&ways, &figures, bytes_per_s / streamed, report);
+    checks(&ways, &figures, bytes_per_s / streamed, report);
+    let own_rate = rate(&ways[1], &figures[1]);
+    peer(args, target, &setting, (own_rate, &prompts), report);
+    report.data("disk_bytes_per_s", bytes_per_s);
+    report.data("limit_bytes", setting.limits.memory);
+    let named = ways.into_iter().zip(figures).map(|(way, figure)| (way.name, figure));
+    report.data("disk", Value::Object(named.collect()));
+    report.data("first_token_ms", prompts);
+    Ok(())
+}
+
+/// Returns the tokens a second of all sequences.
+fn rate(way: &Way, figure: &Value) -> f64 {
+    way.batch as f64 * 1e3 / number(figure, "/ms_per_token")
+}
+
+fn number(figure: &Value, pointer: &str) -> f64 {
+    figure.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN)
+}
+
+/// Measures the time to the first token after prompts, with less budget beside the longer cache.
+fn first_tokens(args: &Args, setting: &Setting<'_>) -> Result<Value> {
+    let longest = PROMPTS[PROMPTS.len() - 1] as u64;
+    let budget = setting.beside(longest).saturating_sub(CHUNK_BYTES).to_string();
+    let prompts = PROMPTS.map(|tokens| tokens.to_string()).join(",");
+    let options = ["--budget", &budget, "--prompts", &prompts];
+    let way = Way::new("prompts", true, &options);
+    let figure = setting.run(&Args { tokens: 1, ..args.clone() }, &way)?;
+    Ok(figure["first_token_ms"].clone())
+}
+
+fn table(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
+    let default = rate(&ways[1], &figures[1]);
+    let header = [
+        "",
+        "tokens/s",
+        "beside default",
+        "of the disk's",
+        "MB read a step",
+        "waited, ms",
+        "group's peak, MB",
+    ];
+    let row = |(way, figure): (&Way, &Value)| {
+        let figure_of = |pointer: &str, per: f64, digits: usize| {
+            let value = number(figure, pointer) / per;
+            if value.is_nan() { String::new() } else { format!("{value:.digits$}") }
+        };
+        let rate = rate(way, figure);
+        vec![
+            way.name.clone(),
+            format!("{rate:.3}"),
+            format!("{:.2}", rate / default),
+            if way.limited && way.batch == 1 { format!("{:.2}", rate / bound) } else { String::new() },
+            figure_of("/disk_bytes_per_token", 1e6, 0),
+            figure_of("/streamed/waited_ms_per_token", 1.0, 0),
+            figure_of("/group_peak_bytes", 1e6, 0),
+        ]
+    };
+    let rows: Vec<_> = ways.iter().zip(figures).map(row).collect();
+    report.table("from the disk: tokens a second of all sequences together", &header, &rows);
+}
+
+fn checks(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
+    let default = rate(&ways[1], &figures[1]);
+    report.check_at_least(
+        "disk: tokens/s, of the disk's rate by the bytes that do not stay",
+        default / bound,
+        OF_DISK_MIN,
+    );
+    for at in [3, 7] {
+        let name = format!("disk: times as fast as `{}`", ways[at].name);
+        report.check_at_least(name, default / rate(&ways[at], &figures[at]), 1.0);
+    }
+    let least =
+        number(&figures[1], "/streamed/weight_bytes") - number(&figures[1], "/streamed/resident_bytes");
+    report.check_at_most(
+        "disk: bytes read a token, of those that do not stay",
+        number(&figures[1], "/disk_bytes_per_token") / least,
+        MIXTURE_MAX,
+    );
+    for (way, figure) in ways.iter().zip(figures).filter(|(way, _)| way.batch > 1) {
+        let least = number(figure, "/streamed/weight_bytes") - number(figure, "/streamed/resident_bytes");
+        let name = format!("disk, {}: bytes read a step, of those that do not stay", way.name);
+        report.check_at_most(name, number(figure, "/disk_bytes_per_token") / least, MIXTURE_MAX);
+    }
+    differing("disk", figures, report);
+}
+
+/// Checks that the logits of all figures are those of the first.
+fn differing(what: &str, figures: &[Value], report: &mut Report) {
+    let digest = |figure: &Value| figure["digest"].as_str().unwrap_or_default().to_owned();
+    let first = digest(&figures[0]);
+    let count = figures.iter().filter(|figure| digest(figure) != first || first.is_empty()).count();
+    report.check_equal(
+        format!("{what}: ways whose logits differ from everything in memory"),
+        count as f64,
+        0.0,
+    );
+}
+
+/// What llama.cpp took.
+struct PeerTimes {
+    tokens_per_s: f64,
+    first_token_ms: [f64; 2],
+}
+
+/// Runs llama.cpp with the mapped file in a group of the same size.
+fn peer_times(args: &Args, target: &Path, setting: &Setting<'_>) -> Result<PeerTimes> {
+    let driver = Peer::found(args.peer.as_deref(), target)?.driver()?;
+    let start = |context: usize| -> Result<(Worker, Cgroup)> {
+        forget(setting.path)?;
+        let group = Cgroup::new("baton-offload", &setting.limits, setting.path)?;
+        let mut command = group.command(&driver);
+        let (threads, context) = (THREADS.to_string(), context.to_string());
+        command.arg(setting.path).args([&*threads, "0", "f16", &*context]);
+        Ok((Worker::start("llama.cpp", &mut command)?, group))
+    };
+    let (mut worker, group) = start(PEER_CONTEXTS[0])?;
+    let [warm, tokens] = PEER_TOKENS;
+    worker.seconds(&format!("decode 0 {warm}"))?;
+    let seconds = worker.seconds(&format!("decode 0 {tokens}"))?;
+    eprintln!("llama.cpp: {:.0} ms a token", seconds * 1e3 / tokens as f64);
+    drop(worker);
+    drop(group);
+    let (mut worker, _group) = start(PEER_CONTEXTS[1])?;
+    let mut first_token_ms = [f64::NAN; 2];
+    for (ms, prompt) in first_token_ms.iter_mut().zip(PROMPTS) {
+        *ms = worker.seconds(&format!("prefill {prompt}"))? * 1e3;
+    }
+    Ok(PeerTimes { tokens_per_s: tokens as f64 / seconds, first_token_ms })
+}
+
+fn peer(args: &Args, target: &Path, setting: &Setting<'_>, own: (f64, &Value), report: &mut Report) {
+    let (rate, prompts) = own;
+    let times = peer_times(args, target, setting);
+    let mut rows: Vec<Vec<String>> = PROMPTS
+        .iter()
+        .enumerate()
+        .map(|(at, tokens)| {
+            let own = number(prompts, &format!("/{tokens}")) / 1e3;
+            let peer = times.as_ref().map(|times| format!("{:.1}", times.first_token_ms[at] / 1e3));
+            vec![format!("first token after {tokens}, s"), format!("{own:.1}"), peer.unwrap_or_default()]
+        })
+        .collect();
+    let peer_rate = times.as_ref().map(|times| format!("{:.3}", times.tokens_per_s)).unwrap_or_default();
+    rows.push(vec!["decoding, tokens/s".to_owned(), format!("{rate:.3}"), peer_rate]);
+    report.table("from the disk, beside llama.cpp with the mapped file", &["", "baton", "llama.cpp"], &rows);
+    match times {
+        Ok(times) => {
+            let name = "disk: times as fast as llama.cpp with the mapped file";
+            report.check_at_least(name, rate / times.tokens_per_s, BESIDE_PEER_MIN);
+            report.data(
+                "llama_cpp",
+                json!({ "tokens_per_s": times.tokens_per_s, "first_token_ms": times.first_token_ms }),
+            );
+        }
+        Err(err) => {
+            report.note(format!("skipped: llama.cpp: {err:#}"));
+            report.data("llama_cpp_skipped", format!("{err:#}"));
+        }
+    }
+}
+
+/// A mixture: only chosen experts are read.
+fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
+    let setting = Setting::new(path, args.mixture_limit_mb)?;
+    let budget = setting.budget.to_string();
+    let ways = [
+        Way::new("everything in memory", false, &[]),
+        Way::new("performance (default)", true, &["--budget", &budget]),
+        Way::new("synchronous: no reading ahead", true, &["--budget", &budget, "--no-read-ahead"]),
+        Way::new("mapped by Baton", true, &[]),
+    ];
+    let figures = ways.iter().map(|way| setting.run(args, way)).collect::<Result<Vec<_>>>()?;
+    let own = &figures[1];
+    let weights = number(own, "/streamed/weight_bytes");
+    let streamed = number(own, "/streamed/streamed_bytes");
+    let missing = weights - number(own, "/streamed/resident_bytes");
+    // The same part of each expert stays.
+    let least =
+        streamed + (missing - streamed) * number(own, "/experts/used") / number(own, "/experts/count");
+    report.note(format!(
+        "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay; {} of {} experts a token.\n\
+         The same part of each expert stays, however often it is chosen: from the disk, no expert is kept \
+         because it was used.",
+        path.file_name().unwrap_or_default().to_string_lossy(),
+        weights / 1e9,
+        setting.limits.memory as f64 / 1e9,
+        missing / 1e9,
+        number(own, "/experts/used"),
+        number(own, "/experts/count"),
+    ));
+    let row = |(way, figure): (&Way, &Value)| {
+        let read = number(figure, "/disk_bytes_per_token");
+        let of = |bytes: f64| if way.limited { format!("{:.3}", read / bytes) } else { String::new() };
+        vec![
+            way.name.clone(),
+            format!("{:.3}", rate(way, figure)),
+            format!("{:.2}", rate(way, figure) / rate(&ways[1], own)),
+            format!("{:.1}", read / 1e6),
+            of(least),
+            of(missing),
+        ]
+    };
+    let rows: Vec<_> = ways.iter().zip(&figures).map(row).collect();
+    let header = [
+        "",
+        "tokens/s",
+        "beside default",
+        "MB read a token",
+        "of the chosen experts'",
+        "of all that is missing",
+    ];
+    report.table("a mixture from the disk", &header, &rows);
+    report.check_at_most(
+        "disk, mixture: bytes read a token, of the chosen experts' that do not stay",
+        number(own, "/disk_bytes_per_token") / least,
+        MIXTURE_MAX,
+    );
+    differing("disk, mixture", &figures, report);
+    let named = ways.into_iter().zip(figures).map(|(way, figure)| (way.name, figure));
+    report.data("disk_mixture", Value::Object(named.collect()));
+    Ok(())
+}
