@@ -4,6 +4,7 @@
 //! and a clock of its own. `disk`: weights are read from the disk in a control group with a memory limit, in
 //! real time. `gpu`: the same model on a real GPU. A part that cannot run here is skipped with the reason.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -40,6 +41,9 @@ pub(crate) struct Args {
     /// Number of tokens that are measured in each way of the part `disk`
     #[arg(long, default_value_t = 8)]
     tokens: usize,
+    /// Turns of all ways of the part `disk`; of each way the fastest counts
+    #[arg(long, default_value = "2")]
+    turns: NonZeroUsize,
     /// Source folder of llama.cpp with a build in `build`; by default the one that `engine` made, if it did
     #[arg(long)]
     peer: Option<PathBuf>,

@@ -40,6 +40,8 @@ const PEER_TOKENS: [usize; 2] = [1, 4];
 const PEER_CONTEXTS: [usize; 2] = [256, 2304];
 /// Memory of the activations of a prompt's chunk, which a device does not set aside.
 const CHUNK_BYTES: u64 = 200 << 20;
+/// The place of the way in which the system decides what stays.
+const MAPPED: usize = 7;
 /// Tokens of a block of the cache.
 const BLOCK: u64 = baton_engine::BLOCK_TOKENS as u64;
 
@@ -165,34 +167,81 @@ fn ways(setting: &Setting<'_>) -> Vec<Way> {
 fn dense(args: &Args, target: &Path, path: &Path, report: &mut Report) -> Result<()> {
     let setting = Setting::new(path, args.limit_mb)?;
     let ways = ways(&setting);
-    let before = setting.disk()?;
-    let figures = ways.iter().map(|way| setting.run(args, way)).collect::<Result<Vec<_>>>()?;
+    let turns = Turns::run(args, &setting, &ways)?;
+    let Turns { figures, rates, .. } = &turns;
     let prompts = first_tokens(args, &setting)?;
-    let after = setting.disk()?;
-    let bytes_per_s = (before + after) / 2.0;
     let weights = number(&figures[1], "/streamed/weight_bytes");
     let streamed = weights - number(&figures[1], "/streamed/resident_bytes");
+    let (slowest, fastest) = rates
+        .iter()
+        .fold((f64::INFINITY, 0.0f64), |(slowest, fastest), rate| (slowest.min(*rate), fastest.max(*rate)));
     report.note(format!(
-        "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay; the disk reads {:.2} GB/s \
-         (before {:.2}, after {:.2})",
+        "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay. The disk reads {:.2} to \
+         {:.2} GB/s, measured before and after each run. Of each way the fastest of {} turns counts.",
         path.file_name().unwrap_or_default().to_string_lossy(),
         weights / 1e9,
         setting.limits.memory as f64 / 1e9,
         streamed / 1e9,
-        bytes_per_s / 1e9,
-        before / 1e9,
-        after / 1e9,
+        slowest / 1e9,
+        fastest / 1e9,
+        args.turns,
     ));
-    table(&ways, &figures, bytes_per_s / streamed, report);
-    checks(&ways, &figures, bytes_per_s / streamed, report);
+    table(&ways, figures, report);
+    checks(&ways, figures, report);
+    turns.check("disk", report);
     let own_rate = rate(&ways[1], &figures[1]);
     peer(args, target, &setting, (own_rate, &prompts), report);
-    report.data("disk_bytes_per_s", bytes_per_s);
+    report.data("disk_bytes_per_s", json!(rates));
     report.data("limit_bytes", setting.limits.memory);
-    let named = ways.into_iter().zip(figures).map(|(way, figure)| (way.name, figure));
+    let named = ways.into_iter().zip(turns.figures).map(|(way, figure)| (way.name, figure));
     report.data("disk", Value::Object(named.collect()));
     report.data("first_token_ms", prompts);
     Ok(())
+}
+
+/// What some ways gave in several turns.
+struct Turns {
+    /// The fastest figure of each way, each with the disk's rate at that time.
+    figures: Vec<Value>,
+    /// The disk's bytes per second before each run, and after the last one.
+    rates: Vec<f64>,
+    /// Runs whose logits differ from the first one's.
+    differing: usize,
+}
+
+impl Turns {
+    /// Runs all ways in turn, several times. In the first way everything is in memory.
+    fn run(args: &Args, setting: &Setting<'_>, ways: &[Way]) -> Result<Self> {
+        let mut best: Vec<Option<Value>> = vec![None; ways.len()];
+        let (mut rates, mut differing, mut want) = (vec![setting.disk()?], 0, None);
+        for _ in 0..args.turns.get() {
+            for (best, way) in best.iter_mut().zip(ways) {
+                let mut figure = setting.run(args, way)?;
+                let (before, after) = (rates[rates.len() - 1], setting.disk()?);
+                rates.push(after);
+                figure["disk_bytes_per_s"] = json!((before + after) / 2.0);
+                let digest = figure["digest"].as_str().context("the worker says no digest")?.to_owned();
+                differing += usize::from(want.get_or_insert_with(|| digest.clone()) != &digest);
+                let ms = |figure: &Value| number(figure, "/ms_per_token");
+                if best.as_ref().is_none_or(|best| ms(&figure) < ms(best)) {
+                    *best = Some(figure);
+                }
+            }
+        }
+        Ok(Self { figures: best.into_iter().flatten().collect(), rates, differing })
+    }
+
+    /// Checks that no bit of the logits depends on the way.
+    fn check(&self, what: &str, report: &mut Report) {
+        let name = format!("{what}: runs whose logits differ from everything in memory");
+        report.check_equal(name, self.differing as f64, 0.0);
+    }
+}
+
+/// Returns the tokens a second, of what the disk's rate at that time gives for the bytes that do not stay.
+fn of_disk(way: &Way, figure: &Value) -> f64 {
+    let streamed = number(figure, "/streamed/weight_bytes") - number(figure, "/streamed/resident_bytes");
+    rate(way, figure) / way.batch as f64 * streamed / number(figure, "/disk_bytes_per_s")
 }
 
 /// Returns the tokens a second of all sequences.
@@ -215,12 +264,13 @@ fn first_tokens(args: &Args, setting: &Setting<'_>) -> Result<Value> {
     Ok(figure["first_token_ms"].clone())
 }
 
-fn table(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
+fn table(ways: &[Way], figures: &[Value], report: &mut Report) {
     let default = rate(&ways[1], &figures[1]);
     let header = [
         "",
         "tokens/s",
         "beside default",
+        "disk, GB/s",
         "of the disk's",
         "MB read a step",
         "waited, ms",
@@ -236,7 +286,10 @@ fn table(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
             way.name.clone(),
             format!("{rate:.3}"),
             format!("{:.2}", rate / default),
-            if way.limited && way.batch == 1 { format!("{:.2}", rate / bound) } else { String::new() },
+            figure_of("/disk_bytes_per_s", 1e9, 2),
+            Some(of_disk(way, figure))
+                .filter(|share| share.is_finite())
+                .map_or_else(String::new, |share| format!("{share:.2}")),
             figure_of("/disk_bytes_per_token", 1e6, 0),
             figure_of("/streamed/waited_ms_per_token", 1.0, 0),
             figure_of("/group_peak_bytes", 1e6, 0),
@@ -246,17 +299,18 @@ fn table(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
     report.table("from the disk: tokens a second of all sequences together", &header, &rows);
 }
 
-fn checks(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
-    let default = rate(&ways[1], &figures[1]);
+fn checks(ways: &[Way], figures: &[Value], report: &mut Report) {
     report.check_at_least(
         "disk: tokens/s, of the disk's rate by the bytes that do not stay",
-        default / bound,
+        of_disk(&ways[1], &figures[1]),
         OF_DISK_MIN,
     );
-    for at in [3, 7] {
-        let name = format!("disk: times as fast as `{}`", ways[at].name);
-        report.check_at_least(name, default / rate(&ways[at], &figures[at]), 1.0);
-    }
+    let by_disk = |at: usize| rate(&ways[at], &figures[at]) / number(&figures[at], "/disk_bytes_per_s");
+    report.check_at_least(
+        format!("disk: times as fast as `{}`, each by the disk's rate at its time", ways[MAPPED].name),
+        by_disk(1) / by_disk(MAPPED),
+        1.0,
+    );
     let least =
         number(&figures[1], "/streamed/weight_bytes") - number(&figures[1], "/streamed/resident_bytes");
     report.check_at_most(
@@ -269,19 +323,6 @@ fn checks(ways: &[Way], figures: &[Value], bound: f64, report: &mut Report) {
         let name = format!("disk, {}: bytes read a step, of those that do not stay", way.name);
         report.check_at_most(name, number(figure, "/disk_bytes_per_token") / least, MIXTURE_MAX);
     }
-    differing("disk", figures, report);
-}
-
-/// Checks that the logits of all figures are those of the first.
-fn differing(what: &str, figures: &[Value], report: &mut Report) {
-    let digest = |figure: &Value| figure["digest"].as_str().unwrap_or_default().to_owned();
-    let first = digest(&figures[0]);
-    let count = figures.iter().filter(|figure| digest(figure) != first || first.is_empty()).count();
-    report.check_equal(
-        format!("{what}: ways whose logits differ from everything in memory"),
-        count as f64,
-        0.0,
-    );
 }
 
 /// What llama.cpp took.
@@ -357,18 +398,17 @@ fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
         Way::new("synchronous: no reading ahead", true, &["--budget", &budget, "--no-read-ahead"]),
         Way::new("mapped by Baton", true, &[]),
     ];
-    let figures = ways.iter().map(|way| setting.run(args, way)).collect::<Result<Vec<_>>>()?;
+    let turns = Turns::run(args, &setting, &ways)?;
+    let figures = &turns.figures;
     let own = &figures[1];
     let weights = number(own, "/streamed/weight_bytes");
     let streamed = number(own, "/streamed/streamed_bytes");
     let missing = weights - number(own, "/streamed/resident_bytes");
-    // The same part of each expert stays.
-    let least =
-        streamed + (missing - streamed) * number(own, "/experts/used") / number(own, "/experts/count");
+    let least = streamed + number(own, "/streamed/expert_bytes_per_token");
     report.note(format!(
         "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay; {} of {} experts a token.\n\
-         The same part of each expert stays, however often it is chosen: from the disk, no expert is kept \
-         because it was used.",
+         The first experts of each layer stay, as many as fit, however often they are chosen: from the disk, no \
+         expert is kept because it was used.",
         path.file_name().unwrap_or_default().to_string_lossy(),
         weights / 1e9,
         setting.limits.memory as f64 / 1e9,
@@ -388,7 +428,7 @@ fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
             of(missing),
         ]
     };
-    let rows: Vec<_> = ways.iter().zip(&figures).map(row).collect();
+    let rows: Vec<_> = ways.iter().zip(figures).map(row).collect();
     let header = [
         "",
         "tokens/s",
@@ -403,8 +443,8 @@ fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
         number(own, "/disk_bytes_per_token") / least,
         MIXTURE_MAX,
     );
-    differing("disk, mixture", &figures, report);
-    let named = ways.into_iter().zip(figures).map(|(way, figure)| (way.name, figure));
+    turns.check("disk, mixture", report);
+    let named = ways.into_iter().zip(turns.figures).map(|(way, figure)| (way.name, figure));
     report.data("disk_mixture", Value::Object(named.collect()));
     Ok(())
 }

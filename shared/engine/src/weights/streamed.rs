@@ -13,6 +13,7 @@
 //! What always holds: no bit of a result depends on the budget. Unreclaimable memory is that of the buffers,
 //! 40 MiB unless they are set otherwise. A changed budget takes effect at the beginning of the next token.
 
+mod checks;
 mod choice;
 pub(crate) mod direct;
 mod queue;
@@ -31,6 +32,7 @@ use baton_kernels_cpu::{Format, Matrix};
 use super::mapped::{MappedWeights, MatrixAt};
 use super::{InputWeights, OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
 use crate::platform;
+use checks::{check_layers, check_reads};
 use choice::{Cut, Walked, choose};
 use direct::DirectFile;
 use queue::Extent;
@@ -40,21 +42,12 @@ pub use stats::ResidencyStats;
 
 /// Default number of buffers that weights are read into.
 const BUFFERS: usize = 20;
-/// Bounds of the number of buffers.
-const BUFFERS_MIN: usize = 1;
-const BUFFERS_MAX: usize = 1024;
 /// Default number of reading threads. As in PIPO: enough that the disk always has a next request.
 const THREADS: usize = 3;
-/// Bounds of the number of reading threads.
-const THREADS_MIN: usize = 1;
-const THREADS_MAX: usize = 16;
 /// Default size of a read in bytes. PIPO finds reads near 8 MB best if there is one at a time. Three reads at
 /// a time of a quarter of that are as fast. Their buffers are free again sooner, and a read that a pass waits
 /// for competes less with reads for later.
 const READ_BYTES: usize = 2 << 20;
-/// Bounds of the size of a read.
-const READ_BYTES_MIN: usize = 4 << 10;
-const READ_BYTES_MAX: usize = 8_000_000;
 /// Rows are cut at multiples of this number, which the kernels process at a time.
 const UNIT_ROWS: usize = 32;
 
@@ -259,6 +252,8 @@ pub struct StreamedWeights {
     choice: RwLock<Arc<Choice>>,
     wanted: Mutex<Wanted>,
     passes: AtomicU64,
+    /// Bytes of acquired experts that do not stay.
+    expert_bytes: AtomicU64,
     reader: Reader,
 }
 
@@ -300,6 +295,12 @@ impl<'a> StreamedMatrix<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the bytes of a matrix that do not stay.
+fn missing_bytes(weight: &Weight<'_>) -> u64 {
+    let Weight::Streamed(StreamedMatrix { at, resident, .. }) = weight else { return 0 };
+    ((at.rows - resident) * at.row_bytes()) as u64
 }
 
 /// Returns the position of the rows.
@@ -347,6 +348,7 @@ impl StreamedWeights {
                 prefetch_bytes: residency.prefetch_bytes,
             }),
             passes: AtomicU64::new(0),
+            expert_bytes: AtomicU64::new(0),
             reader,
         };
         source.apply(walk);
@@ -419,6 +421,7 @@ impl StreamedWeights {
             streamed_bytes: choice.streamed_bytes,
             cold_bytes: counts.cold_bytes,
             passes: self.passes.load(Ordering::Relaxed),
+            expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
             reads: counts.reads,
             bytes_read: counts.bytes_read,
             reads_in_vain: counts.reads_in_vain,
@@ -549,41 +552,18 @@ impl Choice {
     }
 }
 
-/// Checks the sizes and numbers of reads.
-fn check_reads(residency: &Residency) -> Result<(), ResidencyError> {
-    let &Residency { read_bytes, buffers, threads, .. } = residency;
-    if !(READ_BYTES_MIN..=READ_BYTES_MAX).contains(&read_bytes) {
-        let (min, max) = (READ_BYTES_MIN, READ_BYTES_MAX);
-        return Err(ResidencyError::ReadBytes { found: read_bytes, min, max });
-    }
-    if !(BUFFERS_MIN..=BUFFERS_MAX).contains(&buffers) {
-        return Err(ResidencyError::Buffers { found: buffers, min: BUFFERS_MIN, max: BUFFERS_MAX });
-    }
-    if !(THREADS_MIN..=THREADS_MAX).contains(&threads) {
-        return Err(ResidencyError::ReadingThreads { found: threads, min: THREADS_MIN, max: THREADS_MAX });
-    }
-    Ok(())
-}
-
-fn check_layers(layers: &[usize], n_layers: usize) -> Result<(), ResidencyError> {
-    let mut seen = vec![false; n_layers];
-    for &layer in layers {
-        match seen.get_mut(layer) {
-            None => return Err(ResidencyError::NoSuchLayer { layer, n_layers }),
-            Some(true) => return Err(ResidencyError::LayerTwice { layer }),
-            Some(seen) => *seen = true,
-        }
-    }
-    Ok(())
-}
-
 impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         let begins = part == Part::Attention && self.choice().walk.layers.first() == Some(&layer);
         if begins && !self.begins_with_inputs() {
             self.begin_pass();
         }
-        self.part(layer, part)
+        let weights = self.part(layer, part)?;
+        if let PartWeights::Expert(network) = &weights {
+            let missing = [network.gate, network.up, network.down].iter().map(missing_bytes).sum();
+            self.expert_bytes.fetch_add(missing, Ordering::Relaxed);
+        }
+        Ok(weights)
     }
 
     /// Uses the mapping: a token needs one row.

@@ -117,6 +117,26 @@ fn a_token_reads_what_does_not_fit_and_no_more() {
 }
 
 #[test]
+fn the_chosen_experts_that_do_not_stay_are_counted_and_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &family("mixtral", Format::Q8_0));
+    let residency = Residency { budget_bytes: 0, read_bytes: 64 << 10, ..Residency::default() };
+    for (budget_bytes, missing) in [(0, true), (u64::MAX, false)] {
+        let model = within(&path, &Residency { budget_bytes, ..residency.clone() });
+        let config = model.config();
+        let experts = config.experts.as_ref().unwrap();
+        let one = (3 * experts.d_ff * config.d_model / 32 * 34) as u64;
+        let mut engine = engine(&model, 1, EngineOptions::default());
+        let seq = engine.create();
+        (0..5).for_each(|id| drop(all_logits(&mut engine, seq, &[id])));
+        let needed = if missing { 5 * (config.n_layers * experts.used) as u64 * one } else { 0 };
+        let stats = stats(&model);
+        assert_eq!(stats.expert_bytes, needed, "{budget_bytes}");
+        assert!(stats.bytes_read >= needed + 5 * stats.streamed_bytes, "{stats:?}");
+    }
+}
+
+#[test]
 fn a_walk_in_another_order_than_announced_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), &SyntheticModel { n_layers: 5, ..tiny("llama", Format::Q8_0) });

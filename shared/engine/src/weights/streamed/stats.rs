@@ -21,6 +21,8 @@ pub struct ResidencyStats {
     pub cold_bytes: u64,
     /// Passes over the layers so far, each for one token or for many at once.
     pub passes: u64,
+    /// Bytes of experts that passes needed so far and that do not stay: the least that could be read of them.
+    pub expert_bytes: u64,
     /// Reads so far.
     pub reads: u64,
     /// Bytes read, including up to one block at each end of a wanted range.
