@@ -36,8 +36,8 @@ const STRIP: usize = 96;
 const SHOWN: usize = 14;
 
 impl Trace {
-    /// Reads the spans of a run. A pass loads `units` matrices of layers, and multiplies with `products`: with
-    /// those, and with the projection to logits if it is on the device.
+    /// Reads the spans of a run. A pass loads `units` matrices of layers. It multiplies with `products`
+    /// matrices: those, and the projection to logits if it is on the device.
     pub(super) fn new(figure: &Figure, units: usize, products: usize) -> Self {
         let [commands, loads] = &figure.spans;
         let task =

@@ -144,8 +144,9 @@ const ALL: [&Shape; 8] = [
     &QWEN_2_5_7B,
 ];
 
-/// The names that [`SyntheticModel::shaped`] accepts: Llama 3.2 1B and 3B, Llama 3.1 8B, the original LLaMA
-/// 30B (32.5 billion weights), a smaller Mixtral of 2.9 billion weights, and Qwen2.5 0.5B, 1.5B and 7B.
+/// The names that [`SyntheticModel::shaped`] accepts. They are of Llama 3.2 1B and 3B, Llama 3.1 8B, the
+/// original LLaMA 30B (32.5 billion weights) and Qwen2.5 0.5B, 1.5B and 7B. One is of a smaller Mixtral with
+/// 2.9 billion weights.
 pub const SHAPES: [&str; 8] = {
     let mut names = [""; 8];
     let mut at = 0;
