@@ -41,6 +41,7 @@ impl Way {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
             block_bytes: NonZeroUsize::new(self.block_bytes).unwrap_or(NonZeroUsize::MIN),
             resident_bytes: Some(self.resident),
+            ..Offload::default()
         }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result
         report.note(format!("\nskipped: gpu: {reason}"));
         report.data("gpu_skipped", reason);
     };
-    let opened = match baton_gpu::open(args.gpu, Some(args.vram)) {
+    let mut opened = match baton_gpu::open(args.gpu, Some(args.vram)) {
         Ok(opened) => opened,
         Err(err) => {
             skip(report, err.to_string());
@@ -40,7 +40,7 @@ pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result
         }
     };
     let Some(device) = opened.device else {
-        skip(report, opened.notice.unwrap_or_else(|| "this machine has no GPU".to_owned()));
+        skip(report, opened.notices.pop().unwrap_or_else(|| "this machine has no GPU".to_owned()));
         return Ok(());
     };
     if device.facts().is_software {
