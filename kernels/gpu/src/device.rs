@@ -240,8 +240,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Mark::passed()
     }
 
-    /// Copies to the host beside the commands, after `after`, and returns when the bytes are there. Any thread
-    /// may call it. `at` and the length of `out` are multiples of four.
+    /// Copies to the host beside the commands, after `after`, and returns when the bytes are there. Any
+    /// thread may call it. `at` and the length of `out` are multiples of four.
     ///
     /// # Errors
     /// The device's fault.

@@ -1,8 +1,8 @@
 //! A device with stated speeds. It computes in host memory, and a clock of its own says how long that would
 //! have taken with these speeds. No time of it is the speed of a real GPU.
 //!
-//! There are two engines, one for commands and one for loads and saves. Each does one thing after the other. The host
-//! takes no time.
+//! There are two engines, one for commands and one for loads and saves. Each does one thing after the other.
+//! The host takes no time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -74,7 +74,7 @@ pub(crate) struct Planned {
 
 impl Planned {
     /// Chooses what stays within `room` bytes: of these layers' weights, of keys and values (bytes by layer
-    /// that has its own), and the projection to logits, if it has these bytes.
+    /// that has its own), and the projection to logits, if the GPU may compute it.
     ///
     /// # Errors
     /// [`OffloadError::NoRoom`], [`OffloadError::Weights`].

@@ -21,9 +21,7 @@ mod reader;
 mod stats;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -38,6 +36,7 @@ use direct::DirectFile;
 use queue::Extent;
 use reader::{Reader, ReaderOptions};
 
+pub use checks::ResidencyError;
 pub use stats::ResidencyStats;
 
 /// Default number of buffers that weights are read into.
@@ -94,71 +93,6 @@ impl Default for Residency {
             threads: THREADS,
         }
     }
-}
-
-/// Why weights cannot be streamed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResidencyError {
-    /// The model does not have the layer.
-    #[error("layer {layer} of {n_layers}")]
-    NoSuchLayer {
-        /// The layer.
-        layer: usize,
-        /// Number of layers of the model.
-        n_layers: usize,
-    },
-    /// A layer is listed twice.
-    #[error("layer {layer} is listed twice")]
-    LayerTwice {
-        /// The layer.
-        layer: usize,
-    },
-    /// The size of reads is out of range.
-    #[error("reads of {found} bytes, must be {min} to {max}")]
-    ReadBytes {
-        /// The size requested.
-        found: usize,
-        /// The least.
-        min: usize,
-        /// The most.
-        max: usize,
-    },
-    /// The number of buffers is out of range.
-    #[error("{found} buffers to read into, must be {min} to {max}")]
-    Buffers {
-        /// The number requested.
-        found: usize,
-        /// The least.
-        min: usize,
-        /// The most.
-        max: usize,
-    },
-    /// The number of reading threads is out of range.
-    #[error("{found} reading threads, must be {min} to {max}")]
-    ReadingThreads {
-        /// The number requested.
-        found: usize,
-        /// The least.
-        min: usize,
-        /// The most.
-        max: usize,
-    },
-    /// The model is in memory and has no file to read from.
-    #[error("a model without a file cannot be streamed")]
-    NotAFile,
-    /// A file cannot be opened again.
-    #[error("open `{}` for reading past the page cache", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        err: io::Error,
-    },
-    /// The system cannot start threads.
-    #[error("start reading threads")]
-    Threads(#[source] io::Error),
 }
 
 /// A matrix of the walk: the sequence of matrices that a token uses.
@@ -389,8 +323,8 @@ impl StreamedWeights {
         Ok(())
     }
 
-    /// As [`Self::set_layers`], with matrices and the experts of some layers of which a GPU loads what does not
-    /// stay in memory. Nothing of those is read ahead.
+    /// As [`Self::set_layers`], with matrices and the experts of some layers of which a GPU loads what does
+    /// not stay in memory. Nothing of those is read ahead.
     ///
     /// # Errors
     /// As [`Self::set_layers`].

@@ -1,6 +1,9 @@
-//! The bounds of what may be asked of streamed weights.
+//! The bounds of what may be asked of streamed weights, and how it is refused.
 
-use super::{Residency, ResidencyError};
+use std::io;
+use std::path::PathBuf;
+
+use super::Residency;
 
 /// Bounds of the size of a read.
 const READ_BYTES_MIN: usize = 4 << 10;
@@ -11,6 +14,71 @@ const BUFFERS_MAX: usize = 1024;
 /// Bounds of the number of reading threads.
 const THREADS_MIN: usize = 1;
 const THREADS_MAX: usize = 16;
+
+/// Why weights cannot be streamed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidencyError {
+    /// The model does not have the layer.
+    #[error("layer {layer} of {n_layers}")]
+    NoSuchLayer {
+        /// The layer.
+        layer: usize,
+        /// Number of layers of the model.
+        n_layers: usize,
+    },
+    /// A layer is listed twice.
+    #[error("layer {layer} is listed twice")]
+    LayerTwice {
+        /// The layer.
+        layer: usize,
+    },
+    /// The size of reads is out of range.
+    #[error("reads of {found} bytes, must be {min} to {max}")]
+    ReadBytes {
+        /// The size requested.
+        found: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The number of buffers is out of range.
+    #[error("{found} buffers to read into, must be {min} to {max}")]
+    Buffers {
+        /// The number requested.
+        found: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The number of reading threads is out of range.
+    #[error("{found} reading threads, must be {min} to {max}")]
+    ReadingThreads {
+        /// The number requested.
+        found: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The model is in memory and has no file to read from.
+    #[error("a model without a file cannot be streamed")]
+    NotAFile,
+    /// A file cannot be opened again.
+    #[error("open `{}` for reading past the page cache", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        err: io::Error,
+    },
+    /// The system cannot start threads.
+    #[error("start reading threads")]
+    Threads(#[source] io::Error),
+}
 
 /// Checks the sizes and numbers of reads.
 pub(super) fn check_reads(residency: &Residency) -> Result<(), ResidencyError> {
