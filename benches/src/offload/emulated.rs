@@ -266,7 +266,7 @@ fn experts(bed: &Bed, report: &mut Report, differing: &mut Differing) -> Result<
         }
     }
     let title = format!(
-        "emulated device, mixture: {} of {} experts a token in each of {N_LAYERS} layers; those used last stay",
+        "emulated device, mixture: {} of {} experts a token in each of {N_LAYERS} layers; those used most stay",
         EXPERTS.used, EXPERTS.count
     );
     let header = [

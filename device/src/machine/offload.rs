@@ -202,7 +202,7 @@ impl OffloadProfile {
             out += &format!("    pipeline: {pipeline}\n");
         }
         if self.experts_kept > 0 {
-            out += &format!("    experts on the GPU: the {} used last\n", self.experts_kept);
+            out += &format!("    experts on the GPU: the {} used most\n", self.experts_kept);
         }
         let steps = [
             ("from the disk", self.disk),

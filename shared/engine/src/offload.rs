@@ -4,7 +4,7 @@
 //! ([`placement`]). The others are loaded for each pass into slots of memory ([`slots`]). Loads of the next
 //! ones run while a unit is computed ([`window`]). A few threads, bound to no task ([`loader`]), take blocks
 //! of a unit ([`blocks`]). They read the mapped file, or past the page cache if the model does not fit into
-//! the host's memory either. Of a mixture only the chosen experts are loaded, and those used last stay. Keys
+//! the host's memory either. Of a mixture only the chosen experts are loaded, and those used most stay. Keys
 //! and values of some layers may be in the host's memory ([`kv`]).
 //!
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
@@ -60,7 +60,7 @@ pub enum Pipeline {
     /// Eq. 1).
     #[default]
     Automatic,
-    /// Three matrices are on their way while one is used: about the memory of a layer.
+    /// The matrices of about a layer are on their way, or used.
     Performance,
     /// One is on its way while one is used.
     MemoryEfficient,
@@ -82,12 +82,15 @@ impl Pipeline {
         }
     }
 
-    /// Returns how many matrices are in memory that are loaded for each pass.
-    fn slots(self) -> u64 {
+    /// Returns how many matrices are in memory that are loaded for each pass: in slots for any, and in slots
+    /// for small ones. Keys of a few heads are small, for example. In slots for any matrix they would be a
+    /// small part of the bytes that are to be on their way.
+    const fn slots(self, has_small: bool) -> [u64; 2] {
         match self {
-            Self::Automatic | Self::Performance => 4,
-            Self::MemoryEfficient => 2,
-            Self::Synchronous => 1,
+            Self::Automatic | Self::Performance if has_small => [3, 4],
+            Self::Automatic | Self::Performance => [4, 0],
+            Self::MemoryEfficient => [2, 0],
+            Self::Synchronous => [1, 0],
         }
     }
 

@@ -19,6 +19,7 @@ use crate::gguf::GgufError;
 mod mapped;
 mod recurrent;
 mod streamed;
+pub(crate) mod uses;
 
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};

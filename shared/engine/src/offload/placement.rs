@@ -22,8 +22,8 @@ const EXPERT_SLOTS_MIN: u64 = 2;
 pub(super) struct Sizes {
     /// Units in the order of a pass, without experts.
     pub(super) units: Vec<u64>,
-    /// A slot for any unit.
-    pub(super) slot: u64,
+    /// A slot for any unit, and one for small units; 0 if there are none.
+    pub(super) slots: [u64; 2],
     /// A slot for any expert; 0 if there are none.
     pub(super) expert_slot: u64,
     /// Experts of all layers.
@@ -40,8 +40,8 @@ pub(crate) struct Placement {
     pub(crate) pipeline: Pipeline,
     /// Units that stay in the GPU's memory.
     pub(crate) stays: Vec<bool>,
-    /// Slots of units, 0 if all stay.
-    pub(crate) slots: u64,
+    /// Slots of units and of small units, 0 if all stay.
+    pub(crate) slots: [u64; 2],
     pub(crate) expert_slots: u64,
     /// Layers of [`Sizes::kv`] whose keys and values stay in the GPU's memory.
     pub(crate) kv_stays: Vec<bool>,
@@ -91,7 +91,15 @@ impl Sizes {
             KvHome::Automatic if !host_has_room => all,
             KvHome::Automatic => all.min(self.kv_slots_bytes(pipeline)),
         };
-        kv + pipeline.slots() * self.slot + EXPERT_SLOTS_MIN * self.expert_slot
+        kv + self.bytes_of(self.slots_of(pipeline)) + EXPERT_SLOTS_MIN * self.expert_slot
+    }
+
+    fn slots_of(&self, pipeline: Pipeline) -> [u64; 2] {
+        pipeline.slots(self.slots[1] > 0)
+    }
+
+    fn bytes_of(&self, slots: [u64; 2]) -> u64 {
+        slots.iter().zip(self.slots).map(|(count, bytes)| count * bytes).sum()
     }
 
     fn kv_slots_bytes(&self, pipeline: Pipeline) -> u64 {
@@ -110,14 +118,14 @@ impl Sizes {
         let resident = options.resident_bytes.unwrap_or(u64::MAX);
         let everything = room.checked_sub(experts_min).is_some_and(|within| all <= within.min(resident));
         let (stays, slots) = if everything {
-            (vec![true; self.units.len()], 0)
+            (vec![true; self.units.len()], [0; 2])
         } else {
-            let slots = pipeline.slots();
-            let room = room.checked_sub(slots * self.slot + experts_min)?;
+            let slots = self.slots_of(pipeline);
+            let room = room.checked_sub(self.bytes_of(slots) + experts_min)?;
             (choose(&self.units, room.min(resident)), slots)
         };
         let kept = self.kept(&stays);
-        let rest = room - slots * self.slot - kept;
+        let rest = room - self.bytes_of(slots) - kept;
         let for_experts = rest.min(resident.saturating_sub(kept).max(experts_min));
         let expert_slots = for_experts.checked_div(self.expert_slot).unwrap_or(0).min(self.experts);
         let rest = rest - expert_slots * self.expert_slot;
@@ -209,7 +217,13 @@ mod tests {
 
     /// Eight layers of two units each.
     fn sizes() -> Sizes {
-        Sizes { units: vec![100; 16], slot: 100, kv: vec![50; 8], output: Some(200), ..Sizes::default() }
+        Sizes {
+            units: vec![100; 16],
+            slots: [100, 0],
+            kv: vec![50; 8],
+            output: Some(200),
+            ..Sizes::default()
+        }
     }
 
     fn placed(room: u64, options: &Offload) -> Placement {
@@ -219,7 +233,7 @@ mod tests {
     #[test]
     fn everything_stays_if_it_fits() {
         let all = placed(1600 + 400 + 200, &Offload::default());
-        assert_eq!((all.stays, all.slots, all.kv_slots), (vec![true; 16], 0, 0));
+        assert_eq!((all.stays, all.slots, all.kv_slots), (vec![true; 16], [0, 0], 0));
         assert!(all.output && all.kv_stays == [true; 8]);
     }
 
@@ -227,11 +241,11 @@ mod tests {
     fn keys_and_values_move_to_the_host_before_weights_are_loaded_for_each_pass() {
         // One byte less: keys and values of two layers are elsewhere, all weights stay.
         let less = placed(1600 + 400 + 200 - 1, &Offload::default());
-        assert_eq!((less.stays, less.slots, less.kv_slots), (vec![true; 16], 0, 3));
+        assert_eq!((less.stays, less.slots, less.kv_slots), (vec![true; 16], [0, 0], 3));
         assert_eq!(less.kv_stays.iter().filter(|stays| **stays).count(), 4);
         // Far less: no keys and values stay.
         let little = placed(200 + 400 + 150 + 300, &Offload::default());
-        assert_eq!((little.kv_stays, little.slots), (vec![false; 8], 4));
+        assert_eq!((little.kv_stays, little.slots), (vec![false; 8], [4, 0]));
         assert_eq!(little.stays.iter().filter(|stays| **stays).count(), 3);
         // Without memory of the host for them they stay.
         let on_gpu = sizes().place(200 + 400 + 150 + 300, &Offload::default(), false).expect("there is room");
@@ -251,6 +265,16 @@ mod tests {
     }
 
     #[test]
+    fn small_units_have_slots_of_their_own_in_the_performance_pipeline() {
+        let options = Offload { kv: KvHome::Gpu, ..Offload::default() };
+        let sizes = Sizes { slots: [100, 25], output: None, ..sizes() };
+        let least = |room| sizes.place(room, &options, true).map(|placed| placed.slots);
+        assert_eq!(least(400 + 3 * 100 + 4 * 25), Ok([3, 4]));
+        assert_eq!(least(400 + 3 * 100 + 4 * 25 - 1), Ok([2, 0]));
+        assert_eq!(least(400 + 2 * 100 - 1), Err(400 + 2 * 100));
+    }
+
+    #[test]
     fn a_stated_home_is_kept() {
         let host = Offload { kv: KvHome::Host, ..Offload::default() };
         assert_eq!(placed(1 << 20, &host).kv_stays, [false; 8]);
@@ -266,21 +290,21 @@ mod tests {
             kv in prop::collection::vec(1u64..300, 1..12),
             (expert_slot, experts) in (0u64..200, 0u64..30),
             output in prop::option::of(1u64..500),
-            room in 0u64..40_000,
+            (small, room) in (0u64..300, 0u64..40_000),
         ) {
-            let slot = *units.iter().max().unwrap();
+            let slots = [*units.iter().max().unwrap(), small];
             let experts = if expert_slot > 0 { experts } else { 0 };
-            let sizes = Sizes { units, slot, expert_slot, experts, kv, output };
+            let sizes = Sizes { units, slots, expert_slot, experts, kv, output };
             for host_has_room in [true, false] {
                 let Ok(placed) = sizes.place(room, &Offload::default(), host_has_room) else { continue };
                 let kv_kept: u64 =
                     sizes.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| **stays).map(|(n, _)| n).sum();
-                let used = sizes.kept(&placed.stays) + placed.slots * slot
+                let used = sizes.kept(&placed.stays) + sizes.bytes_of(placed.slots)
                     + placed.expert_slots * expert_slot
                     + kv_kept + placed.kv_slots * sizes.kv.iter().max().unwrap()
                     + if placed.output { output.unwrap() } else { 0 };
                 prop_assert!(used <= room, "{used} of {room}: {placed:?}");
-                prop_assert!(placed.stays.iter().all(|stays| *stays) || placed.slots > 0);
+                prop_assert!(placed.stays.iter().all(|stays| *stays) || placed.slots[0] > 0);
                 prop_assert!(placed.kv_stays.iter().all(|stays| *stays) || placed.kv_slots > 0);
             }
         }

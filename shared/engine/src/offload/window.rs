@@ -15,6 +15,7 @@ use super::units::Unit;
 use super::{Offload, OffloadError, OffloadStats, Pipeline};
 use crate::backend::gpu::{MatrixLoads, MatrixPlace, ResidentMatrices};
 use crate::model::Model;
+use crate::weights::uses::Uses;
 use crate::weights::{InputWeights, MatrixAt, OutputWeights, Part, PartWeights, WeightError, WeightSource};
 
 /// Weights of a GPU's layers, of which some are loaded for every pass.
@@ -29,6 +30,10 @@ pub(crate) struct Offloaded {
     units: Vec<Unit>,
     index: HashMap<MatrixPlace, usize>,
     stays: Vec<bool>,
+    /// Of each unit, the kind of its slots.
+    kinds: Vec<usize>,
+    /// How many slots of each kind there are.
+    slots: [u64; 2],
     from: Arc<From>,
     loader: Arc<Loader>,
     state: Mutex<State>,
@@ -41,27 +46,27 @@ struct Held {
     /// The matrices, for who asks by their place in the host's memory.
     matrices: Vec<(MatrixPlace, Arc<DeviceMatrix>)>,
     is_ready: bool,
-    /// When it was last needed; for experts.
-    used_at: u64,
     /// Whether it is about to be used; for experts.
     is_pinned: bool,
 }
 
 #[derive(Default)]
 struct State {
-    free: Vec<Slot>,
+    /// Slots for any unit, and for small units.
+    free: [Vec<Slot>; 2],
     held: HashMap<usize, Held>,
     expert_free: Vec<Slot>,
     experts: HashMap<(usize, usize), Held>,
     /// The expert that is computed.
     current: Option<(usize, usize)>,
-    now: u64,
+    uses: Uses<(usize, usize)>,
     stats: OffloadStats,
 }
 
 /// What fits, and what it takes.
 struct Shapes {
-    units: SlotShape,
+    /// Slots for any unit, and for small units.
+    units: [SlotShape; 2],
     experts: SlotShape,
 }
 
@@ -89,7 +94,7 @@ impl Planned {
         let experts = model.config().experts.map_or(0, |experts| experts.count) as u64;
         let sizes = Sizes {
             units: units.iter().map(Unit::bytes).collect(),
-            slot: shapes.units.bytes(),
+            slots: shapes.units.each_ref().map(SlotShape::bytes),
             expert_slot: shapes.experts.bytes(),
             experts: experts * layers.len() as u64,
             kv: kv.to_vec(),
@@ -126,14 +131,18 @@ impl Offloaded {
             let chosen = units.iter().zip(&stays).filter(|(_, stays)| **stays || !of);
             chosen.map(|(unit, _)| unit.bytes()).sum()
         };
+        let kinds = units.iter().map(|unit| usize::from(slots[1] > 0 && shapes.is_small(unit, &*device)));
+        let kinds = kinds.collect();
+        let free = |kind: usize| (0..slots[kind]).map(|_| shapes.units[kind].slot(&*device)).collect();
+        let unit_slot_bytes: u64 = (0..2).map(|kind| slots[kind] * shapes.units[kind].bytes()).sum();
         let state = State {
-            free: (0..slots).map(|_| shapes.units.slot(&*device)).collect(),
+            free: [free(0), free(1)],
             expert_free: (0..expert_slots).map(|_| shapes.experts.slot(&*device)).collect(),
             stats: OffloadStats {
                 pipeline,
                 weight_bytes: bytes(false),
                 resident_bytes: bytes(true),
-                slot_bytes: slots * shapes.units.bytes() + expert_slots * shapes.experts.bytes(),
+                slot_bytes: unit_slot_bytes + expert_slots * shapes.experts.bytes(),
                 expert_slots: expert_slots as usize,
                 expert_slot_bytes: shapes.experts.bytes(),
                 ..OffloadStats::default()
@@ -149,7 +158,21 @@ impl Offloaded {
         let index = units.iter().enumerate().map(|(at, unit)| (place(unit), at)).collect();
         let state = Mutex::new(state);
         let block_bytes = options.block_bytes.get().next_multiple_of(4);
-        Ok(Self { model, device, matrices, pipeline, block_bytes, units, index, stays, from, loader, state })
+        Ok(Self {
+            model,
+            device,
+            matrices,
+            pipeline,
+            block_bytes,
+            units,
+            index,
+            stays,
+            kinds,
+            slots,
+            from,
+            loader,
+            state,
+        })
     }
 
     /// Returns what was done so far.
@@ -172,12 +195,15 @@ impl Offloaded {
         let following = (1..=self.units.len()).map(|step| (at + step) % self.units.len());
         let streamed = std::iter::once(at).chain(following).filter(|at| !self.stays[*at]);
         let is_ahead = self.pipeline != Pipeline::Synchronous;
-        let slots = if is_ahead || !self.stays[at] { self.pipeline.slots() as usize } else { 0 };
+        let mut left = if is_ahead || !self.stays[at] { self.slots } else { [0; 2] };
         let mut wanted: Vec<usize> = Vec::new();
-        for at in streamed.take(slots) {
-            if !wanted.contains(&at) {
-                wanted.push(at);
+        for at in streamed {
+            let left = &mut left[self.kinds[at]];
+            if *left == 0 || wanted.contains(&at) {
+                break;
             }
+            *left -= 1;
+            wanted.push(at);
         }
         wanted
     }
@@ -189,13 +215,14 @@ impl Offloaded {
         let over: Vec<usize> = state.held.keys().copied().filter(|held| !wanted.contains(held)).collect();
         for at in over {
             if let Some(held) = state.held.remove(&at) {
-                state.free.push(self.give_up(held));
+                state.free[self.kinds[at]].push(self.give_up(held));
             }
         }
         for at in wanted {
             if !state.held.contains_key(&at) {
-                let slot = state.free.pop().expect("there are as many slots as wanted units");
-                let held = self.begin(&self.units[at], slot, state.now);
+                let slot =
+                    state.free[self.kinds[at]].pop().expect("no more units are wanted than there are slots");
+                let held = self.begin(&self.units[at], slot);
                 state.stats.loaded_bytes += self.units[at].bytes();
                 state.held.insert(at, held);
             }
@@ -207,7 +234,7 @@ impl Offloaded {
         if ready.is_err()
             && let Some(held) = state.held.remove(&at)
         {
-            state.free.push(self.give_up(held));
+            state.free[self.kinds[at]].push(self.give_up(held));
         }
         ready
     }
@@ -220,7 +247,6 @@ impl Offloaded {
         {
             before.is_pinned = false;
         }
-        state.now += 1;
         let place = (layer, expert);
         let is_held = state.experts.contains_key(&place);
         if !is_held && !self.begin_expert(state, place)? {
@@ -231,7 +257,8 @@ impl Offloaded {
         state.current = Some(place);
         let held = state.experts.get_mut(&place).expect("there are two slots at least, and none is pinned");
         state.stats.expert_hits += u64::from(held.is_ready);
-        (held.used_at, held.is_pinned) = (state.now, true);
+        held.is_pinned = true;
+        state.uses.count(place);
         let begun = Instant::now();
         let ready = self.make_ready(held);
         state.stats.waited += begun.elapsed();
@@ -249,12 +276,10 @@ impl Offloaded {
         let unit = Unit::of_expert(weights, place.0, place.1)?;
         if state.expert_free.is_empty() {
             let idle = state.experts.iter().filter(|(_, held)| !held.is_pinned);
-            let Some(oldest) =
-                idle.min_by_key(|(place, held)| (held.used_at, **place)).map(|(place, _)| *place)
-            else {
-                return Ok(false);
-            };
-            if let Some(held) = state.experts.remove(&oldest) {
+            let ranked = idle.map(|(place, _)| (state.uses.rank(place), *place));
+            let least = ranked.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            let Some((_, least)) = least else { return Ok(false) };
+            if let Some(held) = state.experts.remove(&least) {
                 state.expert_free.push(self.give_up(held));
             }
         }
@@ -262,12 +287,12 @@ impl Offloaded {
         state.stats.loaded_bytes += unit.bytes();
         state.stats.expert_bytes += unit.bytes();
         state.stats.expert_loads += 1;
-        state.experts.insert(place, self.begin(&unit, slot, state.now));
+        state.experts.insert(place, self.begin(&unit, slot));
         Ok(true)
     }
 
     /// Begins to load a unit into a slot, after everything that the device was told before.
-    fn begin(&self, unit: &Unit, slot: Slot, now: u64) -> Held {
+    fn begin(&self, unit: &Unit, slot: Slot) -> Held {
         let pieces = unit.pieces(&*self.device);
         let gguf = self.model.mapped_weights().file();
         let after = self.device.mark();
@@ -289,7 +314,7 @@ impl Offloaded {
         let matrices = slot.matrices(unit, &pieces).into_iter().map(Arc::new);
         let matrices = places.zip(matrices).collect();
         let ticket = self.loader.begin(tasks);
-        Held { slot, ticket, matrices, is_ready: false, used_at: now, is_pinned: true }
+        Held { slot, ticket, matrices, is_ready: false, is_pinned: true }
     }
 
     /// Waits for a unit, and lets the backend find it.
@@ -318,18 +343,32 @@ impl Offloaded {
     }
 }
 
+impl Shapes {
+    /// Whether a unit takes at most a third of a slot for any unit.
+    fn is_small(&self, unit: &Unit, device: &dyn Device) -> bool {
+        let mut own = SlotShape::default();
+        own.include(&unit.pieces(device));
+        3 * own.bytes() <= self.units[0].bytes()
+    }
+}
+
 /// Returns the units of layers, and the shapes of their slots.
 fn units(model: &Model, device: &dyn Device, layers: &[usize]) -> Result<(Vec<Unit>, Shapes), WeightError> {
     let weights = model.mapped_weights();
-    let mut shapes = Shapes { units: SlotShape::default(), experts: SlotShape::default() };
+    let mut shapes = Shapes { units: Default::default(), experts: SlotShape::default() };
     let mut units = Vec::new();
     for &layer in layers {
         for unit in Unit::of_layer(weights, layer)? {
-            shapes.units.include(&unit.pieces(device));
+            shapes.units[0].include(&unit.pieces(device));
             units.push(unit);
         }
         if weights.has_experts(layer) {
             shapes.experts.include(&Unit::of_expert(weights, layer, 0)?.pieces(device));
+        }
+    }
+    for unit in &units {
+        if shapes.is_small(unit, device) {
+            shapes.units[1].include(&unit.pieces(device));
         }
     }
     Ok((units, shapes))
@@ -339,8 +378,13 @@ impl WeightSource for Offloaded {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         match part {
             Part::Expert(expert) => self.enter_expert(layer, expert)?,
-            // Pins of a step that was cancelled.
-            Part::Attention => self.state().experts.values_mut().for_each(|held| held.is_pinned = false),
+            Part::Attention => {
+                let state = &mut *self.state();
+                // Each layer is a part of a pass.
+                state.uses.pass(1.0 / self.model.config().n_layers as f64);
+                // Pins of a step that was cancelled.
+                state.experts.values_mut().for_each(|held| held.is_pinned = false);
+            }
             Part::Ffn => {}
         }
         self.model.mapped_weights().stored_part(layer, part)
@@ -381,16 +425,14 @@ impl MatrixLoads for Offloaded {
 }
 
 impl Drop for Offloaded {
+    /// Nothing writes to the slots afterwards.
     fn drop(&mut self) {
         let state = &mut *self.state();
-        let held: Vec<Held> = state
-            .held
-            .drain()
-            .map(|(_, held)| held)
-            .chain(state.experts.drain().map(|(_, held)| held))
-            .collect();
-        let slots: Vec<Slot> = held.into_iter().map(|held| self.give_up(held)).collect();
-        state.free.extend(slots);
+        let units = std::mem::take(&mut state.held).into_values();
+        let experts = std::mem::take(&mut state.experts).into_values();
+        for held in units.chain(experts) {
+            self.give_up(held);
+        }
     }
 }
 

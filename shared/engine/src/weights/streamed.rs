@@ -10,17 +10,22 @@
 //! [`reader`]). The scheme is PIPO's, sections 3.2 and 3.3. Streamed rows are never accessed through the
 //! mapping. Embedding rows always are: a token needs one.
 //!
+//! Of a mixture whose experts do not all fit, those used most of late stay ([`kept`]), in memory of this
+//! process.
+//!
 //! What always holds: no bit of a result depends on the budget. Unreclaimable memory is that of the buffers,
-//! 40 MiB unless they are set otherwise. A changed budget takes effect at the beginning of the next token.
+//! 40 MiB unless they are set otherwise, and that of kept experts. A changed budget takes effect at the
+//! beginning of the next token.
 
 mod checks;
 mod choice;
 pub(crate) mod direct;
+mod kept;
 mod queue;
 mod reader;
 mod stats;
+mod walk;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -30,11 +35,13 @@ use baton_kernels_cpu::{Format, Matrix};
 use super::mapped::{MappedWeights, MatrixAt};
 use super::{InputWeights, OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
 use crate::platform;
-use checks::{check_layers, check_reads};
-use choice::{Cut, Walked, choose};
+use checks::check_reads;
+use choice::Cut;
 use direct::DirectFile;
+use kept::Kept;
 use queue::Extent;
 use reader::{Reader, ReaderOptions};
+use walk::{Choice, Walk, Wanted, extent};
 
 pub use checks::ResidencyError;
 pub use stats::ResidencyStats;
@@ -95,89 +102,6 @@ impl Default for Residency {
     }
 }
 
-/// A matrix of the walk: the sequence of matrices that a token uses.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    at: MatrixAt,
-    sometimes: bool,
-    /// Whether it is the projection to logits.
-    output: bool,
-    /// Whether somebody else loads what does not stay ([`StreamedWeights::set_loaded`]).
-    loaded: bool,
-}
-
-impl Place {
-    fn walked(&self) -> Walked {
-        let Self { at, sometimes, output, .. } = *self;
-        Walked { rows: at.rows, row_bytes: at.row_bytes(), sometimes, output }
-    }
-}
-
-/// The requested settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wanted {
-    budget_bytes: u64,
-    prefetch_bytes: u64,
-}
-
-/// The matrices that a token uses, in order.
-#[derive(Debug)]
-struct Walk {
-    layers: Vec<usize>,
-    places: Vec<Place>,
-}
-
-impl Walk {
-    fn new(mapped: &MappedWeights, layers: Vec<usize>, ends: bool) -> Result<Self, ResidencyError> {
-        check_layers(&layers, mapped.n_layers())?;
-        let mut places = Vec::new();
-        if let Some(at) = mapped.inputs_at().filter(|_| ends) {
-            places.push(Place { at: *at, sometimes: false, output: false, loaded: false });
-        }
-        for &layer in &layers {
-            let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: false };
-            places.extend(mapped.matrices(layer).into_iter().map(place(false)));
-            places.extend(mapped.expert_matrices(layer).into_iter().map(place(true)));
-        }
-        if ends {
-            places.push(Place { at: *mapped.head_at(), sometimes: false, output: true, loaded: false });
-        }
-        Ok(Self { layers, places })
-    }
-
-    /// Adds matrices that somebody else loads, and the experts of some layers.
-    fn with_loaded(mut self, mapped: &MappedWeights, matrices: &[MatrixAt], experts_of: &[usize]) -> Self {
-        let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: true };
-        self.places.extend(matrices.iter().copied().map(place(false)));
-        let experts = experts_of.iter().flat_map(|layer| mapped.expert_matrices(*layer));
-        self.places.extend(experts.map(place(true)));
-        self
-    }
-}
-
-/// What of a matrix stays in memory.
-#[derive(Debug, Clone, Copy)]
-struct Resident {
-    rows: usize,
-    /// Behind the last byte of these rows in the file.
-    end: usize,
-}
-
-/// The rows of a walk that stay in memory.
-#[derive(Debug)]
-struct Choice {
-    walk: Arc<Walk>,
-    wanted: Wanted,
-    /// Bytes that the page cache may use for reading ahead.
-    prefetch_bytes: u64,
-    /// For each matrix of the walk, the number of rows that stay.
-    rows: Vec<usize>,
-    /// The same, keyed by the file and byte at which the matrix begins.
-    by_place: BTreeMap<(usize, usize), Resident>,
-    resident_bytes: u64,
-    streamed_bytes: u64,
-}
-
 /// Weights of which a part stays in memory and the rest is read for every token.
 pub struct StreamedWeights {
     mapped: MappedWeights,
@@ -186,8 +110,10 @@ pub struct StreamedWeights {
     choice: RwLock<Arc<Choice>>,
     wanted: Mutex<Wanted>,
     passes: AtomicU64,
-    /// Bytes of acquired experts that do not stay.
+    /// Bytes of acquired experts that were not in memory, and of those that were kept.
     expert_bytes: AtomicU64,
+    kept_expert_bytes: AtomicU64,
+    kept: Mutex<Kept>,
     reader: Reader,
 }
 
@@ -197,6 +123,7 @@ pub struct StreamedMatrix<'a> {
     source: &'a StreamedWeights,
     at: MatrixAt,
     resident: usize,
+    keeps: bool,
 }
 
 impl StreamedMatrix<'_> {
@@ -219,28 +146,34 @@ impl<'a> StreamedMatrix<'a> {
 
     /// Waits for the other rows, piece by piece.
     pub(super) fn wait(&self, mut each: impl FnMut(usize, Matrix<'_>)) -> Result<(), WeightError> {
-        for rows in self.source.cut.pieces(self.resident..self.at.rows, self.at.row_bytes()) {
-            let (format, cols) = (self.at.format, self.at.cols);
-            let some = self.at.rows(rows.clone());
-            self.source.reader.with(&extent(&some), |bytes| {
+        let (format, cols) = (self.at.format, self.at.cols);
+        for (rows, extent) in self.missing() {
+            let mut with = |bytes: &[u8]| {
                 each(rows.start, Matrix::new(format, rows.len(), cols, bytes)?);
                 Ok::<(), WeightError>(())
-            })??;
+            };
+            if !self.keeps {
+                self.source.reader.with(&extent, with)??;
+                continue;
+            }
+            let kept = self.source.kept().take(&extent);
+            match kept {
+                Some(bytes) => with(&bytes)?,
+                None => self.source.reader.with(&extent, |bytes| {
+                    self.source.kept().offer(&extent, bytes);
+                    with(bytes)
+                })??,
+            }
         }
         Ok(())
     }
-}
 
-/// Returns the bytes of a matrix that do not stay.
-fn missing_bytes(weight: &Weight<'_>) -> u64 {
-    let Weight::Streamed(StreamedMatrix { at, resident, .. }) = weight else { return 0 };
-    ((at.rows - resident) * at.row_bytes()) as u64
-}
-
-/// Returns the position of the rows.
-fn extent(at: &MatrixAt) -> Extent {
-    let (part, bytes) = at.extent();
-    Extent { part, bytes }
+    /// Returns the reads for the rows that do not stay, with their rows.
+    fn missing(&self) -> impl Iterator<Item = (Range<usize>, Extent)> {
+        let Self { source, at, resident, .. } = *self;
+        let pieces = source.cut.pieces(resident..at.rows, at.row_bytes());
+        pieces.into_iter().map(move |rows| (rows.clone(), extent(&at.rows(rows))))
+    }
 }
 
 impl StreamedWeights {
@@ -283,6 +216,8 @@ impl StreamedWeights {
             }),
             passes: AtomicU64::new(0),
             expert_bytes: AtomicU64::new(0),
+            kept_expert_bytes: AtomicU64::new(0),
+            kept: Mutex::default(),
             reader,
         };
         source.apply(walk);
@@ -355,7 +290,10 @@ impl StreamedWeights {
             streamed_bytes: choice.streamed_bytes,
             cold_bytes: counts.cold_bytes,
             passes: self.passes.load(Ordering::Relaxed),
+            all_expert_bytes: choice.walk.expert_bytes(),
+            kept_bytes: choice.kept_bytes,
             expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
+            kept_expert_bytes: self.kept_expert_bytes.load(Ordering::Relaxed),
             reads: counts.reads,
             bytes_read: counts.bytes_read,
             reads_in_vain: counts.reads_in_vain,
@@ -375,9 +313,14 @@ impl StreamedWeights {
         self.ends && self.mapped.inputs_at().is_some()
     }
 
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Marks the beginning of a token's walk.
     fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
+        self.kept().begin_pass();
         self.reader.begin_pass();
         let choice = self.choice();
         if choice.wanted != *self.wanted_mut() {
@@ -389,6 +332,7 @@ impl StreamedWeights {
     fn apply(&self, walk: Arc<Walk>) {
         let mut choice = self.choice.write().unwrap_or_else(PoisonError::into_inner);
         let next = Choice::new(walk, *self.wanted_mut(), &self.cut);
+        self.kept().set(next.kept_bytes as usize, |extent| next.keeps(extent));
         let (mut cycle, mut keep, mut let_go) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &rows) in next.walk.places.iter().zip(&next.rows) {
             let part = |rows: Range<usize>| extent(&place.at.rows(rows));
@@ -412,6 +356,18 @@ impl StreamedWeights {
         *choice = Arc::new(next);
     }
 
+    /// Counts the bytes of an expert that are not in memory, and those that were kept.
+    fn count_expert(&self, weights: [Weight<'_>; 3]) {
+        for weight in weights {
+            let Weight::Streamed(matrix) = weight else { continue };
+            for (_, extent) in matrix.missing() {
+                let is_kept = matrix.keeps && self.kept().has(&extent);
+                let count = if is_kept { &self.kept_expert_bytes } else { &self.expert_bytes };
+                count.fetch_add(extent.bytes.len() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Returns a matrix through the mapping.
     fn map_matrix(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
         Ok(Matrix::new(at.format, at.rows, at.cols, at.bytes(self.mapped.gguf()))?)
@@ -419,13 +375,14 @@ impl StreamedWeights {
 
     /// Returns some rows of a matrix of the walk.
     fn weight(&self, choice: &Choice, at: &MatrixAt, rows: Range<usize>) -> Result<Weight<'_>, WeightError> {
-        let resident = choice.resident_rows(at).unwrap_or(at.rows);
+        let whole = choice.resident(at);
+        let (resident, keeps) = whole.map_or((at.rows, false), |whole| (whole.rows, whole.keeps));
         let resident = resident.clamp(rows.start, rows.end) - rows.start;
         let at = at.rows(rows);
         if resident == at.rows {
             return Ok(self.map_matrix(&at)?.into());
         }
-        Ok(Weight::Streamed(StreamedMatrix { source: self, at, resident }))
+        Ok(Weight::Streamed(StreamedMatrix { source: self, at, resident, keeps }))
     }
 
     fn part(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
@@ -438,54 +395,6 @@ impl StreamedWeights {
     }
 }
 
-impl Choice {
-    /// Returns a choice in which nothing stays and nothing is read ahead.
-    fn none(walk: Arc<Walk>) -> Self {
-        Self {
-            wanted: Wanted { budget_bytes: 0, prefetch_bytes: 0 },
-            prefetch_bytes: 0,
-            rows: vec![0; walk.places.len()],
-            walk,
-            by_place: BTreeMap::new(),
-            resident_bytes: 0,
-            streamed_bytes: 0,
-        }
-    }
-
-    fn new(walk: Arc<Walk>, wanted: Wanted, cut: &Cut) -> Self {
-        let walked: Vec<Walked> = walk.places.iter().map(Place::walked).collect();
-        let all: u64 = walk.places.iter().map(|place| place.at.extent().1.len() as u64).sum();
-        let budget = wanted.budget_bytes;
-        // If everything stays, nothing is read ahead.
-        let prefetch_bytes = if all <= budget { 0 } else { wanted.prefetch_bytes.min(budget) };
-        let rows = choose(&walked, budget - prefetch_bytes, cut);
-        let mut choice = Self { wanted, prefetch_bytes, rows, ..Self::none(Arc::clone(&walk)) };
-        for (place, rows) in walk.places.iter().zip(&choice.rows) {
-            let (whole, row_bytes) = (extent(&place.at), place.at.row_bytes());
-            let end = whole.bytes.start + rows * row_bytes;
-            choice.by_place.insert((whole.part, whole.bytes.start), Resident { rows: *rows, end });
-            choice.resident_bytes += (rows * row_bytes) as u64;
-            if !place.sometimes && !place.loaded {
-                choice.streamed_bytes += ((place.at.rows - rows) * row_bytes) as u64;
-            }
-        }
-        choice
-    }
-
-    /// Returns how many rows of a matrix stay; `None` if the matrix is not in the walk.
-    fn resident_rows(&self, at: &MatrixAt) -> Option<usize> {
-        let whole = extent(at);
-        self.by_place.get(&(whole.part, whole.bytes.start)).map(|resident| resident.rows)
-    }
-
-    /// Returns how many of the first of these bytes of a file stay.
-    fn resident_of(&self, part: usize, bytes: &Range<usize>) -> usize {
-        let before = self.by_place.range(..=(part, bytes.start)).next_back();
-        let end = before.filter(|((of, _), _)| *of == part).map_or(0, |(_, resident)| resident.end);
-        end.saturating_sub(bytes.start).min(bytes.len())
-    }
-}
-
 impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         let begins = part == Part::Attention && self.choice().walk.layers.first() == Some(&layer);
@@ -494,8 +403,7 @@ impl WeightSource for StreamedWeights {
         }
         let weights = self.part(layer, part)?;
         if let PartWeights::Expert(network) = &weights {
-            let missing = [network.gate, network.up, network.down].iter().map(missing_bytes).sum();
-            self.expert_bytes.fetch_add(missing, Ordering::Relaxed);
+            self.count_expert([network.gate, network.up, network.down]);
         }
         Ok(weights)
     }
@@ -533,11 +441,13 @@ impl WeightSource for StreamedWeights {
         let Ok(PartWeights::Expert(network)) = self.part(layer, part) else { return };
         let mut extents = Vec::new();
         for weight in [network.gate, network.up, network.down] {
-            if let Weight::Streamed(StreamedMatrix { at, resident, .. }) = weight {
-                let pieces = self.cut.pieces(resident..at.rows, at.row_bytes());
-                extents.extend(pieces.into_iter().map(|rows| extent(&at.rows(rows))));
+            if let Weight::Streamed(matrix) = weight {
+                extents.extend(matrix.missing().map(|(_, extent)| extent));
             }
         }
+        let kept = self.kept();
+        extents.retain(|extent| !kept.has(extent));
+        drop(kept);
         self.reader.ask(extents);
     }
 }

@@ -236,7 +236,7 @@ fn bytes_are_near_the_least_and_loads_hide_computing() {
 }
 
 #[test]
-fn only_chosen_experts_are_loaded_and_those_used_last_stay() {
+fn only_chosen_experts_are_loaded_and_those_used_most_stay() {
     let experts = SyntheticExperts { count: 8, used: 2, d_ff: 64, shared_d_ff: 0 };
     let model = deep(Some(experts));
     let (_, _, stats) = decode(&model, budget(&model, 1.0) + (1 << 20), SPEEDS, Offload::default());
@@ -311,8 +311,8 @@ fn two_hundred_faults_end_in_an_error_or_in_the_answer() {
             // The CPU has gone on, or the answer was there before.
             assert_eq!(have.len(), want.len(), "{turn}");
             let top = want.iter().fold(0.0f32, |top, value| top.max(value.abs()));
-            let gap = have.iter().zip(want).fold(0.0f32, |gap, (a, b)| gap.max((a - b).abs()));
-            assert!(gap <= 2e-3 * top, "{turn}: {gap} of {top}");
+            let far = have.iter().zip(want).find(|(a, b)| !((*a - *b).abs() <= 2e-3 * top));
+            assert!(far.is_none(), "{turn}: {far:?}, the largest is {top}");
         } else {
             assert_same_bits(&answer(&mut own), want, "after a cancelled step");
         }

@@ -137,6 +137,40 @@ fn the_chosen_experts_that_do_not_stay_are_counted_and_read() {
 }
 
 #[test]
+fn experts_that_are_used_stay_within_the_budget_and_are_not_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &family("mixtral", Format::Q8_0));
+    let answer = |model: &Arc<Model>| {
+        let mut engine = engine(model, 1, EngineOptions::default());
+        let seq = engine.create();
+        let prompt = all_logits(&mut engine, seq, &prompt(7, 12));
+        (0..30).flat_map(|id| all_logits(&mut engine, seq, &[id % 3])).chain(prompt).collect::<Vec<_>>()
+    };
+    let want = answer(&Model::open(&path).unwrap());
+    let all = stats(&within(&path, &Residency::default()));
+    let no_experts = stats(&within(&path, &Residency { budget_bytes: 0, ..Residency::default() }));
+    let (always, experts) = (no_experts.streamed_bytes, all.weight_bytes - no_experts.streamed_bytes);
+    let mut before = u64::MAX;
+    for percent in [0, 25, 50, 75] {
+        let budget_bytes = always + experts * percent / 100;
+        let residency = Residency { budget_bytes, read_bytes: 4 << 10, ..Residency::default() };
+        let model = within(&path, &residency);
+        assert_same_bits(&answer(&model), &want, "experts that are used stay");
+        let stats = stats(&model);
+        assert_eq!(stats.streamed_bytes, 0, "{percent} %: {stats:?}");
+        assert!(stats.resident_bytes <= budget_bytes, "{percent} %: {stats:?}");
+        let needed = stats.expert_bytes + stats.kept_expert_bytes;
+        let kept = stats.kept_expert_bytes as f64 / needed as f64;
+        assert!(kept >= 0.9 * percent as f64 / 100.0, "{percent} %: {kept}");
+        assert!(stats.expert_bytes < before, "{percent} %: {stats:?}");
+        before = stats.expert_bytes;
+        // Each read may have a block more at each end.
+        let most = stats.expert_bytes + stats.reads * 2 * 4096;
+        assert!(stats.bytes_read <= most, "{percent} %: {stats:?}");
+    }
+}
+
+#[test]
 fn a_walk_in_another_order_than_announced_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), &SyntheticModel { n_layers: 5, ..tiny("llama", Format::Q8_0) });

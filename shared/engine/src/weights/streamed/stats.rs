@@ -21,8 +21,15 @@ pub struct ResidencyStats {
     pub cold_bytes: u64,
     /// Passes over the layers so far, each for one token or for many at once.
     pub passes: u64,
-    /// Bytes of experts that passes needed so far and that do not stay: the least that could be read of them.
+    /// Bytes of all experts of a mixture.
+    pub all_expert_bytes: u64,
+    /// Bytes among those that stay that hold experts used most; 0 if all experts stay or none.
+    pub kept_bytes: u64,
+    /// Bytes of experts that passes needed so far and that were not in memory: the least that could be read
+    /// of them.
     pub expert_bytes: u64,
+    /// Bytes of experts that passes needed so far, and that had stayed because they are used most.
+    pub kept_expert_bytes: u64,
     /// Reads so far.
     pub reads: u64,
     /// Bytes read, including up to one block at each end of a wanted range.
