@@ -30,6 +30,8 @@ const OF_DISK_MIN: f64 = 0.8;
 const BESIDE_PEER_MIN: f64 = 1.25;
 /// Most bytes read for a token of a mixture, of those of the chosen experts that do not stay.
 const MIXTURE_MAX: f64 = 1.2;
+/// Least share of experts' bytes that are there when they are needed, of the share that fits.
+const KEPT_MIN: f64 = 1.0;
 const BATCHES: [usize; 4] = [4, 8, 16, 32];
 const PROMPTS: [usize; 2] = [512, 2048];
 /// Threads that compute.
@@ -400,17 +402,23 @@ fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
     let weights = number(own, "/streamed/weight_bytes");
     let streamed = number(own, "/streamed/streamed_bytes");
     let missing = weights - number(own, "/streamed/resident_bytes");
-    let least = streamed + number(own, "/streamed/expert_bytes_per_token");
+    let read = number(own, "/streamed/expert_bytes_per_token");
+    let least = streamed + read;
+    let kept = number(own, "/streamed/kept_expert_bytes_per_token");
+    let was_there = kept / (kept + read);
+    let fits = number(own, "/streamed/kept_bytes") / number(own, "/streamed/all_expert_bytes");
     report.note(format!(
         "\n{}: {:.2} GB of weights, a memory limit of {:.2} GB, {:.2} GB do not stay; {} of {} experts a token.\n\
-         The first experts of each layer stay, as many as fit, however often they are chosen: from the disk, no \
-         expert is kept because it was used.",
+         Of the experts those used most stay: {:.1} % of what tokens needed was there, and {:.1} % of all \
+         experts fit.",
         path.file_name().unwrap_or_default().to_string_lossy(),
         weights / 1e9,
         setting.limits.memory as f64 / 1e9,
         missing / 1e9,
         number(own, "/experts/used"),
         number(own, "/experts/count"),
+        100.0 * was_there,
+        100.0 * fits,
     ));
     let row = |(way, figure): (&Way, &Value)| {
         let read = number(figure, "/disk_bytes_per_token");
@@ -439,6 +447,8 @@ fn mixture(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
         number(own, "/disk_bytes_per_token") / least,
         MIXTURE_MAX,
     );
+    let name = "disk, mixture: experts that were there, of the share that fits";
+    report.check_at_least(name, was_there / fits, KEPT_MIN);
     turns.check("disk, mixture", report);
     let named = ways.into_iter().zip(turns.figures).map(|(way, figure)| (way.name, figure));
     report.data("disk_mixture", Value::Object(named.collect()));
