@@ -101,6 +101,7 @@ fn device(random: &mut Random, name: &str, mean_bytes: f64, model: &ModelShape, 
             memory_bytes: mean_bytes * random.log_uniform((0.1, 2.0)),
             buffer_bytes: 1e6,
             copy_s: if kind == GpuKind::Cuda { 2e-5 } else { 0.0 },
+            load_bytes_per_s: None,
         }
     });
     Device {

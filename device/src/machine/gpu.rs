@@ -74,6 +74,8 @@ impl GpuProfile {
             memory_bytes: free as f64,
             buffer_bytes,
             copy_s: rates.copies.round_trip_s,
+            // Weights in a memory that it shares need no loading.
+            load_bytes_per_s: (!self.shares_memory).then_some(rates.copies.to_device_bytes_per_s),
         })
     }
 }

@@ -100,6 +100,10 @@ pub struct Gpu {
     /// `t^ram-vram + t^vram-ram`: seconds to copy one hidden state in and back out; 0 for shared memory.
     #[serde(default)]
     pub copy_s: f64,
+    /// Bytes a second at which weights that do not fit into its memory are loaded for each token, while
+    /// others are computed. `None`: it computes only layers that stay there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_bytes_per_s: Option<f64>,
 }
 
 /// The disk that holds the model's file.
@@ -342,7 +346,8 @@ impl Device {
         gpu.processor.check(&place)?;
         not_negative(&place, "memory_bytes", gpu.memory_bytes)?;
         not_negative(&place, "buffer_bytes", gpu.buffer_bytes)?;
-        not_negative(&place, "copy_s", gpu.copy_s)
+        not_negative(&place, "copy_s", gpu.copy_s)?;
+        gpu.load_bytes_per_s.map_or(Ok(()), |rate| positive(&place, "load_bytes_per_s", rate))
     }
 }
 

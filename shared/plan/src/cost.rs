@@ -48,7 +48,10 @@ impl LayerTime {
 /// One way of holding a number of layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Holding {
+    /// Layers that the GPU computes.
     pub(crate) gpu: usize,
+    /// Those among them whose weights are loaded for each token.
+    pub(crate) loaded: usize,
     /// `C` without copies.
     pub(crate) busy_s: f64,
     /// `D` in bytes.
@@ -217,6 +220,29 @@ impl<'a> Costs<'a> {
         (room as usize).min(layers)
     }
 
+    /// Returns how many of `gpu` layers have to be loaded for each token; `None` if the GPU cannot compute so
+    /// many.
+    ///
+    /// A GPU that loads computes all layers of its device. What is loaded goes through memory of about a
+    /// layer.
+    fn loaded(&self, at: usize, layers: usize, gpu: usize, head: bool) -> Option<usize> {
+        let room = self.gpu_room(at, layers, head);
+        if gpu <= room {
+            return Some(0);
+        }
+        let loads = self.cluster.devices[at].gpu.as_ref().is_some_and(|gpu| gpu.load_bytes_per_s.is_some());
+        (loads && gpu == layers && room > 0).then(|| gpu - (room - 1))
+    }
+
+    /// Returns the time of `gpu` layers on the GPU, of which `loaded` are loaded while others are computed.
+    fn gpu_time(&self, at: usize, gpu: usize, loaded: usize) -> LayerTime {
+        let each = self.gpu[at].unwrap_or_default();
+        let (compute_s, memory_s) = (gpu as f64 * each.compute_s, gpu as f64 * each.memory_s);
+        let rate = self.cluster.devices[at].gpu.as_ref().and_then(|gpu| gpu.load_bytes_per_s);
+        let loading_s = rate.map_or(0.0, |rate| loaded as f64 * self.model.layer_bytes / rate);
+        LayerTime { compute_s, memory_s: memory_s.max(loading_s - compute_s) }
+    }
+
     /// Returns the most layers that fit a worker's GPU.
     pub fn gpu_layers_max(&self, device: usize) -> usize {
         self.gpu_room(device, self.model.layers, false)
@@ -225,19 +251,19 @@ impl<'a> Costs<'a> {
     /// Returns how a device holds `layers` with `gpu` of them on its GPU; `None` if it cannot.
     pub(crate) fn holding(&self, at: usize, layers: usize, gpu: usize, head: bool) -> Option<Holding> {
         let device = &self.cluster.devices[at];
-        if gpu > self.gpu_room(at, layers, head) {
-            return None;
-        }
+        let loaded = self.loaded(at, layers, gpu, head)?;
         let cpu_layers = layers - gpu;
-        let on_gpu = if gpu > 0 { self.gpu[at]? } else { LayerTime::default() };
-        let mut busy_s = cpu_layers as f64 * self.cpu[at].total() + gpu as f64 * on_gpu.total();
-        let mut weights = cpu_layers as f64 * self.model.layer_bytes;
+        let mut busy_s = cpu_layers as f64 * self.cpu[at].total() + self.gpu_time(at, gpu, loaded).total();
+        // Weights that are loaded for each token come from the device's memory, or its disk.
+        let in_memory = (cpu_layers + loaded) as f64;
+        let mut weights = in_memory * self.model.layer_bytes;
         if head {
             busy_s += self.output[at].total() + self.lookup_s(at);
             weights += self.model.output_bytes + self.model.lookup_bytes();
         }
         let mut held = Holding {
             gpu,
+            loaded,
             busy_s,
             overflow: 0.0,
             room: 0.0,
@@ -264,7 +290,7 @@ impl<'a> Costs<'a> {
                     gpu as f64 * (self.model.layer_bytes + self.kv_bytes()) + shared.buffer_bytes
                 };
                 let taken = device.buffer_bytes + shared.map_or(0.0, of_gpu);
-                held.room = budget(device) - taken - cpu_layers as f64 * self.kv_bytes();
+                held.room = budget(device) - taken - in_memory * self.kv_bytes();
                 if held.room < 0.0 {
                     return None;
                 }
@@ -283,16 +309,17 @@ impl<'a> Costs<'a> {
         Some(held)
     }
 
-    /// Returns the ways of holding `layers` that can be best. These are none on the GPU or as many as fit; if
-    /// the GPU is slower than the CPU, or takes the CPU's memory, every number of GPU layers.
+    /// Returns the ways of holding `layers` that can be best. These are none on the GPU, as many as fit, or
+    /// all, if it loads. If the GPU is slower than the CPU, or takes the CPU's memory, every number that fits.
     pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
         let most = self.gpu_room(at, layers, head);
         let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
         let gpu = &self.cluster.devices[at].gpu;
         let shares = gpu.as_ref().is_some_and(|gpu| gpu.kind == GpuKind::Shared);
-        let counts: Vec<usize> = if slower || shares { (0..=most).collect() } else { vec![0, most] };
-        let unique = counts.into_iter().enumerate().filter(|(i, count)| *i == 0 || *count > 0);
-        unique.filter_map(|(_, gpu)| self.holding(at, layers, gpu, head)).collect()
+        let mut counts: Vec<usize> = if slower || shares { (0..=most).collect() } else { vec![0, most] };
+        counts.push(layers);
+        counts.dedup();
+        counts.into_iter().filter_map(|gpu| self.holding(at, layers, gpu, head)).collect()
     }
 
     /// Returns the least time of a token for these holdings, given the hops of one round; infinite if there
@@ -404,16 +431,17 @@ impl<'a> Costs<'a> {
     ) -> DeviceTime {
         let place = ring.iter().position(|device| *device == at).expect("the device is in the ring");
         let next = ring[(place + 1) % ring.len()];
-        let (cpu, gpu) = ((layers - held.gpu) as f64, held.gpu as f64);
-        let (on_cpu, on_gpu) = (self.cpu[at], self.gpu[at].unwrap_or_default());
+        let cpu = (layers - held.gpu) as f64;
+        let (on_cpu, on_gpu) = (self.cpu[at], self.gpu_time(at, held.gpu, held.loaded));
         let output = if head { self.output[at] } else { LayerTime::default() };
         let copies = rounds as f64 * held.copy_s;
         let lookup = if head { self.lookup_s(at) } else { 0.0 };
         let budget = held.room.max(0.0);
         DeviceTime {
             device: self.cluster.devices[at].name.clone(),
-            compute_s: cpu * on_cpu.compute_s + gpu * on_gpu.compute_s + output.compute_s,
-            memory_s: cpu * on_cpu.memory_s + gpu * on_gpu.memory_s + output.memory_s + copies,
+            loaded_layers: held.loaded,
+            compute_s: cpu * on_cpu.compute_s + on_gpu.compute_s + output.compute_s,
+            memory_s: cpu * on_cpu.memory_s + on_gpu.memory_s + output.memory_s + copies,
             disk_s: own.seconds - held.busy_s - copies + lookup,
             network_s: rounds as f64 * if ring.len() > 1 { self.hops.seconds(at, next) } else { 0.0 },
             read_bytes: held.overflow + own.prefetch,
@@ -433,10 +461,13 @@ impl<'a> Costs<'a> {
 pub struct DeviceTime {
     /// Its name.
     pub device: String,
+    /// Layers whose weights are loaded to its GPU for each token.
+    #[serde(default)]
+    pub loaded_layers: usize,
     /// Arithmetic.
     pub compute_s: f64,
     /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, copies to and
-    /// from a GPU.
+    /// from a GPU, and loading weights to it as far as its work does not hide that.
     pub memory_s: f64,
     /// Waiting for its disk.
     pub disk_s: f64,

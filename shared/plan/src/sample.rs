@@ -106,6 +106,7 @@ pub(crate) fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, Model
                 memory_bytes: draw.within(1e8, mean * 2e8 + 2e8),
                 buffer_bytes: 1e6,
                 copy_s: if kind == GpuKind::Metal { 0.0 } else { 20e-6 },
+                load_bytes_per_s: (kind == GpuKind::Cuda && draw.chance(0.5)).then(|| draw.within(1e9, 60e9)),
             });
         }
         all.push(own);

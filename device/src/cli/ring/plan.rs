@@ -222,6 +222,9 @@ fn text(answer: &Answer) -> String {
             share.layers.to_string()
         };
         out += &row(&share.device, &layers, time);
+        if time.loaded_layers > 0 {
+            out += &format!("{:<16} {} are loaded to the GPU for each token\n", "", time.loaded_layers);
+        }
         if !share.relays.is_empty() {
             out += &format!("{:<16} relayed on by {}\n", "", share.relays.join(", "));
         }

@@ -43,7 +43,8 @@ pub enum GpuLayers {
     /// The projection to logits, and as many of the last layers as its free memory holds with their part of
     /// the KV cache.
     Fit,
-    /// These, ascending; the CPU computes the logits.
+    /// These, ascending; the CPU computes the logits. If they are all layers of the engine and do not fit,
+    /// what does not fit is loaded for each pass.
     Only(Vec<usize>),
     /// All. What does not fit into its memory is loaded for each pass.
     Offloaded(Offload),
@@ -116,6 +117,12 @@ impl Needs {
         free.checked_sub(need).ok_or_else(none)
     }
 
+    /// Whether `free` bytes hold these layers.
+    fn fit(&self, config: &ModelConfig, layers: &[usize], free: u64) -> Result<bool, EngineError> {
+        let need: u64 = layers.iter().map(|layer| self.weights[*layer] + self.cache[*layer]).sum();
+        Ok(need <= self.room(config, layers, free)?)
+    }
+
     /// Returns the longest run of the last of `layers` that fits `free` bytes.
     fn fitting(&self, layers: &[usize], free: u64) -> Vec<usize> {
         let Some(mut room) = free.checked_sub(self.scratch) else { return Vec::new() };
@@ -179,6 +186,13 @@ pub(super) fn lane(
         }
         GpuLayers::Fit => needs.fitting(layers, free),
     };
+    let offload = match &gpu.layers {
+        GpuLayers::Offloaded(options) => Some(options.clone()),
+        GpuLayers::Only(_) if chosen == layers && !needs.fit(config, layers, free)? => {
+            Some(Offload::default())
+        }
+        _ => None,
+    };
     let whole = chosen.len() == config.n_layers;
     if !whole && !chosen.is_empty() && (config.has_tied_layers() || config.input_width.is_some()) {
         let family = config.family.name;
@@ -191,10 +205,11 @@ pub(super) fn lane(
     }
     let mut layers = vec![false; config.n_layers];
     chosen.iter().for_each(|layer| layers[*layer] = true);
-    if let GpuLayers::Offloaded(options) = &gpu.layers {
+    if let Some(options) = offload {
         let room = needs.room(config, &chosen, free)?;
-        let of_model = OfModel { model, kv, window, n_blocks };
-        let made = of_model.offloaded(&gpu.device, (&chosen, room), &needs, options);
+        let logits = matches!(gpu.layers, GpuLayers::Offloaded(_));
+        let of_model = OfModel { model, kv, window, n_blocks, logits };
+        let made = of_model.offloaded(&gpu.device, (&chosen, room), &needs, &options);
         let (lane, offloaded, output) = made.map_err(|err| match err {
             OffloadError::Gpu(fault) => fault.into(),
             err => EngineError::GpuRefused { reason: err.to_string() },
@@ -213,6 +228,8 @@ struct OfModel<'a> {
     kv: &'a [LayerKv],
     window: Option<SlidingWindow>,
     n_blocks: usize,
+    /// Whether the GPU computes the logits, if there is room.
+    logits: bool,
 }
 
 impl OfModel<'_> {
@@ -229,7 +246,7 @@ impl OfModel<'_> {
         let own: Vec<usize> = layers.iter().copied().filter(|layer| kv[*layer].source == *layer).collect();
         let sizes: Vec<u64> = own.iter().map(|layer| needs.cache[*layer]).collect();
         let ends = layers.last().is_some_and(|layer| layer + 1 == model.config().n_layers);
-        let output = ends.then_some(needs.output);
+        let output = (ends && self.logits).then_some(needs.output);
         let planned = Planned::new(model, &**device, (layers, &sizes, output), options, room)?;
         let Placement { kv_stays, pipeline, output, .. } = planned.placement().clone();
         let loader = Arc::new(Loader::start(options.threads).map_err(OffloadError::Threads)?);

@@ -78,8 +78,8 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// Chooses what stays within `room` bytes: of these layers' weights, of keys and values (bytes by layer
-    /// that has its own), and the projection to logits, if the GPU may compute it.
+    /// Chooses what stays within `room` bytes. There are the weights of these layers, and keys and values
+    /// (bytes by layer that has its own). There may be the projection to logits.
     ///
     /// # Errors
     /// [`OffloadError::NoRoom`], [`OffloadError::Weights`].

@@ -52,8 +52,14 @@ fn the_fastest_gpu_is_filled_first() {
     let mut processor = with_gpu.cpu.clone();
     processor.read_bytes_per_s = 300e9;
     processor.flops.insert("Q4_K".to_owned(), 3e12);
-    with_gpu.gpu =
-        Some(Gpu { kind: GpuKind::Cuda, processor, memory_bytes: 505e6, buffer_bytes: 0.0, copy_s: 1e-5 });
+    with_gpu.gpu = Some(Gpu {
+        kind: GpuKind::Cuda,
+        processor,
+        memory_bytes: 505e6,
+        buffer_bytes: 0.0,
+        copy_s: 1e-5,
+        load_bytes_per_s: None,
+    });
     let found = layers(Baseline::FillFastestGpusFirst, vec![device("head", 4.0), with_gpu], 8);
     assert_eq!(found, named([("head", 3), ("gpu", 5)]), "what the GPU does not hold goes to the first CPU");
 }

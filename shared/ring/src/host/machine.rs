@@ -11,7 +11,8 @@ use baton_engine::{GpuUse, Model};
 /// Layers of a model that one engine is to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenShare {
-    /// The layers that the CPU computes, in the order in which a token passes them.
+    /// The layers whose weights this device's memory holds, in the order in which a token passes them: those
+    /// that the CPU computes, or all if a GPU computes all.
     pub layers: Vec<usize>,
     /// Tokens of KV cache.
     pub kv_tokens: usize,

@@ -70,6 +70,39 @@ fn a_ring_of_cpus_and_gpus_writes_the_text_of_one_engine() {
     }
 }
 
+/// Returns the least budget of a GPU that computes layers 1 to 3, which are loaded to it then.
+fn least_budget() -> u64 {
+    let loads = |budget: &u64| {
+        let layers = vec![1, 2, 3];
+        let gpu = GpuUse {
+            layers: GpuLayers::Only(layers.clone()),
+            ..use_of(&Arc::new(HostDevice::new(Some(*budget))))
+        };
+        let options = EngineOptions { layers: Some(layers), gpu: Some(gpu), ..engine_options(1024) };
+        Engine::new(model(), options).is_ok_and(|engine| {
+            engine.offload_stats().is_some_and(|stats| stats.resident_bytes < stats.weight_bytes)
+        })
+    };
+    (1..2000).map(|step| step * 4096).find(loads).unwrap()
+}
+
+#[test]
+fn a_worker_s_gpu_loads_what_it_has_no_room_for() {
+    let ids = prompt(3, 70);
+    let want = written(&mut one_engine(), &ids, 8);
+    let theirs = Arc::new(HostDevice::new(Some(least_budget())));
+    let home = home_with(&theirs);
+    let mut plan = plan(1, &[("head", 1), ("w1", 3), ("w2", 1)]);
+    plan.shares[1].gpu_layers = 3;
+    let mut head = home.head_with(model(), Box::new(first(plan)), |options| {
+        options.health = Duration::ZERO;
+    });
+    check_near(&written(&mut head, &ids, 8), &want, "three layers loaded");
+    assert!(theirs.used_bytes() > 0, "the GPU computes");
+    let stats = head.handle().stats();
+    assert!(stats.lost.is_empty() && stats.recoveries == 0, "{stats:?}");
+}
+
 #[test]
 fn a_ring_with_keys_that_no_gpu_keeps_has_its_layers_on_cpus() {
     let ids = prompt(5, 60);

@@ -19,7 +19,7 @@ use crate::core::ids::{DeviceId, Digest, Epoch, Node};
 use bytes::{Reader, Writer};
 
 /// Version of the format. Devices of different versions do not form a ring.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 /// Most bytes of a message that says which pieces of a model a device has, one bit per piece.
 pub const WHICH_BYTES_MAX: usize = 1 << 20;
 /// Most tokens of a KV cache, as many as a plan may have.

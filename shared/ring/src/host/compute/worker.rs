@@ -94,8 +94,10 @@ impl WorkerEngine {
         let model = match self.model.take().filter(|_| same) {
             Some(model) => model,
             None => {
+                // If the GPU computes all, weights that it has no room for come from here.
+                let is_here = |layer: &usize| on_gpu.len() == layers.len() || !on_gpu.contains(layer);
                 let share = OpenShare {
-                    layers: layers.iter().copied().filter(|layer| !on_gpu.contains(layer)).collect(),
+                    layers: layers.iter().copied().filter(is_here).collect(),
                     kv_tokens,
                     kv_format: configure.kv_format,
                     reads_ahead: configure.reads_ahead,
@@ -127,6 +129,7 @@ impl WorkerEngine {
         };
         let engine = Engine::new(Arc::clone(model), options);
         let engine = engine.map_err(|err| WorkerDone::Engine(chain(&err)))?;
+        engine.share_weights().map_err(|err| WorkerDone::Weights(chain(&err)))?;
         self.replica = Some(Replica { engine, seqs: BTreeMap::new(), open: None });
         Ok(())
     }

@@ -29,9 +29,9 @@ pub(super) fn write_device(out: &mut Writer<'_>, device: &Device) {
         });
         write_processor(out, &gpu.processor);
         [gpu.memory_bytes, gpu.buffer_bytes, gpu.copy_s].into_iter().for_each(|value| out.f64(value));
+        write_some(out, gpu.load_bytes_per_s);
     }
-    out.u8(u8::from(device.weight_bytes_max.is_some()));
-    device.weight_bytes_max.into_iter().for_each(|value| out.f64(value));
+    write_some(out, device.weight_bytes_max);
     let rest = [device.memory_bytes, device.swap_bytes, device.buffer_bytes, device.stream_bytes];
     let disk = [device.disk.sequential_bytes_per_s, device.disk.random_bytes_per_s];
     rest.into_iter().chain(disk).for_each(|value| out.f64(value));
@@ -48,8 +48,7 @@ pub(super) fn read_device(from: &mut Reader<'_>) -> Result<Device, FrameError> {
     };
     let cpu = read_processor(from)?;
     let gpu = if from.flag("gpu")? { Some(read_gpu(from)?) } else { None };
-    let weight_bytes_max =
-        if from.flag("limit of weights")? { Some(from.f64("limit of weights")?) } else { None };
+    let weight_bytes_max = read_some(from, "limit of weights")?;
     Ok(Device {
         name,
         os,
@@ -80,7 +79,17 @@ fn read_gpu(from: &mut Reader<'_>) -> Result<Gpu, FrameError> {
         memory_bytes: from.f64("gpu memory")?,
         buffer_bytes: from.f64("gpu buffers")?,
         copy_s: from.f64("gpu copy")?,
+        load_bytes_per_s: read_some(from, "rate of loads")?,
     })
+}
+
+fn write_some(out: &mut Writer<'_>, value: Option<f64>) {
+    out.u8(u8::from(value.is_some()));
+    value.into_iter().for_each(|value| out.f64(value));
+}
+
+fn read_some(from: &mut Reader<'_>, what: &'static str) -> Result<Option<f64>, FrameError> {
+    from.flag(what)?.then(|| from.f64(what)).transpose()
 }
 
 fn write_processor(out: &mut Writer<'_>, processor: &Processor) {

@@ -25,6 +25,7 @@ fn device(gpu: bool) -> Device {
         memory_bytes: 8e9,
         buffer_bytes: 3e8,
         copy_s: 0.0,
+        load_bytes_per_s: Some(1e10),
     };
     Device {
         name: "desk".into(),
