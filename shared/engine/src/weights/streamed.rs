@@ -292,6 +292,7 @@ impl StreamedWeights {
             passes: self.passes.load(Ordering::Relaxed),
             all_expert_bytes: choice.walk.expert_bytes(),
             kept_bytes: choice.kept_bytes,
+            held_expert_bytes: self.kept().bytes() as u64,
             expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
             kept_expert_bytes: self.kept_expert_bytes.load(Ordering::Relaxed),
             reads: counts.reads,

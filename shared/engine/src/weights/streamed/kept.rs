@@ -78,6 +78,11 @@ impl Kept {
         }
     }
 
+    /// Returns the bytes of all pieces.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Counts a pass.
     pub(super) fn begin_pass(&mut self) {
         self.uses.pass(1.0);
