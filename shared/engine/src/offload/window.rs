@@ -24,6 +24,8 @@ pub(crate) struct Offloaded {
     device: Arc<dyn Device>,
     matrices: ResidentMatrices,
     pipeline: Pipeline,
+    /// The layer that a pass begins with.
+    first_layer: Option<usize>,
     /// Bytes that one thread loads at once, in whole words.
     block_bytes: usize,
     /// In the order of a pass, without experts.
@@ -72,6 +74,7 @@ struct Shapes {
 
 /// Units of layers, and what of them stays.
 pub(crate) struct Planned {
+    first_layer: Option<usize>,
     units: Vec<Unit>,
     shapes: Shapes,
     placement: Placement,
@@ -104,7 +107,7 @@ impl Planned {
         let host_has_room = model.streamed().is_none();
         let placed = sizes.place(room, options, host_has_room);
         let placement = placed.map_err(|need| OffloadError::NoRoom { need, room })?;
-        Ok(Self { units, shapes, placement })
+        Ok(Self { first_layer: layers.first().copied(), units, shapes, placement })
     }
 
     /// Returns what stays.
@@ -125,7 +128,7 @@ impl Offloaded {
         (loader, options): (Arc<Loader>, &Offload),
         planned: Planned,
     ) -> Result<Self, OffloadError> {
-        let Planned { units, shapes, placement } = planned;
+        let Planned { first_layer, units, shapes, placement } = planned;
         let Placement { pipeline, stays, slots, expert_slots, .. } = placement;
         let bytes = |of: bool| {
             let chosen = units.iter().zip(&stays).filter(|(_, stays)| **stays || !of);
@@ -163,6 +166,7 @@ impl Offloaded {
             device,
             matrices,
             pipeline,
+            first_layer,
             block_bytes,
             units,
             index,
@@ -379,6 +383,12 @@ impl WeightSource for Offloaded {
         match part {
             Part::Expert(expert) => self.enter_expert(layer, expert)?,
             Part::Attention => {
+                // No layer of a GPU that loads is the CPU's, whose weights would begin the pass.
+                if self.first_layer == Some(layer)
+                    && let Some(weights) = self.model.streamed()
+                {
+                    weights.begin_pass();
+                }
                 let state = &mut *self.state();
                 // Each layer is a part of a pass.
                 state.uses.pass(1.0 / self.model.config().n_layers as f64);

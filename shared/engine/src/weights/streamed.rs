@@ -318,8 +318,15 @@ impl StreamedWeights {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the beginning of a token's walk.
-    fn begin_pass(&self) {
+    /// Begins a pass, unless a GPU that loads layers does.
+    fn begin_own_pass(&self) {
+        if !self.choice().walk.is_loaded {
+            self.begin_pass();
+        }
+    }
+
+    /// Marks the beginning of a token's walk. A GPU that computes all layers calls it with the first of them.
+    pub(crate) fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         self.kept().begin_pass();
         self.reader.begin_pass();
@@ -400,7 +407,7 @@ impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         let begins = part == Part::Attention && self.choice().walk.layers.first() == Some(&layer);
         if begins && !self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let weights = self.part(layer, part)?;
         if let PartWeights::Expert(network) = &weights {
@@ -416,7 +423,7 @@ impl WeightSource for StreamedWeights {
 
     fn inputs(&self) -> Result<Option<InputWeights<'_>>, WeightError> {
         if self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let choice = self.choice();
         self.mapped.inputs_part(&|at, rows| self.weight(&choice, at, rows))
@@ -427,7 +434,7 @@ impl WeightSource for StreamedWeights {
             return Err(WeightError::EndsElsewhere);
         }
         if self.choice().walk.layers.is_empty() && !self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let choice = self.choice();
         self.mapped.output_part(&|at, rows| self.weight(&choice, at, rows))

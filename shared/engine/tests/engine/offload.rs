@@ -365,3 +365,36 @@ fn weights_come_from_the_disk_if_the_model_does_not_fit_and_a_short_file_is_an_e
     let said = format!("{err:?}");
     assert!(said.contains("Read") || said.contains("changed") || said.contains("Changed"), "{said}");
 }
+
+/// Writes a model into a file, opens it as one of which `budget_bytes` of weights stay in memory, and returns
+/// it with the file.
+fn streamed(shape: &SyntheticModel, budget_bytes: u64) -> (Arc<Model>, tempfile::NamedTempFile) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), shape.to_gguf().unwrap()).unwrap();
+    let residency = Residency { budget_bytes, read_bytes: 8192, ..Residency::default() };
+    (Model::open_within(file.path(), &residency).unwrap(), file)
+}
+
+#[test]
+fn a_changed_budget_takes_effect_with_the_next_pass_of_a_gpu_that_loads() {
+    let shape = SyntheticModel { n_layers: 4, ..SyntheticModel::small("llama", Format::Q8_0, 9) };
+    for has_room in [true, false] {
+        let (model, _file) = streamed(&shape, 0);
+        let weights = model.streamed().unwrap();
+        let options = Offload { resident_bytes: Some(0), kv: KvHome::Gpu, ..Offload::default() };
+        let room = (!has_room).then(|| budget(&model, 0.0));
+        let device = Arc::new(HostDevice::new(room));
+        let mut own = engine(&model, 1, on(device, GpuLayers::Offloaded(options)));
+        own.share_weights().unwrap();
+        assert_eq!(own.gpu_has_output(), has_room, "the projection to logits fits or not");
+        let seq = own.create();
+        let layers = model.layer_weight_bytes();
+        for (pass, budget) in [0, layers / 2, layers, 0].into_iter().enumerate() {
+            weights.set_budget(budget);
+            all_logits(&mut own, seq, &prompt(pass as u32, 5));
+            let stats = weights.stats();
+            assert_eq!((stats.passes, stats.budget_bytes), (pass as u64 + 1, budget), "{has_room}");
+            assert!(stats.resident_bytes <= budget && (stats.resident_bytes > 0) == (budget > 0), "{stats:?}");
+        }
+    }
+}

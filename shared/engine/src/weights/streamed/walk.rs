@@ -44,6 +44,8 @@ pub(super) struct Wanted {
 pub(super) struct Walk {
     pub(super) layers: Vec<usize>,
     pub(super) places: Vec<Place>,
+    /// Whether somebody else loads layers, and begins the passes.
+    pub(super) is_loaded: bool,
 }
 
 impl Walk {
@@ -65,7 +67,7 @@ impl Walk {
         if ends {
             places.push(Place { at: *mapped.head_at(), sometimes: false, output: true, loaded: false });
         }
-        Ok(Self { layers, places })
+        Ok(Self { layers, places, is_loaded: false })
     }
 
     /// Returns the bytes of all experts.
@@ -82,6 +84,7 @@ impl Walk {
         experts_of: &[usize],
     ) -> Self {
         let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: true };
+        self.is_loaded = true;
         self.places.extend(matrices.iter().copied().map(place(false)));
         let experts = experts_of.iter().flat_map(|layer| mapped.expert_matrices(*layer));
         self.places.extend(experts.map(place(true)));
