@@ -94,12 +94,16 @@ impl Planned {
         room: u64,
     ) -> Result<Self, OffloadError> {
         let (units, shapes) = units(model, device, layers)?;
-        let experts = model.config().experts.map_or(0, |experts| experts.count) as u64;
+        let weights = model.mapped_weights();
+        let mixtures = layers.iter().filter(|layer| weights.has_experts(**layer)).count();
+        let of_layer = model.config().experts.map_or([0; 2], |experts| [experts.count, experts.used]);
+        let [experts, experts_used] = of_layer.map(|of_layer| (of_layer * mixtures) as u64);
         let sizes = Sizes {
             units: units.iter().map(Unit::bytes).collect(),
             slots: shapes.units.each_ref().map(SlotShape::bytes),
             expert_slot: shapes.experts.bytes(),
-            experts: experts * layers.len() as u64,
+            experts,
+            experts_used,
             kv: kv.to_vec(),
             output,
         };

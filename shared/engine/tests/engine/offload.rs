@@ -250,6 +250,14 @@ fn only_chosen_experts_are_loaded_and_those_used_most_stay() {
 }
 
 #[test]
+fn dense_layers_of_a_mixture_take_no_slots_for_experts() {
+    let model = open(&family("deepseek2", Format::Q8_0));
+    let own = engine(&model, 1, offloaded(Offload::default()));
+    // Nine experts in each of three layers, the first of which is dense.
+    assert_eq!((model.config().n_layers, stats(&own).expert_slots), (3, 18));
+}
+
+#[test]
 fn a_device_without_room_is_refused_with_the_way_out() {
     let model = deep(None);
     let least = budget(&model, 0.0) - 2048;
