@@ -95,11 +95,19 @@ impl Pipeline {
     }
 
     /// Returns of how many layers keys and values are in the GPU's memory that are loaded for each pass: one
-    /// is used while one is loaded and one is saved.
+    /// is used while one is loaded and one is saved. With two slots a load waits for the save before it.
     fn kv_slots(self) -> u64 {
         match self {
             Self::Automatic | Self::Performance => 3,
             Self::MemoryEfficient => 2,
+            Self::Synchronous => 1,
+        }
+    }
+
+    /// Returns how many of those layers are used, or loaded to be used.
+    fn kv_wanted(self) -> usize {
+        match self {
+            Self::Automatic | Self::Performance | Self::MemoryEfficient => 2,
             Self::Synchronous => 1,
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! Blocks have the same ids and the same layout as in the GPU's memory. A few slots of the GPU hold one layer
 //! each. When a layer is computed, the blocks that its queries see are loaded into its slot. Those of the
-//! next layers are loaded meanwhile. New keys and values are saved behind the kernel that writes them. A slot
-//! is used again when its saves are done, which is a layer later at the earliest (PIPO, section 3.1).
+//! next layer are loaded meanwhile. New keys and values are saved behind the kernel that writes them. A slot
+//! is used again when its saves are done. With three slots that is asked a layer later at the earliest (PIPO,
+//! section 3.1).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -154,7 +155,7 @@ impl HostKv {
     /// Returns the layers that should be in slots while the one at `place` is computed, in the order of use.
     fn wanted(&self, place: usize) -> Vec<usize> {
         let n = self.layers.len();
-        (0..n.min(self.options.pipeline.kv_slots() as usize)).map(|step| (place + step) % n).collect()
+        (0..n.min(self.options.pipeline.kv_wanted())).map(|step| (place + step) % n).collect()
     }
 
     /// Begins to load what a pass over these spans needs first.
@@ -182,19 +183,25 @@ impl HostKv {
         KvBuffers { keys: keys.clone(), values: values.clone(), heads, d }
     }
 
+    /// Returns a slot: one that is free, or that of the layer which was used longest ago.
+    fn slot(&self, state: &mut State, wanted: &[usize]) -> Slot {
+        if let Some(slot) = state.free.pop() {
+            return slot;
+        }
+        let n = self.layers.len();
+        let behind = |place: &usize| (wanted[0] + n - place) % n;
+        let over = state.held.keys().copied().filter(|held| !wanted.contains(held)).max_by_key(behind);
+        let held = over.and_then(|over| state.held.remove(&over));
+        self.give_up(held.expect("there are as many slots as wanted layers"))
+    }
+
     /// Sees to it that layers are in slots, or on their way there.
     fn hold(&self, state: &mut State, wanted: &[usize], spans: &[SeqSpan], is_written: bool) {
-        let over: Vec<usize> = state.held.keys().copied().filter(|held| !wanted.contains(held)).collect();
-        for place in over {
-            if let Some(held) = state.held.remove(&place) {
-                state.free.push(self.give_up(held));
-            }
-        }
         for (nth, &place) in wanted.iter().enumerate() {
             // Layers ahead are not written yet.
             let needed = self.needed(place, spans, is_written && nth == 0);
             if !state.held.contains_key(&place) {
-                let slot = state.free.pop().expect("there are as many slots as wanted layers");
+                let slot = self.slot(state, wanted);
                 let held = Held { slot, blocks: HashSet::new(), loading: Vec::new(), saving: Vec::new() };
                 state.held.insert(place, held);
             }
@@ -366,6 +373,52 @@ impl std::fmt::Debug for HostKv {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::num::NonZeroUsize;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use baton_kernels_gpu::cases::HostDevice;
+
+    use crate::kv::pool::BlockId;
+
+    #[test]
+    fn a_layer_is_entered_while_the_one_before_is_saved() {
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(None));
+        let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
+        let layers = (0..4).map(|layer| HostLayer { layer, heads: 1, d: 32, window: None }).collect();
+        let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks: 4 };
+        let kv = HostKv::new(device, Arc::clone(&loader), layers, options).unwrap();
+        // The first tokens of a sequence: nothing is loaded.
+        let spans = [SeqSpan { rows: 0..3, start: 0, evicted: 0, cached: 0, blocks: vec![BlockId(0)] }];
+        kv.enter(0, &spans, false);
+        // Holds the only thread, so that no save ends. It goes on by itself only if nobody lets it.
+        let (go_on, gate) = mpsc::channel::<()>();
+        let is_stuck = Arc::new(AtomicBool::new(false));
+        let stuck = Arc::clone(&is_stuck);
+        let task: Task = Box::new(move |_| {
+            stuck.store(gate.recv_timeout(Duration::from_secs(20)).is_err(), Ordering::SeqCst);
+            Ok(Vec::new())
+        });
+        let held = loader.begin(vec![task]);
+        kv.save(0, &spans);
+        kv.enter(1, &spans, false);
+        assert!(!is_stuck.load(Ordering::SeqCst), "the second layer waited for the save of the first");
+        go_on.send(()).unwrap();
+        held.settle().unwrap();
+        kv.save(1, &spans);
+        // Two layers later the slot is used again.
+        kv.enter(2, &spans, false);
+        let places = |kv: &HostKv| {
+            let mut places: Vec<usize> = kv.state().held.keys().copied().collect();
+            places.sort_unstable();
+            places
+        };
+        assert_eq!(places(&kv), [1, 2, 3]);
+        kv.enter(3, &spans, false);
+        assert_eq!(places(&kv), [0, 2, 3]);
+    }
 
     #[test]
     fn blocks_that_follow_each_other_move_together() {
