@@ -39,6 +39,13 @@ pub(crate) enum OffloadError {
          context"
     )]
     NoRoom { need: u64, room: u64 },
+    /// The host has no memory for keys and values.
+    #[error("keys and values need {bytes} bytes of memory: {err}; lower the context, or keep them on the GPU")]
+    HostMemory {
+        bytes: usize,
+        #[source]
+        err: io::Error,
+    },
     /// The model's file cannot be opened again.
     #[error("the model's file cannot be opened for reading past the page cache: {0}")]
     Open(#[source] io::Error),

@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use baton_kernels_gpu::ops::KvBuffers;
-use baton_kernels_gpu::{Buffer, Device, GpuError, Mark};
+use baton_kernels_gpu::{Buffer, Device, Mark};
+use memmap2::MmapMut;
 
 use super::loader::{Loader, Task, Ticket};
-use super::{OffloadStats, Pipeline};
+use super::{OffloadError, OffloadStats, Pipeline};
 use crate::backend::SeqSpan;
 use crate::config::SlidingWindow;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
@@ -42,8 +43,8 @@ impl HostLayer {
     }
 }
 
-/// The keys, or the values, of all blocks of a layer.
-type Store = Arc<RwLock<Vec<u8>>>;
+/// The keys, or the values, of all blocks of a layer. The system gives memory as they are written.
+type Store = Arc<RwLock<MmapMut>>;
 
 /// How keys and values go to the host's memory and back.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +86,7 @@ struct State {
     stats: OffloadStats,
 }
 
-fn lock_all(store: &Store) -> std::sync::RwLockWriteGuard<'_, Vec<u8>> {
+fn lock_all(store: &Store) -> std::sync::RwLockWriteGuard<'_, MmapMut> {
     store.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,23 +108,28 @@ impl HostKv {
     /// Sets memory of the host aside, and allocates slots.
     ///
     /// # Errors
-    /// [`GpuError::OutOfMemory`].
+    /// [`OffloadError::HostMemory`], and [`GpuError::OutOfMemory`](baton_kernels_gpu::GpuError::OutOfMemory).
     pub(crate) fn new(
         device: Arc<dyn Device>,
         loader: Arc<Loader>,
         layers: Vec<HostLayer>,
         options: HostKvOptions,
-    ) -> Result<Self, GpuError> {
-        let bytes = |layer: &HostLayer| layer.block_bytes() * options.n_blocks;
+    ) -> Result<Self, OffloadError> {
+        let bytes = |layer: &HostLayer| layer.block_bytes().saturating_mul(options.n_blocks);
+        let store = |layer| {
+            let bytes = bytes(layer);
+            let named = |err| OffloadError::HostMemory { bytes, err };
+            Ok::<Store, OffloadError>(Arc::new(RwLock::new(MmapMut::map_anon(bytes).map_err(named)?)))
+        };
+        let stores = layers.iter().map(|layer| Ok::<_, OffloadError>([store(layer)?, store(layer)?]));
+        let stores = stores.collect::<Result<Vec<[Store; 2]>, _>>()?;
         let largest = layers.iter().map(bytes).max().unwrap_or(0) as u64;
         let slots = options.pipeline.kv_slots();
         let slot = || Slot(std::array::from_fn(|_| device.alloc(largest)));
         let free: Vec<Slot> = (0..slots).map(|_| slot()).collect();
         if let Some(fault) = device.fault() {
-            return Err(fault);
+            return Err(fault.into());
         }
-        let store = |layer| Arc::new(RwLock::new(vec![0; bytes(layer)]));
-        let stores: Vec<[Store; 2]> = layers.iter().map(|layer| [store(layer), store(layer)]).collect();
         let stats = OffloadStats {
             kv_host_bytes: layers.iter().map(|layer| 2 * bytes(layer) as u64).sum(),
             kv_slot_bytes: slots * 2 * largest,
@@ -418,6 +424,18 @@ mod tests {
         assert_eq!(places(&kv), [1, 2, 3]);
         kv.enter(3, &spans, false);
         assert_eq!(places(&kv), [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_cache_that_no_memory_holds_is_an_error() {
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(None));
+        let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
+        for n_blocks in [1 << 40, usize::MAX] {
+            let layers = vec![HostLayer { layer: 0, heads: 8, d: 128, window: None }];
+            let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks };
+            let made = HostKv::new(Arc::clone(&device), Arc::clone(&loader), layers, options);
+            assert!(matches!(made, Err(OffloadError::HostMemory { .. })), "{n_blocks} blocks: {made:?}");
+        }
     }
 
     #[test]

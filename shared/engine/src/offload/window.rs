@@ -108,7 +108,10 @@ impl Planned {
             output,
         };
         // A model that is read from the disk leaves the host no memory for keys and values.
-        let host_has_room = model.streamed().is_none();
+        let needed = || layers.iter().map(|layer| weights.layer_bytes(*layer)).sum::<u64>();
+        let host_has_room = model
+            .streamed()
+            .is_none_or(|streamed| needed() + weights.output_bytes() <= streamed.budget_bytes());
         let placed = sizes.place(room, options, host_has_room);
         let placement = placed.map_err(|need| OffloadError::NoRoom { need, room })?;
         Ok(Self { first_layer: layers.first().copied(), units, shapes, placement })

@@ -234,6 +234,11 @@ impl StreamedWeights {
         self.wanted_mut().budget_bytes = bytes;
     }
 
+    /// Returns how many bytes of weights may stay in memory from the next token on.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.wanted_mut().budget_bytes
+    }
+
     /// Changes how many of those bytes are for reading ahead, from the next token on.
     pub fn set_prefetch(&self, bytes: u64) {
         self.wanted_mut().prefetch_bytes = bytes;

@@ -406,3 +406,22 @@ fn a_changed_budget_takes_effect_with_the_next_pass_of_a_gpu_that_loads() {
         }
     }
 }
+
+#[test]
+fn keys_and_values_may_be_in_memory_if_all_weights_are_there_whatever_limits_them() {
+    let shape = SyntheticModel { n_layers: 8, ..SyntheticModel::small("llama", Format::Q8_0, 7) };
+    let (mapped, all) = (open(&shape), open(&shape).layer_weight_bytes());
+    let room = budget(&mapped, 1.0);
+    let on_host = |model: &Arc<Model>| {
+        let device = Arc::new(HostDevice::new(Some(room)));
+        let own = GpuLayers::Offloaded(Offload::default());
+        let own = engine(model, 1, EngineOptions { kv_tokens: 1024, ..on(device, own) });
+        stats(&own).kv_host_bytes
+    };
+    let want = on_host(&mapped);
+    assert!(want > 0, "a part of the keys and values is in the host's memory");
+    for (budget_bytes, want) in [(2 * all, want), (u64::MAX, want), (all / 2, 0)] {
+        let (model, _file) = streamed(&shape, budget_bytes);
+        assert_eq!(on_host(&model), want, "{budget_bytes} bytes of weights may stay, {all} are there");
+    }
+}
