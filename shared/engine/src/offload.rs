@@ -40,7 +40,9 @@ pub(crate) enum OffloadError {
     )]
     NoRoom { need: u64, room: u64 },
     /// The host has no memory for keys and values.
-    #[error("keys and values need {bytes} bytes of memory: {err}; lower the context, or keep them on the GPU")]
+    #[error(
+        "keys and values need {bytes} bytes of memory: {err}; lower the context, or keep them on the GPU"
+    )]
     HostMemory {
         bytes: usize,
         #[source]

@@ -24,7 +24,7 @@ pub(crate) mod uses;
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
 pub use recurrent::{DeltaGates, DeltaNetWeights, RecurrentWeights, ShortConvWeights};
-pub(crate) use streamed::direct;
+pub(crate) use streamed::{InMemory, direct};
 pub use streamed::{
     Residency, ResidencyError, ResidencyStats, STREAM_BYTES, StreamedMatrix, StreamedWeights,
 };

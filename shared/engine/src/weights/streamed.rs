@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use baton_kernels_cpu::{Format, Matrix};
+use memmap2::MmapMut;
 
 use super::mapped::{MappedWeights, MatrixAt};
 use super::{InputWeights, OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
@@ -115,6 +116,14 @@ pub struct StreamedWeights {
     kept_expert_bytes: AtomicU64,
     kept: Mutex<Kept>,
     reader: Reader,
+}
+
+/// What of some bytes of a model's file is in memory.
+pub(crate) enum InMemory {
+    /// So many of the first bytes are mapped, and in the page cache.
+    First(usize),
+    /// All, in memory of this process.
+    Kept(Arc<MmapMut>),
 }
 
 /// One matrix `[rows, cols]` whose first rows are in memory and whose other rows are waited for.
@@ -279,9 +288,29 @@ impl StreamedWeights {
         Ok(())
     }
 
-    /// Returns how many of the first of these bytes of a file of the model are in memory.
-    pub(crate) fn in_memory(&self, part: usize, bytes: &Range<usize>) -> usize {
-        self.choice().resident_of(part, bytes)
+    /// Returns what of these bytes of a file of the model is in memory. For who loads them: counts a use if
+    /// they are of an expert.
+    pub(crate) fn in_memory(&self, part: usize, bytes: &Range<usize>) -> InMemory {
+        let piece = Extent { part, bytes: bytes.clone() };
+        let choice = self.choice();
+        let Some(matrix) = choice.around(&piece) else { return InMemory::First(0) };
+        let first = matrix.end.saturating_sub(bytes.start).min(bytes.len());
+        if !matrix.is_expert {
+            return InMemory::First(first);
+        }
+        let kept = if matrix.keeps { self.kept().take(&piece) } else { None };
+        let count = if kept.is_some() { &self.kept_expert_bytes } else { &self.expert_bytes };
+        count.fetch_add((bytes.len() - first) as u64, Ordering::Relaxed);
+        kept.map_or(InMemory::First(first), InMemory::Kept)
+    }
+
+    /// Keeps bytes that were read because none of them was in memory, if they are of an expert that is used
+    /// enough.
+    pub(crate) fn keep(&self, part: usize, bytes: &Range<usize>, read: &[u8]) {
+        let piece = Extent { part, bytes: bytes.clone() };
+        if self.choice().keeps(&piece) {
+            self.kept().offer(&piece, read);
+        }
     }
 
     /// Returns the statistics so far.

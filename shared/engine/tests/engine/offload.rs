@@ -402,7 +402,10 @@ fn a_changed_budget_takes_effect_with_the_next_pass_of_a_gpu_that_loads() {
             all_logits(&mut own, seq, &prompt(pass as u32, 5));
             let stats = weights.stats();
             assert_eq!((stats.passes, stats.budget_bytes), (pass as u64 + 1, budget), "{has_room}");
-            assert!(stats.resident_bytes <= budget && (stats.resident_bytes > 0) == (budget > 0), "{stats:?}");
+            assert!(
+                stats.resident_bytes <= budget && (stats.resident_bytes > 0) == (budget > 0),
+                "{stats:?}"
+            );
         }
     }
 }
@@ -423,5 +426,47 @@ fn keys_and_values_may_be_in_memory_if_all_weights_are_there_whatever_limits_the
     for (budget_bytes, want) in [(2 * all, want), (u64::MAX, want), (all / 2, 0)] {
         let (model, _file) = streamed(&shape, budget_bytes);
         assert_eq!(on_host(&model), want, "{budget_bytes} bytes of weights may stay, {all} are there");
+    }
+}
+
+#[test]
+fn experts_that_a_gpu_loads_stay_in_memory_if_they_are_used_most() {
+    let experts = SyntheticExperts { count: 8, used: 2, d_ff: 64, shared_d_ff: 0 };
+    let shape = SyntheticModel {
+        n_layers: 4,
+        experts: Some(experts),
+        ..SyntheticModel::small("qwen3moe", Format::Q8_0, 7)
+    };
+    let answer = |model: &Arc<Model>| {
+        // The GPU has room for two experts only.
+        let options = Offload { resident_bytes: Some(0), kv: KvHome::Gpu, ..Offload::default() };
+        let mut own = engine(model, 1, offloaded(options));
+        own.share_weights().unwrap();
+        let seq = own.create();
+        let logits: Vec<f32> = (0..40).flat_map(|id| all_logits(&mut own, seq, &[id % 3])).collect();
+        (logits, stats(&own))
+    };
+    let (want, _) = answer(&open(&shape));
+    let (model, _file) = streamed(&shape, 0);
+    let all = model.streamed().unwrap().stats();
+    let mut before = u64::MAX;
+    for percent in [0, 25, 50, 75] {
+        let budget = all.weight_bytes - all.all_expert_bytes * (100 - percent) / 100;
+        let (model, _file) = streamed(&shape, budget);
+        let (have, offload) = answer(&model);
+        assert_same_bits(&have, &want, &format!("{percent} % of the experts stay in memory"));
+        let stats = model.streamed().unwrap().stats();
+        assert!(stats.resident_bytes <= budget && stats.held_expert_bytes <= stats.kept_bytes, "{stats:?}");
+        // Everything else fits.
+        assert_eq!(offload.read_bytes, stats.expert_bytes, "{percent} %: {stats:?}");
+        assert_eq!(
+            offload.expert_bytes,
+            stats.expert_bytes + stats.kept_expert_bytes,
+            "{percent} %: {stats:?}"
+        );
+        let kept = stats.kept_expert_bytes as f64 / offload.expert_bytes as f64;
+        assert!(kept >= 0.9 * percent as f64 / 100.0, "{percent} %: {kept}");
+        assert!(stats.expert_bytes < before, "{percent} %: {stats:?}");
+        before = stats.expert_bytes;
     }
 }
