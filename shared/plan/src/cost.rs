@@ -10,8 +10,9 @@
 //!   layers. For each token the used weights are loaded, and the whole KV cache of these layers: while others
 //!   are computed, if the GPU can do both, else in turn with that.
 //! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
-//!   and the overflow `D` is read for every token; experts come last, and only used ones are read. With Metal, a device that is too small reads everything
-//!   (A.3, case 2). Another GPU that shares the memory leaves less of it for the CPU's weights.
+//!   and the overflow `D` is read for every token. Experts come last, and only used ones are read. With
+//!   Metal, a device that is too small reads everything (A.3, case 2). Another GPU that shares the memory
+//!   leaves less of it for the CPU's weights.
 //! * **Reading ahead.** While others compute, a device fills its read buffers of `B` bytes. A part `P` of the
 //!   memory may be kept to read ahead further, in the page cache. Then each token needs `D + P` bytes. Of
 //!   these `k (B + P)` are read before windows begin, and `S = D - k B - (k - 1) P` inside them, while the

@@ -282,8 +282,8 @@ fn loads_are_of_used_experts_and_of_the_whole_context() {
     };
     let missing = overflow(&model(10));
     assert!((overflow(&mixture) - 0.25 * missing).abs() < 1.0 && missing > 300e6, "{missing}");
-    let all_experts = ModelShape { expert_bytes: 10e6, ..mixture.clone() };
-    assert!((overflow(&all_experts) - (missing - 0.75 * 100e6)).abs() < 1.0);
+    let few_experts = ModelShape { expert_bytes: 10e6, ..mixture.clone() };
+    assert!((overflow(&few_experts) - (missing - 0.75 * 100e6)).abs() < 1.0);
     // The CPU reads no others from memory either.
     let of_cpu = |shape: &ModelShape| {
         Costs::new(&described, shape, Workload { context: 10, sequences: 1 }).unwrap().cpu_layer(0)
