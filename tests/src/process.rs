@@ -40,6 +40,23 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// Makes a command of a program of this workspace that computes on the CPU alone, as [`without_gpu`].
+///
+/// # Errors
+/// The errors of [`program`].
+pub fn cpu_program(name: &str) -> anyhow::Result<std::process::Command> {
+    let mut command = std::process::Command::new(program(name)?);
+    without_gpu(&mut command);
+    Ok(command)
+}
+
+/// Lets a program of this workspace compute on the CPU alone: its answers and times do not depend on the GPU of
+/// this machine, nor on the caller's settings of one. The option `--gpu`, or `BATON_GPU` set after this,
+/// chooses one.
+pub fn without_gpu(command: &mut std::process::Command) -> &mut std::process::Command {
+    command.env("BATON_GPU", "off").env_remove("BATON_VRAM").env_remove("BATON_GPU_OFFLOAD")
+}
+
 /// Returns the folder with the demo models: `models` of this checkout.
 #[must_use]
 pub fn models_folder() -> PathBuf {
@@ -175,7 +192,7 @@ impl CloudProcess {
         model: &Path,
         options: &[OsString],
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(program("baton-cloud")?);
+        let mut command = Command::from(cpu_program("baton-cloud")?);
         command
             .arg("serve")
             .arg("--model")
