@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Variables that the program reads through libraries, not through its own parser.
-const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG"];
+const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG", "XDG_CACHE_HOME"];
 /// Longest time for the program to print its address: a guard against hangs.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
