@@ -58,7 +58,11 @@ pub(crate) fn install_for(suite: &str) -> Vec<String> {
 
 /// The variables that a suite's program is started with.
 pub(crate) fn variables_for(suite: &str) -> Vec<(&'static str, OsString)> {
-    if suite == "gpu" { gpu::variables() } else { Vec::new() }
+    match suite {
+        "gpu" => gpu::variables(),
+        "image" => gpu::variables().into_iter().filter(|(name, _)| *name == gpu::LIBRARY).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Further variables of a suite that was named, and not run with all others. `gpu` then fetches model files
