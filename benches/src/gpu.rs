@@ -6,8 +6,7 @@
 //! - What does a mask cost?
 //! - How long does an answer hold a slot if the cloud writes L tokens of it?
 //!
-//! Times of a device in software say nothing about
-//! GPUs, so on one only the first question is checked.
+//! Times of a device in software say nothing about GPUs, so on one only the first question is checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Whole models, the relay and a ring on a real GPU interface: Vulkan, and if nothing else is there, Mesa's
-//! device in software.
+//! Whole models, the relay, a ring and the real programs on a real GPU interface: Vulkan, and if nothing else
+//! is there, Mesa's device in software.
 //!
 //! The device is the one that `BATON_TEST_GPU` names, as `--gpu` does; it must be there. Without the variable
 //! it is `vulkan:0`, and if that is missing, the suite says so and is skipped. Each kernel by itself is
@@ -8,6 +8,7 @@
 mod gpu {
     mod lost;
     mod models;
+    mod programs;
     mod relay;
     mod ring;
 }
