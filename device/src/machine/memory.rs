@@ -53,8 +53,8 @@ pub enum MemoryError {
     Kernel(std::io::Error),
 }
 
-/// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`. This program gives
-/// `held_bytes` of its own back when others need them, so they count as available.
+/// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`. This program
+/// gives `held_bytes` of its own back when others need them, so they count as available.
 ///
 /// # Errors
 /// [`MemoryError`] naming the file and the field.

@@ -7,8 +7,8 @@
 //!   (the paper's `T`). Of a mixture's `b` only the used experts count here. (prima.cpp, A.3, adds the two
 //!   terms of the maximum.)
 //! * **Loading.** What a GPU has no room for is in the device's memory: weights, keys and values of some
-//!   layers. For each token the used weights are loaded, and the whole KV cache of these layers: while others
-//!   are computed, if the GPU can do both, else in turn with that.
+//!   layers. For each token the used weights are loaded, and the whole KV cache of these layers. Loads run
+//!   while others are computed, if the GPU can do both, else in turn with that.
 //! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
 //!   and the overflow `D` is read for every token. Experts come last, and only used ones are read. With
 //!   Metal, a device that is too small reads everything (A.3, case 2). Another GPU that shares the memory
@@ -324,8 +324,9 @@ impl<'a> Costs<'a> {
         Some(held)
     }
 
-    /// Returns the ways of holding `layers` that can be best. These are none on the GPU, as many as fit, or
-    /// all, if it loads. If the GPU is slower than the CPU, or takes the CPU's memory, every number that fits.
+    /// Returns the ways of holding `layers` that can be best. These are none on the GPU, as many as fit,
+    /// or all, if it loads. If the GPU is slower than the CPU, or takes the CPU's memory, these are every
+    /// number that fits.
     pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
         let most = self.gpu_room(at, layers, head);
         let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
@@ -481,8 +482,8 @@ pub struct DeviceTime {
     pub loaded_layers: usize,
     /// Arithmetic.
     pub compute_s: f64,
-    /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, copies to and
-    /// from a GPU, and loading weights to it as far as its work does not hide that.
+    /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, and copies to
+    /// and from a GPU. Also loading weights to it as far as its work does not hide that.
     pub memory_s: f64,
     /// Waiting for its disk.
     pub disk_s: f64,

@@ -5,7 +5,8 @@
 //! kept if there is room, or if it is used clearly more than those that would make room for it. Otherwise
 //! experts that are used alike would push each other out, and none would be there when it is needed.
 //!
-//! Each piece has a mapping of its own: an allocator may keep memory that is freed, and other programs need it.
+//! Each piece has a mapping of its own: an allocator may keep memory that is freed, and other programs need
+//! it.
 //!
 //! What always holds: kept bytes are at most the capacity.
 
@@ -203,8 +204,8 @@ mod tests {
         }
     }
 
-    /// An allocator has to be got to keep freed memory: after a large block was freed, it takes blocks of this
-    /// size from its heap.
+    /// An allocator has to be got to keep freed memory: after a large block was freed, it takes blocks of
+    /// this size from its heap.
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_goes_back_to_the_system_when_the_capacity_shrinks() {
