@@ -227,16 +227,20 @@ impl Turn {
             _ => KvHome::ALL,
         };
         let budget_bytes = weight_bytes * random.below(3) as u64 / 3;
+        let threads = Offload {
+            pipeline: pipelines[random.below(3)],
+            threads: number(1 + random.below(3)),
+            block_bytes: number([1500, 4096, 1 << 20][random.below(3)]),
+            ..Offload::default()
+        };
         Self {
             tiers,
             nth: random.below(fault.places()),
             is_warm: random.below(2) == 0,
             offload: Offload {
-                pipeline: pipelines[random.below(3)],
-                threads: number(1 + random.below(3)),
-                block_bytes: number([1500, 4096, 1 << 20][random.below(3)]),
                 resident_bytes: Some([0, 20_000, 60_000][random.below(3)]),
                 kv: homes[random.below(3)],
+                ..threads
             },
             residency: Residency {
                 budget_bytes,

@@ -128,7 +128,8 @@ fn no_bit_of_three_tiers_depends_on_what_stays_nor_on_pipeline_blocks_and_thread
                 (all / 4, 20_000, 9000, 2, KvHome::Gpu),
             ] {
                 let (threads, block_bytes) = (number(threads), number(block));
-                let options = Offload { pipeline, threads, block_bytes, resident_bytes: Some(resident), kv };
+                let options = Offload { pipeline, threads, block_bytes, ..Offload::default() };
+                let options = Offload { resident_bytes: Some(resident), kv, ..options };
                 let what = format!("{name} {}, {memory} bytes in memory: {options:?}", format.name());
                 let residency = Residency { budget_bytes: memory, read_bytes: 4096, ..Residency::default() };
                 let streamed = Model::open_within(&path, &residency).unwrap();
@@ -172,7 +173,8 @@ fn every_load_is_behind_what_it_replaces_and_before_what_needs_it() {
                 (1 << 30, 4096, 2, KvHome::Host),
             ] {
                 let (threads, block_bytes) = (number(threads), number(block));
-                let options = Offload { pipeline, threads, block_bytes, resident_bytes: Some(resident), kv };
+                let options = Offload { pipeline, threads, block_bytes, ..Offload::default() };
+                let options = Offload { resident_bytes: Some(resident), kv, ..options };
                 let what = format!("{name}, {loads:?}: {options:?}");
                 let device = Arc::new(LateDevice::new(None, loads));
                 let mut own = engine(&model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(options)));
