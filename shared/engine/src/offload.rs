@@ -10,6 +10,8 @@
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
 
 mod blocks;
+#[cfg(test)]
+mod faults;
 mod kv;
 mod loader;
 mod placement;

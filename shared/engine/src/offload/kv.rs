@@ -180,7 +180,7 @@ impl HostKv {
         let held = state.held.get_mut(&place).expect("the first wanted layer is held");
         let begun = Instant::now();
         for ticket in held.loading.drain(..) {
-            // Only a lost device fails, and it keeps the fault.
+            // Only a lost device or a panic fails. Device and loader keep the fault.
             ticket.settle().iter().flatten().for_each(|mark| self.device.wait(mark));
         }
         state.stats.waited += begun.elapsed();
@@ -295,7 +295,7 @@ impl HostKv {
             ticket.settle().iter().flatten().for_each(|mark| self.device.wait(mark));
         }
         for ticket in held.saving {
-            // Only a lost device fails, and it keeps the fault.
+            // Only a lost device or a panic fails. Device and loader keep the fault.
             let _ = ticket.settle();
         }
         held.slot

@@ -437,6 +437,8 @@ impl WeightSource for Offloaded {
 
 impl MatrixLoads for Offloaded {
     fn ready(&self, place: MatrixPlace) -> Result<(), WeightError> {
+        // Keys and values that were not moved are noticed here, at the next product.
+        self.loader.intact()?;
         self.index.get(&place).map_or(Ok(()), |at| self.enter(*at))
     }
 }
