@@ -386,6 +386,10 @@ pub struct OutputWeights<'a> {
 
 /// An acquired part.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one is made for each half of a layer: a box would allocate for each"
+)]
 pub enum PartWeights<'a> {
     /// For [`Part::Attention`].
     Attention(AttentionWeights<'a>),
