@@ -52,12 +52,8 @@ enum Raw {
 impl Raw {
     fn view(&self) -> View<'_> {
         match self {
-            Self::Block(block) => {
-                View { id: block.id, buffer: &block.buffer, at: 0, bytes: block.buffer.size() }
-            }
-            Self::Slice(Slice { page, at, bytes }) => {
-                View { id: page.id, buffer: &page.buffer, at: *at, bytes: *bytes }
-            }
+            Self::Block(block) => View::of(block),
+            Self::Slice(Slice { page, at, bytes }) => View::of_page(page, *at, *bytes),
         }
     }
 }
@@ -253,8 +249,11 @@ impl Device for WgpuDevice {
         if let (Some(from), Some(to)) = (self.view(from), self.view(to))
             && bytes > 0
         {
+            let mut recorder = lock(&self.recorder);
+            recorder.hold(&from);
+            recorder.hold(&to);
             let (from, to) = ((from.buffer, from.at + from_at), (to.buffer, to.at + to_at));
-            lock(&self.recorder).copy(&self.device, from, to, bytes);
+            recorder.copy(&self.device, from, to, bytes);
         }
     }
 
@@ -283,11 +282,12 @@ impl Device for WgpuDevice {
         let mut recorder = lock(&self.recorder);
         let tables: Vec<View<'_>> = written.iter().map(|i| views[*i]).collect();
         for ((table, copy), i) in tables.iter().zip(&copies).zip(&written) {
+            recorder.hold(table);
             recorder.copy(&self.device, (table.buffer, table.at), (&copy.buffer, 0), table.bytes);
-            views[*i] = View { id: copy.id, buffer: &copy.buffer, at: 0, bytes: copy.buffer.size() };
+            views[*i] = View::of(copy);
         }
         if let Some(table) = &pipeline.table {
-            views.push(View { id: table.id, buffer: &table.buffer, at: 0, bytes: table.buffer.size() });
+            views.push(View::of(table));
         }
         let Launch { kernel, groups, params, .. } = *launch;
         recorder.dispatch(

@@ -82,9 +82,17 @@ impl Recorder {
         self.encoder.get_or_insert_with(new)
     }
 
+    /// Keeps the page that a table is in until what is recorded is submitted.
+    pub(crate) fn hold(&mut self, view: &View<'_>) {
+        if let Some(page) = view.page {
+            self.pages.hold(page);
+        }
+    }
+
     /// Records a launch.
     pub(crate) fn dispatch(&mut self, target: Target<'_>, dispatch: &Dispatch<'_>) {
         let Dispatch { kernel, pipeline, groups, params, views } = dispatch;
+        views.iter().for_each(|view| self.hold(view));
         let group =
             self.bindings.group(target.device, target.memory, (*kernel, &pipeline.layout), views).clone();
         let mut pass = match self.pass.take() {
@@ -110,7 +118,7 @@ impl Recorder {
         }
     }
 
-    /// Records a copy.
+    /// Records a copy. Tables are [held](Self::hold) by the caller.
     pub(crate) fn copy(
         &mut self,
         device: &wgpu::Device,
@@ -123,6 +131,7 @@ impl Recorder {
 
     /// Records zeros.
     pub(crate) fn clear(&mut self, device: &wgpu::Device, view: &View<'_>, bytes: u64) {
+        self.hold(view);
         self.encoder(device).clear_buffer(view.buffer, view.at, Some(bytes));
     }
 

@@ -38,7 +38,7 @@ use crate::tokenizer::TokenId;
 
 pub use crate::backend::cpu_kv::KvFormat;
 pub use error::{EngineError, StepError};
-pub use gpu::{GpuLayers, GpuUse};
+pub use gpu::{GpuLayers, GpuLoss, GpuUse};
 pub use pieces::{Hidden, OpenStep};
 
 use gpu::GpuLane;

@@ -76,6 +76,13 @@ impl HostDevice {
         self
     }
 
+    /// Returns it as a device whose kernels can use at most so many bytes of a buffer.
+    #[must_use]
+    pub fn of_bindings(mut self, binding_bytes: u64) -> Self {
+        self.facts.binding_bytes = binding_bytes;
+        self
+    }
+
     /// Keeps a fault, as if the device had it. For tests of what follows.
     pub fn fail(&self, fault: GpuError) {
         self.kept().get_or_insert(fault);

@@ -33,8 +33,23 @@ pub struct GpuUse {
     pub device: Arc<dyn Device>,
     /// Its layers.
     pub layers: GpuLayers,
-    /// Called once if the GPU fails and the CPU goes on alone.
-    pub on_loss: fn(&GpuError),
+    /// Called if the engine must do without the GPU, or without a part of it.
+    pub on_loss: fn(&GpuLoss),
+}
+
+/// Why an engine does without its GPU. `Display` says what follows, without the cause.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuLoss {
+    /// It failed. The CPU computes all layers from now on.
+    #[error("the GPU failed: the CPU goes on alone, and computes again what the GPU had kept")]
+    Failed(#[source] GpuError),
+    /// It cannot compute the layers that it was given last. The CPU computes them until it is given others.
+    #[error("the GPU cannot compute the layers that it was given, the CPU computes all: {reason}")]
+    Refused {
+        /// Why.
+        reason: String,
+    },
 }
 
 /// The layers of a GPU.
@@ -312,7 +327,7 @@ impl Engine {
         weights.set_loaded(self.host_layers(), &offloaded.loaded(), &self.gpu_layers())
     }
 
-    /// Makes the lanes anew for these layers. If the GPU fails at that, the CPU takes all.
+    /// Makes the lanes anew for these layers. If the GPU fails at that or refuses them, the CPU takes all.
     pub(super) fn share_out(&mut self, gpu_layers: GpuLayers) {
         // The old lane's memory is given back before the new one takes some.
         self.gpu = None;
@@ -323,12 +338,11 @@ impl Engine {
             let of_model = (kv.of_model(), self.window);
             match lane(&self.model, gpu, (&self.layers, kv.format()), of_model, n_blocks) {
                 Ok(lane) => self.gpu = lane,
-                Err(err) => {
-                    if let EngineError::Gpu(fault) = &err {
-                        (gpu.on_loss)(fault);
-                        self.gpu_use = None;
-                    }
+                Err(EngineError::Gpu(fault)) => {
+                    (gpu.on_loss)(&GpuLoss::Failed(fault));
+                    self.gpu_use = None;
                 }
+                Err(err) => (gpu.on_loss)(&GpuLoss::Refused { reason: err.to_string() }),
             }
         }
         self.host.kv = self.host.kv.emptied(&self.host_layers());
@@ -354,7 +368,7 @@ impl Engine {
         }
         self.host.kv = self.host.kv.emptied(&self.layers);
         self.lost = vec![true; self.table.kv_tokens() / BLOCK_TOKENS];
-        (gpu.on_loss)(fault);
+        (gpu.on_loss)(&GpuLoss::Failed(fault.clone()));
         true
     }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_engine::engine::{EngineError, KvFormat};
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Kept, Model, SlidingWindow, StepControl,
-    StepError, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Kept, Model, Offload, SlidingWindow,
+    StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::cases::HostDevice;
@@ -24,7 +24,7 @@ use crate::{
     FAMILIES, adapters, all_logits, assert_same_bits, engine, family, one, open, prompt, ragged, tiny,
 };
 
-fn ignore(_: &GpuError) {}
+fn ignore(_: &GpuLoss) {}
 
 fn on(device: &Arc<HostDevice>, layers: GpuLayers) -> EngineOptions {
     let device: Arc<dyn Device> = Arc::clone(device) as _;
@@ -199,8 +199,8 @@ impl StepControl for FailAt {
 
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
-fn count_loss(err: &GpuError) {
-    assert!(matches!(err, GpuError::Lost(_)), "{err}");
+fn count_loss(loss: &GpuLoss) {
+    assert!(matches!(loss, GpuLoss::Failed(GpuError::Lost(_))), "{loss}");
     LOSSES.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -309,4 +309,32 @@ fn a_reset_gives_the_gpu_other_layers() {
     assert!(engine.gpu_layers().is_empty());
     drop(engine);
     assert_eq!(device.used_bytes(), 0, "all memory is given back");
+}
+
+static REFUSALS: AtomicUsize = AtomicUsize::new(0);
+
+fn count_refusal(loss: &GpuLoss) {
+    let GpuLoss::Refused { reason } = loss else { panic!("{loss}") };
+    assert!(reason.contains("activations need") && reason.contains("are free"), "{reason}");
+    REFUSALS.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_reset_to_layers_that_the_gpu_refuses_is_told_and_the_next_one_tries_again() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let ids = prompt(2, 40);
+    let mut cpu = engine(&model, 1, EngineOptions::default());
+    let seq = cpu.create();
+    let want = all_logits(&mut cpu, seq, &ids);
+    let device = Arc::new(HostDevice::new(Some(1000)));
+    let mut options = on(&device, GpuLayers::Only(vec![]));
+    options.gpu.as_mut().unwrap().on_loss = count_refusal;
+    let mut engine = engine(&model, 1, options);
+    let seq = engine.create();
+    for refusals in 1..3 {
+        engine.reset(None, GpuLayers::Offloaded(Offload::default())).unwrap();
+        assert_eq!(REFUSALS.load(Ordering::Relaxed), refusals);
+        assert!(engine.gpu_layers().is_empty() && device.fault().is_none());
+        assert_same_bits(&all_logits(&mut engine, seq, &ids), &want, "the CPU computes");
+    }
 }
