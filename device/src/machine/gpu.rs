@@ -1,7 +1,7 @@
 //! The GPUs of this device: what they are, how fast they are, and what a plan must know of one.
 
 use baton_engine::GpuLoss;
-use baton_gpu::{Device, Facts, Rates};
+use baton_gpu::{Device, Facts, HEADROOM_BYTES, Rates};
 use baton_kernels_cpu::Format;
 use baton_plan::cluster::ByFormat;
 use baton_plan::{Gpu, GpuKind, Processor};
@@ -72,7 +72,7 @@ impl GpuProfile {
         Some(Gpu {
             kind: if self.shares_memory { GpuKind::Shared } else { GpuKind::Cuda },
             processor: processor(rates),
-            memory_bytes: free as f64,
+            memory_bytes: (free - HEADROOM_BYTES.min(free / 4)) as f64,
             buffer_bytes,
             copy_s: rates.copies.round_trip_s,
             // Weights in a memory that it shares need no loading.

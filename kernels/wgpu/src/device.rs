@@ -42,6 +42,15 @@ pub struct WgpuDevice {
 
 /// This set's handle of a buffer.
 #[derive(Debug)]
+struct Handle {
+    /// `None` if it could not be allocated.
+    raw: Option<Raw>,
+    /// That of the device's fault when it was allocated.
+    generation: u64,
+}
+
+/// What a buffer refers to.
+#[derive(Debug)]
 enum Raw {
     /// Memory of its own.
     Block(Block),
@@ -57,9 +66,6 @@ impl Raw {
         }
     }
 }
-
-/// What a buffer refers to that could not be allocated.
-struct Nothing;
 
 impl WgpuDevice {
     /// Takes over a device that was just opened.
@@ -104,17 +110,25 @@ impl WgpuDevice {
         Target { device: &self.device, queue: &self.queue, memory: &self.memory, fault: &self.fault }
     }
 
-    /// Returns the range of a buffer; `None` after a fault.
+    /// Returns the range of a buffer; `None` after a fault, and for a buffer from before one.
     fn view<'a>(&self, buffer: &'a Buffer) -> Option<View<'a>> {
         if self.fault.is_set() {
             return None;
         }
-        let raw = buffer.raw::<Raw>();
-        if raw.is_none() {
+        let handle = buffer.raw::<Handle>();
+        if handle.is_none() {
             let reason = "a buffer is not of this device".to_owned();
             self.fault.keep(GpuError::Kernel { kernel: "a command".to_owned(), reason });
         }
-        raw.map(Raw::view)
+        let here = handle.filter(|handle| handle.generation == self.fault.generation())?;
+        here.raw.as_ref().map(Raw::view)
+    }
+
+    /// Wraps a handle, or stands for one after a fault. `generation` is that before the allocation.
+    fn wrap(&self, (raw, generation): (Option<Raw>, u64), bytes: u64) -> Buffer {
+        // Memory that is not there is of no generation.
+        let generation = if raw.is_some() { generation } else { u64::MAX };
+        Buffer::new(Arc::new(Handle { raw, generation }), bytes)
     }
 
     fn refuse(&self, kernel: Kernel, reason: String) {
@@ -195,14 +209,6 @@ impl WgpuDevice {
     }
 }
 
-/// Wraps a handle, or stands for one after a fault.
-fn wrap(raw: Option<Raw>, bytes: u64) -> Buffer {
-    match raw {
-        Some(raw) => Buffer::new(Arc::new(raw), bytes),
-        None => Buffer::new(Arc::new(Nothing), bytes),
-    }
-}
-
 impl Device for WgpuDevice {
     fn facts(&self) -> &Facts {
         &self.facts
@@ -213,6 +219,7 @@ impl Device for WgpuDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Buffer {
+        let generation = self.fault.generation();
         let dead = self.memory.take_dead();
         if !dead.is_empty() {
             lock(&self.recorder).forget(self.target(), &dead);
@@ -223,13 +230,14 @@ impl Device for WgpuDevice {
             }
             self.memory.block(bytes)
         });
-        wrap(block.map(Raw::Block), bytes)
+        self.wrap((block.map(Raw::Block), generation), bytes)
     }
 
     fn upload(&self, bytes: &[u8]) -> Buffer {
+        let generation = self.fault.generation();
         let slice =
             if self.fault.is_set() { None } else { lock(&self.recorder).pages.add(&self.memory, bytes) };
-        wrap(slice.map(Raw::Slice), bytes.len() as u64)
+        self.wrap((slice.map(Raw::Slice), generation), bytes.len() as u64)
     }
 
     fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
@@ -272,7 +280,7 @@ impl Device for WgpuDevice {
         let Some(mut views) = views else { return };
         // Tables share a page, and a page cannot be read and written at once: a table that is written is
         // copied before and after.
-        let is_table = |i: usize| matches!(launch.buffers[i].raw(), Some(Raw::Slice(_)));
+        let is_table = |i: usize| views[i].page.is_some();
         let written: Vec<usize> = (0..views.len()).filter(|i| pipeline.writes[*i] && is_table(*i)).collect();
         let Some(copies) =
             written.iter().map(|i| self.memory.block(views[*i].bytes)).collect::<Option<Vec<_>>>()
@@ -300,23 +308,36 @@ impl Device for WgpuDevice {
     }
 
     fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError> {
+        let generation = from.raw::<Handle>().map_or(u64::MAX, |handle| handle.generation);
         let mut at = at;
         for piece in out.chunks_mut(READ_MAX) {
+            self.fault.check(generation)?;
             let read = self.view(from).and_then(|view| self.read_piece(&view, at, piece));
-            if let Some(fault) = self.fault.get() {
-                return Err(fault);
-            }
+            self.fault.check(generation)?;
             if read.is_none() {
                 self.fault.keep(GpuError::Lost("its results cannot be read".to_owned()));
-                return self.fault.get().map_or(Ok(()), Err);
             }
             at += piece.len() as u64;
         }
-        self.fault.get().map_or(Ok(()), Err)
+        self.fault.check(generation)
     }
 
     fn fault(&self) -> Option<GpuError> {
         self.fault.get()
+    }
+
+    fn recover(&self) -> bool {
+        let mut recorder = lock(&self.recorder);
+        if self.fault.is_set() {
+            recorder.discard();
+            self.memory.trim();
+            self.target().poll(wgpu::PollType::Poll);
+        }
+        self.fault.forget()
+    }
+
+    fn generation(&self) -> u64 {
+        self.fault.generation()
     }
 
     fn used_bytes(&self) -> u64 {

@@ -159,6 +159,15 @@ impl Recorder {
         Some(index)
     }
 
+    /// Drops what was recorded and not submitted, and what would keep memory.
+    pub(crate) fn discard(&mut self) {
+        self.pass = None;
+        self.encoder = None;
+        (self.launches, self.tiles, self.written) = (0, 0, 0);
+        self.pages = Pages::default();
+        self.bindings.clear();
+    }
+
     /// Lets the driver take back the memory of buffers that are no longer in use.
     pub(crate) fn forget(&mut self, target: Target<'_>, dead: &[u64]) {
         self.bindings.forget(dead);

@@ -38,10 +38,10 @@ use crate::tokenizer::TokenId;
 
 pub use crate::backend::cpu_kv::KvFormat;
 pub use error::{EngineError, StepError};
-pub use gpu::{GpuLayers, GpuLoss, GpuUse};
+pub use gpu::{GpuLayers, GpuLoss, GpuUse, StepSize};
 pub use pieces::{Hidden, OpenStep};
 
-use gpu::GpuLane;
+use gpu::{GpuLane, Limits, Making};
 use segments::{End, Lane, Lanes, StepInput};
 
 /// The settings of an engine.
@@ -65,6 +65,8 @@ pub struct EngineOptions {
     pub layers: Option<Vec<usize>>,
     /// A GPU that computes some of the layers.
     pub gpu: Option<GpuUse>,
+    /// The largest step that memory of the GPU is set aside for.
+    pub largest_step: StepSize,
 }
 
 impl Default for EngineOptions {
@@ -77,6 +79,7 @@ impl Default for EngineOptions {
             prefix_cache_percent: 100,
             layers: None,
             gpu: None,
+            largest_step: StepSize::default(),
         }
     }
 }
@@ -142,6 +145,8 @@ pub struct Engine {
     gpu: Option<GpuLane>,
     /// The GPU as it was given; `None` if there is none, or it has failed.
     gpu_use: Option<GpuUse>,
+    gpu_limits: Limits,
+    largest_step: StepSize,
     /// By block: whether its keys and values went with a GPU that failed. Empty if none did.
     lost: Vec<bool>,
     /// Replaces the model's own.
@@ -182,10 +187,21 @@ impl Engine {
         let layers = pieces::own_layers(options.layers, config)?;
         let table = KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100);
         let (table, mut kv) = recurrent::caches(config, &layers, options.kv_format, table);
+        let mut gpu_limits = Limits::default();
         let gpu = match &options.gpu {
             Some(gpu) => {
-                let kv = (kv.of_model(), options.window);
-                gpu::lane(&model, gpu, (&layers, options.kv_format), kv, n_blocks as usize)?
+                let making = Making {
+                    model: &model,
+                    gpu,
+                    layers: &layers,
+                    format: options.kv_format,
+                    kv: kv.of_model(),
+                    window: options.window,
+                    n_blocks: n_blocks as usize,
+                    step: options.largest_step,
+                    adapters: &[],
+                };
+                making.lane(&mut gpu_limits)?
             }
             None => None,
         };
@@ -197,6 +213,8 @@ impl Engine {
             host: Lane { backend: CpuBackend::new(pool), kv },
             gpu,
             gpu_use: options.gpu,
+            gpu_limits,
+            largest_step: options.largest_step,
             lost: Vec::new(),
             window: options.window,
             table,
@@ -225,7 +243,8 @@ impl Engine {
         if self.adapters.len() == ADAPTERS_MAX {
             return Err(AdapterError::TooMany { max: ADAPTERS_MAX });
         }
-        self.adapters.push(adapter);
+        self.adapters.push(Arc::clone(&adapter));
+        self.make_room_for(&adapter);
         Ok(AdapterId(self.adapters.len() as u32 - 1))
     }
 
@@ -372,9 +391,12 @@ impl Engine {
     ) -> Result<Vec<SeqOutput>, StepError> {
         self.check(batch)?;
         self.holds(0..self.model.config().n_layers)?;
-        match self.step_once(batch, control) {
-            Err(err) if self.leave_gpu(&err) => self.step_once(batch, control),
-            result => result,
+        loop {
+            match self.step_once(batch, control) {
+                // With less on the GPU each time, or without it.
+                Err(err) if self.leave_gpu(&err) => {}
+                result => return result,
+            }
         }
     }
 

@@ -36,7 +36,7 @@ pub use config::{ModelConfig, SlidingWindow};
 pub use detokenize::Detokenizer;
 pub use engine::{
     AdapterId, Engine, EngineError, EngineOptions, GpuLayers, GpuLoss, GpuUse, SeqOutput, StepControl,
-    StepError, StepSeq, Wanted,
+    StepError, StepSeq, StepSize, Wanted,
 };
 pub use eviction::{EvictError, Kept};
 pub use kv::{BLOCK_TOKENS, KvError, PrefixScope, PrefixStats, SeqId};

@@ -14,7 +14,7 @@ mod measure;
 mod sets;
 mod size;
 
-pub use baton_kernels_gpu::{Device, Facts, GpuError, Interface};
+pub use baton_kernels_gpu::{Device, Facts, GpuError, HEADROOM_BYTES, Interface};
 pub use choice::{ChoiceError, GpuChoice};
 pub use devices::{OpenError, OpenedGpu, RefusedGpu, label, list, open};
 pub use engine::GpuPart;

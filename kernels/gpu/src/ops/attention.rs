@@ -1,9 +1,14 @@
 //! Launches of attention: keys and values in blocks of 32 slots, queries in items.
 
+use baton_kernels_cpu::PART;
+
 use crate::device::{Buffer, Device, Launch};
 use crate::kernel::{ATTEND_VECTORS, AttendWidth, Kernel};
 
 use super::{each, table, words};
+
+/// The most bytes of states in one launch of [`attend_parts`], unless one item has more.
+const STATES_BYTES_MAX: u64 = 64 << 20;
 
 /// The keys and values of one layer, `[blocks, heads, 32, d]` each, as [`Kernel::Append`] lays them out.
 #[derive(Debug, Clone)]
@@ -125,11 +130,31 @@ pub fn attend(device: &dyn Device, args: &AttentionArgs<'_>) {
 /// # Panics
 /// As [`attend`].
 pub fn attend_parts(device: &dyn Device, args: &AttentionArgs<'_>) {
-    let Some(last) = args.items.iter().map(|item| item.position + item.rows).max() else { return };
-    let parts = last.div_ceil(baton_kernels_cpu::PART);
+    let Some(keys) = args.items.iter().map(|item| item.position + item.rows).max() else { return };
+    let parts = keys.div_ceil(PART);
+    let one = states_bytes((args.kv.heads, args.kv.d), parts);
+    for items in args.items.chunks((STATES_BYTES_MAX / one).max(1) as usize) {
+        attend_in_parts(device, &AttentionArgs { items, ..*args }, parts);
+    }
+}
+
+/// Returns the bytes of the states of one item.
+fn states_bytes((heads, d): (usize, usize), parts: usize) -> u64 {
+    words(heads * parts * ATTEND_VECTORS * (2 + d))
+}
+
+/// Returns the most bytes that [`attend_parts`] allocates for so many items with up to `keys` keys.
+pub fn attend_states_bytes(items: usize, heads_and_d: (usize, usize), keys: usize) -> u64 {
+    if keys <= PART {
+        return 0;
+    }
+    let one = states_bytes(heads_and_d, keys.div_ceil(PART));
+    one * (items as u64).min((STATES_BYTES_MAX / one).max(1))
+}
+
+fn attend_in_parts(device: &dyn Device, args: &AttentionArgs<'_>, parts: usize) {
     let (items, sinks) = args.uploaded(device);
-    let states = args.items.len() * args.kv.heads * parts * ATTEND_VECTORS * (2 + args.kv.d);
-    let states = device.alloc(words(states));
+    let states = device.alloc(args.items.len() as u64 * states_bytes((args.kv.heads, args.kv.d), parts));
     let mut params = args.params();
     params.push(parts as u32);
     let groups = [args.items.len() as u32, args.kv.heads as u32, parts as u32];

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_kernels_cpu::{Matrix, PART, RopeStyle};
 use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, Groups, Input, ScoreArgs};
-use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, MapOp, Quantized, ZipOp};
+use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, Quantized, ZipOp};
 
 use super::gpu_kv::GpuKv;
 use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
@@ -24,7 +24,7 @@ use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
 
 /// With fewer workgroups than this, the parts of the keys are divided among workgroups too.
-const GROUPS_MIN: usize = 128;
+pub(crate) const GROUPS_MIN: usize = 128;
 
 /// Copies matrices to the device shortly before they are used.
 pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
@@ -40,6 +40,8 @@ pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct GpuBackend {
     device: Arc<dyn Device>,
+    /// That of the device when this was made: its memory is of that time.
+    generation: u64,
     matrices: ResidentMatrices,
     loads: OnceLock<Arc<dyn MatrixLoads>>,
     vectors: Mutex<HashMap<(usize, usize), Buffer>>,
@@ -97,7 +99,8 @@ impl GpuRows {
 impl GpuBackend {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
         let (matrices, vectors) = (ResidentMatrices::default(), Mutex::default());
-        Self { device, matrices, loads: OnceLock::new(), vectors }
+        let generation = device.generation();
+        Self { device, generation, matrices, loads: OnceLock::new(), vectors }
     }
 
     /// Returns the device.
@@ -162,8 +165,19 @@ impl GpuBackend {
         ops::zip(self.dev(), op, &x.data, &y.data, x.len());
     }
 
+    /// Fails if the device has a fault, or has given up memory since this was made.
     fn fault(&self) -> Result<(), WeightError> {
+        if self.device.generation() != self.generation {
+            let given_up = "what it kept was given up, because its memory was full".to_owned();
+            return Err(GpuError::Lost(given_up).into());
+        }
         self.device.fault().map_or(Ok(()), |err| Err(err.into()))
+    }
+
+    /// Reads from the start of a buffer.
+    fn read_bytes(&self, from: &Buffer, out: &mut [u8]) -> Result<(), WeightError> {
+        self.device.read(from, 0, out)?;
+        self.fault()
     }
 }
 
@@ -446,13 +460,12 @@ impl Backend for GpuBackend {
 
     fn read(&self, x: GpuRows) -> Result<Vec<f32>, WeightError> {
         let mut bytes = vec![0; 4 * x.len()];
-        self.device.read(&x.data, 0, &mut bytes)?;
+        self.read_bytes(&x.data, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
     }
 
     fn settle(&self, x: &GpuRows) -> Result<(), WeightError> {
-        self.device.read(&x.data, 0, &mut [0; 4])?;
-        Ok(())
+        self.read_bytes(&x.data, &mut [0; 4])
     }
 }
 

@@ -127,6 +127,7 @@ impl WorkerEngine {
             prefix_cache_percent: configure.prefix_percent,
             layers: Some(layers),
             gpu: gpu.map(|gpu| GpuUse { layers: GpuLayers::Only(on_gpu), ..gpu }),
+            ..EngineOptions::default()
         };
         let engine = engine_of(model, options).map_err(|err| WorkerDone::Engine(chain(&err)))?;
         engine.share_weights().map_err(|err| WorkerDone::Weights(chain(&err)))?;
