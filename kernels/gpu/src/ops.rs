@@ -143,6 +143,15 @@ pub fn rms_norm_in_place(device: &dyn Device, x: &Buffer, weight: (&Buffer, usiz
     }
 }
 
+/// Finds the most probable token of each row of logits `[n, width]`. `out` gets three words a row, as
+/// [`Kernel::Best`] says.
+pub fn best(device: &dyn Device, x: &Buffer, (n, width): (usize, usize), out: &Buffer) {
+    let (params, buffers) = (&[n as u32, width as u32], &[x, out]);
+    if n > 0 {
+        device.launch(&Launch { kernel: Kernel::Best, groups: flat(n), params, buffers });
+    }
+}
+
 /// Changes each of `n` numbers.
 pub fn map(device: &dyn Device, op: MapOp, x: &Buffer, n: usize, a: f32) {
     each(device, Kernel::Map(op), n, &[a.to_bits()], &[x]);

@@ -33,6 +33,7 @@ use crate::kv::pool::Root;
 use crate::kv::states::StateMoves;
 use crate::kv::{BLOCK_TOKENS, BlockCopy, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
+use crate::sampling::Best;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 
@@ -91,6 +92,9 @@ pub enum Wanted {
     None,
     /// The last token.
     Last,
+    /// The last token, of which only the most probable next token is needed: [`SeqOutput::best`] in place of
+    /// logits, if the engine can tell it without them.
+    Best,
     /// Every token of the step.
     All,
 }
@@ -111,8 +115,10 @@ pub struct StepSeq<'a> {
 /// The result of a step for one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeqOutput {
-    /// `[wanted, v]`.
+    /// `[wanted, v]`; empty if `best` is there.
     pub logits: Vec<f32>,
+    /// What was asked for by [`Wanted::Best`], if the engine can tell it without logits.
+    pub best: Option<Best>,
     /// Attention scores, if they were requested.
     pub scores: Option<AttentionScores>,
 }
@@ -515,19 +521,26 @@ impl Engine {
         let wanted: Vec<_> =
             batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
         let config = model.config();
+        let end = match batch.iter().all(|entry| matches!(entry.logits, Wanted::None | Wanted::Best)) {
+            true => End::Best,
+            false => End::Logits,
+        };
         let input =
             StepInput { window: *window, spans, moves, ids: &ids, captures: &captures, wanted: &wanted };
         let rows = || batch.iter().zip(spans).map(|(entry, span)| (entry.seq, span.rows.clone()));
         let own = || adapted(table, adapters, rows());
-        let layers = (0..config.n_layers, End::Logits);
+        let layers = (0..config.n_layers, end);
         let computed = Lanes { model, host, gpu: gpu.as_mut() }.run(&input, &own, None, layers, control)?;
         files_are_intact(model, adapters)?;
-        let (logits, scores) = (computed.values, computed.scores);
-        let mut logits = logits.as_slice();
-        let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
+        let (mut logits, mut best) = (computed.values.as_slice(), computed.best.into_iter());
+        let outputs = wanted.iter().zip(computed.scores).map(|(rows, scores)| {
+            let best = if rows.is_empty() { None } else { best.next() };
+            if best.is_some() {
+                return SeqOutput { logits: Vec::new(), best, scores };
+            }
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);
             logits = rest;
-            SeqOutput { logits: own.to_vec(), scores }
+            SeqOutput { logits: own.to_vec(), best, scores }
         });
         Ok(outputs.collect())
     }
@@ -562,7 +575,7 @@ fn adapted<'a>(
 fn wanted(wanted: Wanted, span: &SeqSpan) -> std::ops::Range<usize> {
     match wanted {
         Wanted::None => span.rows.end..span.rows.end,
-        Wanted::Last => last_row(span),
+        Wanted::Last | Wanted::Best => last_row(span),
         Wanted::All => span.new_rows(),
     }
 }

@@ -20,6 +20,7 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::sampling::{Best, NotFinite};
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
 
@@ -462,6 +463,19 @@ impl Backend for GpuBackend {
         let mut bytes = vec![0; 4 * x.len()];
         self.read_bytes(&x.data, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    }
+
+    fn best(&self, logits: &GpuRows) -> Result<Option<Vec<Best>>, WeightError> {
+        let out = self.alloc(logits.t, 3);
+        ops::best(self.dev(), &logits.data, (logits.t, logits.width), &out.data);
+        let mut bytes = vec![0; 4 * out.len()];
+        self.device.read(&out.data, 0, &mut bytes)?;
+        let words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let best = |[best, fault, bits]: &[u32; 3]| match *fault {
+            u32::MAX => Ok(*best),
+            id => Err(NotFinite { id, value: f32::from_bits(*bits) }),
+        };
+        Ok(Some(words.as_chunks().0.iter().map(best).collect()))
     }
 
     fn settle(&self, x: &GpuRows) -> Result<(), WeightError> {
