@@ -10,6 +10,7 @@ mod gpu {
     mod models;
     mod relay;
     mod ring;
+    mod submissions;
 }
 
 use std::sync::{Arc, OnceLock};

@@ -12,8 +12,8 @@ use crate::matrix::{DeviceMatrix, Quantized};
 mod attention;
 
 pub use attention::{
-    AttentionArgs, AttentionItem, KvBuffers, ScoreArgs, append, attend, attend_parts, attend_states_bytes,
-    copy_block, keep, score,
+    AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs, append, attend, attend_parts,
+    attend_states_bytes, copy_block, item_words, keep, score,
 };
 
 /// The most workgroups of one dimension.

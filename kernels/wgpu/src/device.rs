@@ -99,6 +99,11 @@ impl WgpuDevice {
         }
     }
 
+    /// Returns how often recorded commands were handed to the device.
+    pub fn submissions(&self) -> u64 {
+        lock(&self.recorder).submissions
+    }
+
     /// Gives the device back to its driver, as if it were unplugged: a fault is kept, and reads fail.
     pub fn destroy(&self) {
         self.device.destroy();

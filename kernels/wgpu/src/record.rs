@@ -11,9 +11,9 @@ use crate::memory::Memory;
 use crate::pages::Pages;
 use crate::pipelines::Pipeline;
 
-/// Launches after which recorded commands are submitted, so that their number is bounded and the device does
-/// not wait for the host.
-const LAUNCHES_MAX: u32 = 256;
+/// Launches after which recorded commands are submitted, so that their number is bounded. A token of a model
+/// with a hundred layers has fewer: it is one submission, since each one costs more than to wait for the host.
+const LAUNCHES_MAX: u32 = 4096;
 
 /// Workgroups of tiled products after which recorded commands are submitted: operating systems reset a device
 /// that works on one submission for seconds.
@@ -35,6 +35,8 @@ pub(crate) struct Recorder {
     tiles: u64,
     written: u64,
     submitted: VecDeque<wgpu::SubmissionIndex>,
+    /// How often commands were submitted.
+    pub(crate) submissions: u64,
     pub(crate) pages: Pages,
     bindings: Bindings,
 }
@@ -145,6 +147,7 @@ impl Recorder {
         }
         self.pages.write(target.queue);
         let index = target.queue.submit([encoder?.finish()]);
+        self.submissions += 1;
         self.launches = 0;
         self.tiles = 0;
         self.written = 0;

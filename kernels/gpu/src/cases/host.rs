@@ -31,6 +31,7 @@ pub struct HostDevice {
     facts: Facts,
     budget: Option<u64>,
     used: Arc<AtomicU64>,
+    uploads: AtomicU64,
     fault: FirstFault,
     /// Held while a command runs.
     order: Mutex<()>,
@@ -68,6 +69,7 @@ impl HostDevice {
             facts,
             budget,
             used: Arc::default(),
+            uploads: AtomicU64::new(0),
             fault: FirstFault::default(),
             order: Mutex::default(),
             pool: Pool::single(),
@@ -86,6 +88,11 @@ impl HostDevice {
     pub fn of_bindings(mut self, binding_bytes: u64) -> Self {
         self.facts.binding_bytes = binding_bytes;
         self
+    }
+
+    /// Returns how many tables were uploaded.
+    pub fn uploads(&self) -> u64 {
+        self.uploads.load(Ordering::Relaxed)
     }
 
     /// Keeps a fault, as if the device had it. For tests of what follows.
@@ -155,6 +162,7 @@ impl Device for HostDevice {
     }
 
     fn upload(&self, bytes: &[u8]) -> Buffer {
+        self.uploads.fetch_add(1, Ordering::Relaxed);
         let buffer = self.alloc(bytes.len() as u64);
         if let Some(_turn) = self.begin_with(&[&buffer]) {
             let mut to = memory(&buffer).write().unwrap_or_else(PoisonError::into_inner);

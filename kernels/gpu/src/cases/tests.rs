@@ -9,7 +9,7 @@ use crate::device::Interface;
 use crate::device::{Buffer, Device, Facts, GpuError, Launch, Tiles};
 use crate::kernel::{AttendWidth, Kernel, MapOp};
 use crate::matrix::DeviceMatrix;
-use crate::ops::{self, AttentionArgs, AttentionItem, Input, KvBuffers};
+use crate::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Input, KvBuffers};
 
 /// Runs the cases of the kernels that `which` names.
 fn host(which: impl Fn(Kernel) -> bool) {
@@ -242,7 +242,7 @@ fn attend(device: &Recorder, items: &[AttentionItem], parts: bool) {
         q: &buffer,
         kv: &kv,
         blocks: &buffer,
-        items,
+        items: &AttentionItems::new(device, items),
         group: 3,
         scale: 0.5,
         cap: None,

@@ -448,3 +448,56 @@ fn adapters_have_memory_that_layers_would_have() {
     let have = all_logits(&mut own, plain, &ids[20..]);
     assert_near(&have, &want[20 * model.config().vocab_len..], "a sequence from before");
 }
+
+#[test]
+fn the_most_probable_token_comes_from_the_gpu_without_logits() {
+    for name in ["llama", "gemma2", "mixtral"] {
+        let model = open(&family(name, Format::Q8_0));
+        let (ids, vocab_len) = (prompt(3, 60), model.config().vocab_len);
+        let mut own = engine(&model, 1, whole());
+        let seqs = [own.create(), own.create(), own.create()];
+        let want = best_of(&all_logits(&mut own, seqs[0], &ids), vocab_len);
+        let step = |seq, ids, logits| StepSeq { seq, ids, logits, capture: None };
+        let batch = [
+            step(seqs[1], &ids[..40], Wanted::Best),
+            step(seqs[2], &ids[..20], Wanted::None),
+        ];
+        let have = own.step(&batch, &mut ()).unwrap();
+        assert_eq!((have[0].best, have[0].logits.len()), (Some(Ok(want[39] as u32)), 0), "{name}");
+        assert_eq!((have[1].best, have[1].logits.len()), (None, 0), "{name}");
+        // Beside rows that need logits, and of layers whose logits the CPU computes, there are logits.
+        let batch = [
+            step(seqs[1], &ids[40..50], Wanted::Best),
+            step(seqs[2], &ids[20..40], Wanted::Last),
+        ];
+        let have = own.step(&batch, &mut ()).unwrap();
+        let bests = have.iter().map(|output| best_of(&output.logits, vocab_len)[0]).collect::<Vec<_>>();
+        assert_eq!((have[0].best, bests), (None, vec![want[49], want[39]]), "{name}");
+        let some = on(&Arc::new(HostDevice::new(None)), GpuLayers::Only(vec![1]));
+        let mut mixed = engine(&model, 1, some);
+        let seq = mixed.create();
+        let have = mixed.step(&[step(seq, &ids, Wanted::Best)], &mut ()).unwrap().remove(0);
+        assert_eq!((have.best, best_of(&have.logits, vocab_len)), (None, vec![want[59]]), "{name}");
+    }
+}
+
+#[test]
+fn tables_are_uploaded_once_a_pass_and_not_for_each_layer() {
+    let uploads = |n_layers: u32| {
+        let model = open(&SyntheticModel { n_layers, ..tiny("llama", Format::Q8_0) });
+        let device = Arc::new(HostDevice::new(None));
+        let mut own = engine(&model, 1, on(&device, GpuLayers::Fit));
+        let (seq, ids) = (own.create(), prompt(3, 40));
+        let mut counts = Vec::new();
+        for part in [&ids[..30], &ids[30..31], &ids[31..32]] {
+            let before = device.uploads();
+            one(&mut own, seq, part, None);
+            counts.push(device.uploads() - before);
+        }
+        counts
+    };
+    let few = uploads(2);
+    assert_eq!(few, uploads(5));
+    // Rotations are two; then places, items and blocks.
+    assert_eq!(few[1..], [5, 5]);
+}
