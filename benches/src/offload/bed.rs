@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, Offload, OffloadStats, Pipeline, SeqId, StepSeq, Wanted,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, Offload, OffloadStats, Pipeline, SeqId,
+    StepSeq, Wanted,
 };
 use baton_gpu::Device;
 use baton_kernels_gpu::cases::{HostDevice, Span, Speeds, TimedDevice};

@@ -122,8 +122,8 @@ pub enum Kernel {
     RmsNorm,
     /// As [`Self::RmsNorm`] in place. Buffers: `x` f32 rw; `weight` f32 ro.
     RmsNormInPlace,
-    /// The most probable token of each row of logits. Buffers: `x` ro `[n, width]`, the bits of floats; `out` rw
-    /// `[n, 3]`: the place of the greatest finite number, of equal ones the first, 0 if there is none; the
+    /// The most probable token of each row of logits. Buffers: `x` ro `[n, width]`, the bits of floats; `out`
+    /// rw `[n, 3]`: the place of the greatest finite number, of equal ones the first, 0 if there is none; the
     /// place of the first number that is not finite, `u32::MAX` if there is none; its bits, else 0. Params:
     /// `n`, `width`. Groups: one per row, flattened to x and y.
     Best,

@@ -12,7 +12,7 @@ use crate::pages::Pages;
 use crate::pipelines::Pipeline;
 
 /// Launches after which recorded commands are submitted, so that their number is bounded. A token of a model
-/// with a hundred layers has fewer: it is one submission, since each one costs more than to wait for the host.
+/// with a hundred layers has fewer, so it is one submission.
 const LAUNCHES_MAX: u32 = 4096;
 
 /// Workgroups of tiled products after which recorded commands are submitted: operating systems reset a device

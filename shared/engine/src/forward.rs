@@ -480,8 +480,8 @@ pub(crate) fn embed<B: Backend>(
     Ok(x)
 }
 
-/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`; with `best`
-/// the most probable token of each, if the backend finds it without giving out the logits.
+/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`; with
+/// `best` the most probable token of each, if the backend finds it without giving out the logits.
 pub(crate) fn logits<B: Backend>(
     backend: &B,
     config: &ModelConfig,
@@ -502,7 +502,8 @@ pub(crate) fn logits<B: Backend>(
         backend.soft_cap(&mut logits, cap);
     }
     // Tokens that must not be chosen are taken out below.
-    if best && config.suppressed.is_empty()
+    if best
+        && config.suppressed.is_empty()
         && let Some(best) = backend.best(&logits)?
     {
         return Ok((Vec::new(), best));

@@ -287,11 +287,13 @@ impl Answer {
 
     /// Returns what the next token is chosen from.
     fn wanted(&self) -> Wanted {
-        let needs_logits = self.constraint.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
+        let needs_logits =
+            self.constraint.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
         if self.sampler.takes_best() && !needs_logits { Wanted::Best } else { Wanted::Last }
     }
 
-    /// Takes what the engine gave for a row: as [`Self::took`], or the most probable token in place of logits.
+    /// Takes what the engine gave for a row: as [`Self::took`], or the most probable token in place of
+    /// logits.
     pub fn took_output(
         &mut self,
         row: &StepRow,

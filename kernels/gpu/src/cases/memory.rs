@@ -74,7 +74,8 @@ fn check_order(probe: &mut Probe<'_>) {
 fn check_tables(probe: &mut Probe<'_>) {
     let (device, n) = (probe.device, 1000);
     // More bytes than a set may keep together.
-    let tables: Vec<_> = (0..300).map(|_| probe.numbers(n, 1.0)).map(|x| (ops::floats(device, &x), x)).collect();
+    let tables: Vec<_> =
+        (0..300).map(|_| probe.numbers(n, 1.0)).map(|x| (ops::floats(device, &x), x)).collect();
     let sum = device.alloc(4 * n as u64);
     device.clear(&sum);
     let mut want = vec![0.0; n];

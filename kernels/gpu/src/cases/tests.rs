@@ -326,7 +326,10 @@ fn many_items_of_attention_in_parts_take_several_launches() {
     assert_eq!(launches.iter().map(items_of).collect::<Vec<_>>(), [12, 12, 12, 12, 6, 6]);
     let states: Vec<u64> = launches.iter().step_by(2).map(|launch| launch.3[5]).collect();
     let most = ops::attend_states_bytes(30, (2, 80), 131_072);
-    assert_eq!((most, states.iter().max(), ops::attend_states_bytes(30, (2, 80), 256)), (states[0], Some(&most), 0));
+    assert_eq!(
+        (most, states.iter().max(), ops::attend_states_bytes(30, (2, 80), 256)),
+        (states[0], Some(&most), 0)
+    );
     assert!(most <= 64 << 20);
 }
 

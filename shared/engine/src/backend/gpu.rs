@@ -388,11 +388,8 @@ impl Backend for GpuBackend {
     }
 
     fn append(&self, kv: &mut GpuKv, layer: usize, k: &GpuRows, v: &GpuRows, spans: &[SeqSpan]) {
-        let places: Vec<u32> = spans
-            .iter()
-            .flat_map(GpuKv::places)
-            .flat_map(|(row, slot)| [row as u32, slot as u32])
-            .collect();
+        let places: Vec<u32> =
+            spans.iter().flat_map(GpuKv::places).flat_map(|(row, slot)| [row as u32, slot as u32]).collect();
         let t = places.len() / 2;
         let own = kv.layer(layer, spans, false);
         ops::append(self.dev(), &own, (&k.data, &v.data), (&self.shared_table(places), t));

@@ -124,8 +124,7 @@ impl Lanes<'_> {
         if apart {
             let n = input.wanted.iter().map(Range::len).sum();
             let from = (values, n);
-            (values, best) =
-                logits_of(self.model, self.host, self.gpu.as_deref(), from, end == End::Best)?;
+            (values, best) = logits_of(self.model, self.host, self.gpu.as_deref(), from, end == End::Best)?;
         }
         Ok(Computed { values, best, scores })
     }

@@ -341,7 +341,8 @@ fn a_reset_to_layers_that_the_gpu_refuses_is_told_and_the_next_one_tries_again()
 
 /// The most probable token of each row.
 fn best_of(logits: &[f32], vocab_len: usize) -> Vec<usize> {
-    let best = |row: &[f32]| (0..vocab_len).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap();
+    let best =
+        |row: &[f32]| (0..vocab_len).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap();
     logits.chunks(vocab_len).map(best).collect()
 }
 
@@ -373,8 +374,7 @@ fn a_step_that_the_gpu_has_no_room_for_goes_on_with_fewer_layers_or_without_it()
         let device = Arc::new(HostDevice::new(Some(budget)));
         // Memory is set aside for smaller steps than there are.
         let largest_step = StepSize { tokens: 4, logit_rows: 4 };
-        let mut options =
-            EngineOptions { largest_step, kv_tokens: 256, ..on(&device, GpuLayers::Fit) };
+        let mut options = EngineOptions { largest_step, kv_tokens: 256, ..on(&device, GpuLayers::Fit) };
         options.gpu.as_mut().unwrap().on_loss = count_shortage;
         let mut engine = engine(&model, 1, options);
         let before = engine.gpu_layers().len();
@@ -458,18 +458,12 @@ fn the_most_probable_token_comes_from_the_gpu_without_logits() {
         let seqs = [own.create(), own.create(), own.create()];
         let want = best_of(&all_logits(&mut own, seqs[0], &ids), vocab_len);
         let step = |seq, ids, logits| StepSeq { seq, ids, logits, capture: None };
-        let batch = [
-            step(seqs[1], &ids[..40], Wanted::Best),
-            step(seqs[2], &ids[..20], Wanted::None),
-        ];
+        let batch = [step(seqs[1], &ids[..40], Wanted::Best), step(seqs[2], &ids[..20], Wanted::None)];
         let have = own.step(&batch, &mut ()).unwrap();
         assert_eq!((have[0].best, have[0].logits.len()), (Some(Ok(want[39] as u32)), 0), "{name}");
         assert_eq!((have[1].best, have[1].logits.len()), (None, 0), "{name}");
         // Beside rows that need logits, and of layers whose logits the CPU computes, there are logits.
-        let batch = [
-            step(seqs[1], &ids[40..50], Wanted::Best),
-            step(seqs[2], &ids[20..40], Wanted::Last),
-        ];
+        let batch = [step(seqs[1], &ids[40..50], Wanted::Best), step(seqs[2], &ids[20..40], Wanted::Last)];
         let have = own.step(&batch, &mut ()).unwrap();
         let bests = have.iter().map(|output| best_of(&output.logits, vocab_len)[0]).collect::<Vec<_>>();
         assert_eq!((have[0].best, bests), (None, vec![want[49], want[39]]), "{name}");
