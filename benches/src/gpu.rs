@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use baton_device::machine::shape::shape_of;
 use baton_engine::engine::KvFormat;
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
 };
 use baton_gpu::{Device, GpuChoice, Rates, VramLimit};
 use baton_kernels_cpu::Format;
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 fn on(device: &Arc<dyn Device>, kv_tokens: usize) -> EngineOptions {
-    let on_loss = |err: &baton_gpu::GpuError| eprintln!("the GPU failed: {err}");
+    let on_loss = |loss: &GpuLoss| eprintln!("{}", baton_terminal::chain(loss));
     let gpu = Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss });
     EngineOptions { kv_tokens, gpu, ..EngineOptions::default() }
 }

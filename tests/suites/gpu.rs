@@ -11,12 +11,13 @@ mod gpu {
     mod programs;
     mod relay;
     mod ring;
+    mod submissions;
 }
 
 use std::sync::{Arc, OnceLock};
 
-use baton_engine::{Engine, EngineOptions, GpuLayers, GpuUse, Model, SeqId, StepSeq, Wanted};
-use baton_gpu::{Device, GpuError};
+use baton_engine::{Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, SeqId, StepSeq, Wanted};
+use baton_gpu::Device;
 
 /// Logits of a GPU differ from the CPU's by rounding: at most this part of the largest.
 const TOLERANCE: f32 = 0.02;
@@ -56,8 +57,8 @@ fn a_named_device_that_is_missing_is_not_skipped() {
     opened(Some("vulkan:1000"));
 }
 
-fn fails(err: &GpuError) {
-    panic!("the GPU failed: {err}");
+fn fails(loss: &GpuLoss) {
+    panic!("{}", baton_terminal::chain(loss));
 }
 
 /// Returns options of an engine with these layers on the device.

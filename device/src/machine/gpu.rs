@@ -1,6 +1,7 @@
 //! The GPUs of this device: what they are, how fast they are, and what a plan must know of one.
 
-use baton_gpu::{Device, Facts, GpuError, Rates};
+use baton_engine::GpuLoss;
+use baton_gpu::{Device, Facts, HEADROOM_BYTES, Rates};
 use baton_kernels_cpu::Format;
 use baton_plan::cluster::ByFormat;
 use baton_plan::{Gpu, GpuKind, Processor};
@@ -76,7 +77,7 @@ impl GpuProfile {
         Some(Gpu {
             kind: if self.shares_memory { GpuKind::Shared } else { GpuKind::Cuda },
             processor: processor(rates),
-            memory_bytes: free as f64,
+            memory_bytes: (free - HEADROOM_BYTES.min(free / 4)) as f64,
             buffer_bytes,
             copy_s: rates.copies.round_trip_s,
             // Weights in a memory that it shares need no loading.
@@ -94,9 +95,9 @@ pub fn buffer_bytes(hidden: usize, vocab: usize) -> f64 {
     4.0 * (STEP_TOKENS * ACTIVATIONS * hidden as f64 + LOGIT_ROWS * vocab as f64)
 }
 
-/// Says that the GPU has failed. An engine calls it once.
-pub fn on_loss(err: &GpuError) {
-    errln!("note: the CPU goes on alone, and computes again what the GPU had kept: {}", chain(err));
+/// Says that an engine does without the GPU.
+pub fn on_loss(loss: &GpuLoss) {
+    errln!("note: {}", chain(loss));
 }
 
 /// Returns the formats with these names. A name that is no format has no kernels either.

@@ -12,7 +12,7 @@ use crate::device::Interface;
 use crate::device::{Buffer, Device, Facts, GpuError, Launch, Mark, Tiles};
 use crate::kernel::{AttendWidth, Kernel, MapOp};
 use crate::matrix::DeviceMatrix;
-use crate::ops::{self, AttentionArgs, AttentionItem, Input, KvBuffers};
+use crate::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Input, KvBuffers};
 
 /// Runs the cases of the kernels that `which` names.
 fn host(which: impl Fn(Kernel) -> bool) {
@@ -249,7 +249,7 @@ fn attend(device: &Recorder, items: &[AttentionItem], parts: bool) {
         q: &buffer,
         kv: &kv,
         blocks: &buffer,
-        items,
+        items: &AttentionItems::new(device, items),
         group: 3,
         scale: 0.5,
         cap: None,
@@ -308,8 +308,36 @@ fn a_full_device_keeps_its_fault() {
     ops::map(&device, MapOp::Scale, &second, 10, 2.0);
     device.copy(&second, 0, &first, 0, 8);
     assert_eq!(device.read(&first, 0, &mut [0; 4]), Err(fault));
+    assert!(device.recover() && device.fault().is_none());
+    for buffer in [&first, &second] {
+        ops::map(&device, MapOp::Scale, buffer, 10, 2.0);
+        device.write(buffer, 0, &[0; 4]);
+        assert!(matches!(device.read(buffer, 0, &mut [0; 4]), Err(GpuError::Lost(_))));
+    }
     drop(first);
-    assert_eq!(device.used_bytes(), 0);
+    assert_eq!((device.used_bytes(), device.upload(&[0; 100]).bytes(), device.fault()), (0, 100, None));
+}
+
+#[test]
+fn many_items_of_attention_in_parts_take_several_launches() {
+    let device = Recorder::new(1 << 20);
+    let item = |row| AttentionItem { row, rows: 1, position: 131_071, table_at: 0, head: 0, heads: 3 };
+    let items: Vec<AttentionItem> = (0..7).map(item).collect();
+    // 512 parts of 16 vectors, for two heads: 5.4 MB for each item.
+    attend(&device, &items, true);
+    assert_eq!(device.launches().len(), 2);
+    let items: Vec<AttentionItem> = (0..30).map(item).collect();
+    attend(&device, &items, true);
+    let launches = device.launches();
+    let items_of = |launch: &Recorded| launch.2[0];
+    assert_eq!(launches.iter().map(items_of).collect::<Vec<_>>(), [12, 12, 12, 12, 6, 6]);
+    let states: Vec<u64> = launches.iter().step_by(2).map(|launch| launch.3[5]).collect();
+    let most = ops::attend_states_bytes(30, (2, 80), 131_072);
+    assert_eq!(
+        (most, states.iter().max(), ops::attend_states_bytes(30, (2, 80), 256)),
+        (states[0], Some(&most), 0)
+    );
+    assert!(most <= 64 << 20);
 }
 
 #[test]

@@ -192,11 +192,27 @@ impl Device for TimedDevice {
         self.host.fault()
     }
 
+    fn recover(&self) -> bool {
+        self.host.recover()
+    }
+
+    fn generation(&self) -> u64 {
+        self.host.generation()
+    }
+
     fn used_bytes(&self) -> u64 {
         self.host.used_bytes()
     }
 
     fn free_bytes(&self) -> Option<u64> {
         self.host.free_bytes()
+    }
+
+    fn rounding_bytes(&self, bytes: u64) -> u64 {
+        self.host.rounding_bytes(bytes)
+    }
+
+    fn headroom_bytes(&self) -> u64 {
+        self.host.headroom_bytes()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use baton_engine::engine::EngineError;
 use baton_engine::weights::WeightError;
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuUse, Kept, KvHome, Model, Offload, OffloadStats, Pipeline,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Kept, KvHome, Model, Offload, OffloadStats, Pipeline,
     Residency, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
@@ -24,7 +24,7 @@ use crate::{all_logits, assert_same_bits, engine, family, open, prompt};
 
 const PIPELINES: [Pipeline; 3] = [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous];
 
-fn ignore(_: &GpuError) {}
+fn ignore(_: &GpuLoss) {}
 
 fn on(device: Arc<dyn Device>, layers: GpuLayers) -> EngineOptions {
     let gpu = Some(GpuUse { device, layers, on_loss: ignore });
