@@ -397,6 +397,8 @@ mod tests {
             hidden: 64,
             vocab: 100,
             layer_bytes: 1e9,
+            expert_bytes: 0.0,
+            expert_share: 0.0,
             input_bytes: 1e9,
             output_bytes: 1e9,
             kv_bytes: 1.0,

@@ -40,6 +40,8 @@ pub(crate) fn model(layers: usize) -> ModelShape {
         hidden: 4096,
         vocab: 32_000,
         layer_bytes: 100e6,
+        expert_bytes: 0.0,
+        expert_share: 0.0,
         input_bytes: 80e6,
         output_bytes: 80e6,
         kv_bytes: 4096.0,
