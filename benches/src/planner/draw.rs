@@ -104,6 +104,7 @@ fn device(random: &mut Random, name: &str, mean_bytes: f64, model: &ModelShape, 
             buffer_bytes: 1e6,
             copy_s: if kind == GpuKind::Cuda { 2e-5 } else { 0.0 },
             load_bytes_per_s: None,
+            loads_beside: false,
         }
     });
     Device {

@@ -93,8 +93,8 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
 
 fn speeds(profile: &Profile) -> Speeds {
     let disk = profile.device.disk.sequential_bytes_per_s;
-    let speeds = Speeds { disk, memory: profile.device.cpu.read_bytes_per_s, gpu: None };
-    speeds.with_gpu(profile.gpu.as_ref().and_then(|gpu| gpu.rates.as_ref()))
+    let memory = profile.device.cpu.read_bytes_per_s;
+    Speeds { disk, memory, gpu: None, loads_beside: false }.with_gpu(profile.gpu.as_ref())
 }
 
 /// Opens the model as `baton ask --gpu-offload` does, and returns what stays where.

@@ -34,6 +34,9 @@ pub struct GpuProfile {
     pub free_bytes: Option<u64>,
     /// The rates, if it was measured.
     pub rates: Option<Rates>,
+    /// Whether it loads weights while it computes, if it was opened.
+    #[serde(default)]
+    pub loads_beside: bool,
     /// Why it could not be opened or measured.
     pub problem: Option<String>,
 }
@@ -49,6 +52,7 @@ impl GpuProfile {
             memory_bytes: facts.memory_bytes,
             free_bytes: None,
             rates: None,
+            loads_beside: false,
             problem: None,
         }
     }
@@ -56,7 +60,8 @@ impl GpuProfile {
     /// Measures an open GPU with weights in these formats. A GPU that cannot be measured has a `problem`.
     pub fn measured(device: &dyn Device, formats: &[Format]) -> Self {
         let measured = baton_gpu::measure(device, formats, baton_gpu::TIME);
-        let known = Self { free_bytes: device.free_bytes(), ..Self::of(device.facts()) };
+        let (free_bytes, loads_beside) = (device.free_bytes(), device.loads_beside_commands());
+        let known = Self { free_bytes, loads_beside, ..Self::of(device.facts()) };
         match measured {
             Ok(rates) => Self { rates: Some(rates), ..known },
             Err(err) => Self { problem: Some(chain(&err)), ..known },
@@ -76,6 +81,7 @@ impl GpuProfile {
             copy_s: rates.copies.round_trip_s,
             // Weights in a memory that it shares need no loading.
             load_bytes_per_s: (!self.shares_memory).then_some(rates.copies.to_device_bytes_per_s),
+            loads_beside: self.loads_beside,
         })
     }
 }
@@ -152,6 +158,9 @@ mod tests {
         let gpu = found.described(buffer_bytes(model.hidden, model.vocab)).unwrap();
         assert!(model.layer_flops.keys().all(|format| gpu.processor.flops[format] > 0.0), "{gpu:?}");
         assert!(gpu.memory_bytes > gpu.buffer_bytes && gpu.buffer_bytes > 0.0, "{gpu:?}");
+        assert!(!gpu.loads_beside, "it does one thing after the other");
+        let beside = GpuProfile { loads_beside: true, ..found };
+        assert!(beside.described(0.0).is_some_and(|gpu| gpu.loads_beside));
         let device = baton_plan::Device {
             gpu: Some(gpu),
             ..crate::machine::profile::general(

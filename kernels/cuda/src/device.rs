@@ -420,6 +420,11 @@ impl Device for CudaDevice {
         self.fault().map_or(Ok(()), Err)
     }
 
+    /// They have streams of their own.
+    fn loads_beside_commands(&self) -> bool {
+        true
+    }
+
     fn wait(&self, mark: &Mark) {
         if self.fault.get().is_none()
             && let Some(event) = mark.raw::<CudaEvent>()

@@ -250,6 +250,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.read(from, at, out)
     }
 
+    /// Whether loads and saves run while commands do. If not, they take turns with them.
+    fn loads_beside_commands(&self) -> bool {
+        false
+    }
+
     /// Lets all commands that are called from now on wait for a mark.
     fn wait(&self, mark: &Mark) {
         let _ = mark;

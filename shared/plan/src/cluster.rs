@@ -106,10 +106,13 @@ pub struct Gpu {
     /// `t^ram-vram + t^vram-ram`: seconds to copy one hidden state in and back out; 0 for shared memory.
     #[serde(default)]
     pub copy_s: f64,
-    /// Bytes a second at which weights that do not fit into its memory are loaded for each token, while
-    /// others are computed. `None`: it computes only layers that stay there.
+    /// Bytes a second at which weights that do not fit into its memory are loaded for each token. `None`: it
+    /// computes only layers that stay there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_bytes_per_s: Option<f64>,
+    /// Whether it loads while it computes. If not, the two take turns.
+    #[serde(default)]
+    pub loads_beside: bool,
 }
 
 /// The disk that holds the model's file.

@@ -7,7 +7,8 @@
 //!   (the paper's `T`). Of a mixture's `b` only the used experts count here. (prima.cpp, A.3, adds the two
 //!   terms of the maximum.)
 //! * **Loading.** What a GPU has no room for is in the device's memory: weights, keys and values of some
-//!   layers. For each token the used weights are loaded, and the whole KV cache of these layers.
+//!   layers. For each token the used weights are loaded, and the whole KV cache of these layers: while others
+//!   are computed, if the GPU can do both, else in turn with that.
 //! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
 //!   and the overflow `D` is read for every token. Experts come last, and only used ones are read. With
 //!   Metal, a device that is too small reads everything (A.3, case 2). Another GPU that shares the memory
@@ -238,15 +239,16 @@ impl<'a> Costs<'a> {
         (loads && gpu == layers && room > 0).then(|| gpu - (room - 1))
     }
 
-    /// Returns the time of `gpu` layers on the GPU, of which `loaded` are loaded while others are computed, with
-    /// their keys and values.
+    /// Returns the time of `gpu` layers on the GPU, of which `loaded` are loaded, with their keys and values.
     fn gpu_time(&self, at: usize, gpu: usize, loaded: usize) -> LayerTime {
         let each = self.gpu[at].unwrap_or_default();
         let (compute_s, memory_s) = (gpu as f64 * each.compute_s, gpu as f64 * each.memory_s);
-        let rate = self.cluster.devices[at].gpu.as_ref().and_then(|gpu| gpu.load_bytes_per_s);
-        let bytes = self.model.used_bytes(self.workload) + self.kv_bytes();
-        let loading_s = rate.map_or(0.0, |rate| loaded as f64 * bytes / rate);
-        LayerTime { compute_s, memory_s: memory_s.max(loading_s - compute_s) }
+        let gpu = self.cluster.devices[at].gpu.as_ref();
+        let bytes = loaded as f64 * (self.model.used_bytes(self.workload) + self.kv_bytes());
+        let loading_s = gpu.and_then(|gpu| gpu.load_bytes_per_s).map_or(0.0, |rate| bytes / rate);
+        let beside = gpu.is_some_and(|gpu| gpu.loads_beside);
+        let memory_s = if beside { memory_s.max(loading_s - compute_s) } else { memory_s + loading_s };
+        LayerTime { compute_s, memory_s }
     }
 
     /// Returns the bytes that a token reads if there is no memory for `missing` bytes of the weights of these

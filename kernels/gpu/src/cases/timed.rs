@@ -178,6 +178,10 @@ impl Device for TimedDevice {
         self.host.read(from, at, out)
     }
 
+    fn loads_beside_commands(&self) -> bool {
+        true
+    }
+
     fn wait(&self, mark: &Mark) {
         let end_s = mark.raw::<f64>().copied().unwrap_or_default();
         let mut clock = self.clock();

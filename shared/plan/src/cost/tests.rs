@@ -125,6 +125,7 @@ fn metal_gives_all_back_and_a_slow_disk_takes_nothing_over() {
         buffer_bytes: 0.0,
         copy_s: 0.0,
         load_bytes_per_s: None,
+        loads_beside: false,
     });
     let mut slow = device("slow", 2.0);
     slow.disk.sequential_bytes_per_s = 0.09e9;
@@ -153,6 +154,7 @@ fn a_gpu_that_shares_the_memory_takes_it_from_the_cpu_s_layers() {
             buffer_bytes: 0.0,
             copy_s: 0.0,
             load_bytes_per_s: None,
+            loads_beside: false,
         });
         cluster(vec![laptop])
     };
@@ -216,6 +218,7 @@ fn a_gpu_loads_what_it_has_no_room_for_if_that_is_faster_than_the_cpu() {
             buffer_bytes: 0.0,
             copy_s: 0.0,
             load_bytes_per_s,
+            loads_beside: true,
         });
         cluster(vec![desk])
     };
@@ -251,6 +254,7 @@ fn loads_are_of_used_experts_and_of_the_whole_context() {
         buffer_bytes: 0.0,
         copy_s: 0.0,
         load_bytes_per_s: Some(10e9),
+        loads_beside: true,
     });
     let described = cluster(vec![desk]);
     let mixture = ModelShape { expert_bytes: 80e6, expert_share: 0.25, ..model(10) };
@@ -286,4 +290,33 @@ fn loads_are_of_used_experts_and_of_the_whole_context() {
     };
     let (all, used) = (of_cpu(&model(10)), of_cpu(&mixture));
     assert!(used.memory_s < all.memory_s && used.compute_s == all.compute_s, "{used:?} {all:?}");
+}
+
+#[test]
+fn a_gpu_that_loads_and_computes_in_turn_takes_the_sum_of_both() {
+    use crate::cluster::{Gpu, GpuKind};
+    let seconds = |loads_beside, rate| {
+        let mut desk = device("desk", 20.0);
+        desk.gpu = Some(Gpu {
+            kind: GpuKind::Cuda,
+            processor: desk.cpu.clone(),
+            memory_bytes: 350e6,
+            buffer_bytes: 0.0,
+            copy_s: 0.0,
+            load_bytes_per_s: Some(rate),
+            loads_beside,
+        });
+        let (described, shape) = (cluster(vec![desk]), model(10));
+        let costs = Costs::new(&described, &shape, Workload { context: 10, sequences: 1 }).unwrap();
+        let held = costs.holding(0, 10, 10, false).unwrap();
+        let computing_s = 10.0 * costs.gpu_layer(0).unwrap().total();
+        let loading_s = held.loaded as f64 * (100e6 + 10.0 * 4096.0) / rate;
+        (held.busy_s, computing_s, loading_s)
+    };
+    for rate in [10e9, 30e9] {
+        let (beside, computing_s, loading_s) = seconds(true, rate);
+        assert!((beside - computing_s.max(loading_s)).abs() < 1e-9, "{rate}: {beside}");
+        let (in_turn, ..) = seconds(false, rate);
+        assert!((in_turn - computing_s - loading_s).abs() < 1e-9, "{rate}: {in_turn}");
+    }
 }
