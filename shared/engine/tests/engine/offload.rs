@@ -406,7 +406,8 @@ fn weights_come_from_the_disk_if_the_model_does_not_fit_and_a_short_file_is_an_e
     let shares = [2, 8].map(|part| within(bytes.len() as u64 / part).1);
     assert!(0.2 < shares[0] && shares[0] < shares[1] && shares[1] < 1.0, "{shares:?}");
     let (model, all) = within(0);
-    assert!(all > 0.99, "{all} of the bytes were read, nothing stays");
+    // Seven matrices of the next pass may still be on their way.
+    assert!(all > 0.9, "{all} of the bytes were read, nothing stays");
     let mut own = engine(&model, 1, options());
     let (seq, ids) = (own.create(), prompt(1, 8));
     let mut step =
