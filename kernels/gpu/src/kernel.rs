@@ -123,9 +123,10 @@ pub enum Kernel {
     /// As [`Self::RmsNorm`] in place. Buffers: `x` f32 rw; `weight` f32 ro.
     RmsNormInPlace,
     /// The most probable token of each row of logits. Buffers: `x` ro `[n, width]`, the bits of floats; `out`
-    /// rw `[n, 3]`: the place of the greatest finite number, of equal ones the first, 0 if there is none; the
-    /// place of the first number that is not finite, `u32::MAX` if there is none; its bits, else 0. Params:
-    /// `n`, `width`. Groups: one per row, flattened to x and y.
+    /// rw `[n, 3]`. The first word of a row is the place of the greatest finite number, of equal ones the
+    /// first, or 0 if there is none. The second is the place of the first number that is not finite, or
+    /// `u32::MAX`. The third has its bits, or 0. Params: `n`, `width`. Groups: one per row, flattened to x
+    /// and y.
     Best,
     /// Buffers: `x` f32 rw `[n]`. Params: `n`, `a`.
     Map(MapOp),

@@ -1,6 +1,6 @@
 //! Small tables of launches: written together, once, before the commands that read them.
 //!
-//! A page is filled again from its start only if no buffer is in it and no recorded command uses it: writes
+//! A page is filled again from its start only if no buffer is in it and no recorded command uses it. Writes
 //! reach the device before the commands of the next submission.
 
 use std::collections::HashMap;

@@ -480,8 +480,8 @@ pub(crate) fn embed<B: Backend>(
     Ok(x)
 }
 
-/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`; with
-/// `best` the most probable token of each, if the backend finds it without giving out the logits.
+/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`. With
+/// `best` it returns the most probable token of each, if the backend finds it without giving out logits.
 pub(crate) fn logits<B: Backend>(
     backend: &B,
     config: &ModelConfig,
