@@ -26,7 +26,7 @@ use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
 use super::{KvHome, Offload, Pipeline};
 use crate::engine::{
-    Engine, EngineError, EngineOptions, GpuLayers, GpuUse, StepControl, StepError, StepSeq, Wanted,
+    Engine, EngineError, EngineOptions, GpuLayers, GpuLoss, GpuUse, StepControl, StepError, StepSeq, Wanted,
 };
 use crate::model::Model;
 use crate::weights::direct::planted::{self, ReadFault};
@@ -46,7 +46,8 @@ thread_local! {
     static LOST: RefCell<Vec<GpuError>> = const { RefCell::new(Vec::new()) };
 }
 
-fn note(fault: &GpuError) {
+fn note(loss: &GpuLoss) {
+    let GpuLoss::Failed(fault) = loss else { panic!("these devices do not forget a fault: {loss:?}") };
     LOST.with_borrow_mut(|lost| lost.push(fault.clone()));
 }
 
