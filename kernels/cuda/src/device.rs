@@ -432,11 +432,6 @@ impl Device for CudaDevice {
         true
     }
 
-    /// They have streams of their own.
-    fn loads_beside_commands(&self) -> bool {
-        true
-    }
-
     fn wait(&self, mark: &Mark) {
         if !self.fault.is_set()
             && let Some(event) = mark.raw::<CudaEvent>()

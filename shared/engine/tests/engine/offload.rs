@@ -14,8 +14,8 @@ use baton_engine::{
     Residency, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
+use baton_kernels_gpu::Device;
 use baton_kernels_gpu::cases::{HostDevice, LateDevice, Loads, Speeds, TimedDevice};
-use baton_kernels_gpu::{Device, GpuError};
 use baton_random::SplitMix64;
 use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
