@@ -9,6 +9,7 @@ use crate::client::CloudClient;
 use crate::context::{self, Held};
 use crate::local::LocalOptions;
 use crate::machine::ThisMachine;
+use crate::machine::profile::KeptProfiles;
 use crate::machine::residency::{self, Layers, Share};
 use crate::models::store;
 use crate::relay::{Note, RelayMode};
@@ -71,11 +72,15 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         let options = EngineOptions { threads, kv_tokens: held, kv_format, ..EngineOptions::default() };
         let layers = if ring { Layers::Planned } else { Layers::All };
         let reads_ahead = !head.ring_no_read_ahead;
-        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead };
+        let profiles = KeptProfiles::of(&path, &kept);
+        let read_bytes = profiles.read_bytes();
+        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead, read_bytes };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
         let opened = wanted.open_for(offload)?;
+        let measured = opened.device.as_ref().and_then(|device| profiles.with_gpu(device.facts()));
+        let opened = gpu::told(opened, measured, &model);
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {

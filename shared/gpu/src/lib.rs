@@ -7,6 +7,7 @@
 //! - Without the user's word, a program never computes on a device that is itself a program on the CPU.
 //! - If the user names a device, the program computes on that one or fails.
 
+mod blocks;
 mod choice;
 mod devices;
 mod engine;
@@ -15,6 +16,7 @@ mod sets;
 mod size;
 
 pub use baton_kernels_gpu::{Device, Facts, GpuError, Interface};
+pub use blocks::BlockRate;
 pub use choice::{ChoiceError, GpuChoice};
 pub use devices::{OpenError, OpenedGpu, RefusedGpu, label, list, open};
 pub use engine::GpuPart;
