@@ -87,7 +87,7 @@ fn on_device(
     let rates = baton_gpu::measure(&**device, &[Format::Q4K, Format::Q6K], baton_gpu::TIME)
         .context("measure the GPU")?;
     let copies = rates.copies.to_device_bytes_per_s;
-    let read = rates.products.values().map(|rates| rates.vector_bytes_per_s).fold(f64::INFINITY, f64::min);
+    let read = rates.slowest_vector_bytes_per_s();
     let reference = Reference::of(args, &model)?;
     let (mut rows, mut differ, mut runs) = (Vec::new(), 0, Vec::new());
     for (pipeline, name) in PIPELINES {

@@ -119,6 +119,7 @@ fn offloaded(
     let options = EngineOptions { kv_tokens, kv_format, ..EngineOptions::default() };
     let gpu = gpu::told(gpu, Some(measured), &model);
     let engine = gpu::engine(&gpu, Arc::clone(&model), options).context("start the engine")?;
+    let on_gpu = engine.gpu_device().is_some();
     let made = Made {
         gpu: engine.gpu_device().map(|device| device.facts().name.clone()),
         config: model.config(),
@@ -126,6 +127,8 @@ fn offloaded(
         context: (kv_tokens, shape.kv_bytes * shape.layers as f64),
         offload: engine.offload_stats(),
         residency: model.streamed().map(StreamedWeights::stats),
+        options: gpu.offload.clone(),
+        cpu_output_bytes: if on_gpu && !engine.gpu_has_output() { shape.output_bytes as u64 } else { 0 },
     };
     Ok(made.profile(speeds(measured)))
 }

@@ -10,14 +10,14 @@ mod general;
 mod kept;
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::engine::KvFormat;
 use baton_engine::gguf::{Gguf, GgufError, TensorView};
-use baton_engine::{Offload, STREAM_BYTES};
+use baton_engine::{MoveRates, Offload, STREAM_BYTES};
 use baton_gpu::{BlockRate, Rates};
 use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
 use baton_pacing::refit::median;
@@ -80,15 +80,31 @@ impl Profile {
         disk::block_of(&self.read_blocks)
     }
 
-    /// Returns offloading in blocks of the size that was found best. A model that is read from the disk is
-    /// also read in these blocks, so the larger one of both sizes counts.
+    /// Returns offloading in blocks of the size that was found best, by the measured rates. A model that is
+    /// read from the disk is also read in these blocks, so the larger one of both sizes counts.
     #[must_use]
     pub fn tell(&self, offload: Offload, from_disk: bool) -> Offload {
         let rates = self.gpu.as_ref().and_then(|gpu| gpu.rates.as_ref());
         let loads = rates.and_then(Rates::block_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let reads = self.read_bytes().filter(|_| from_disk);
         let best = loads.max(reads).and_then(NonZeroUsize::new);
-        Offload { block_bytes: best.unwrap_or(offload.block_bytes), ..offload }
+        Offload {
+            block_bytes: best.unwrap_or(offload.block_bytes),
+            rates: rates.and_then(|rates| self.move_rates(rates)),
+            ..offload
+        }
+    }
+
+    /// Returns the rates by which a placement is chosen, in whole bytes; `None` if one is not known.
+    fn move_rates(&self, gpu: &Rates) -> Option<MoveRates> {
+        let Device { cpu, disk, .. } = &self.device;
+        let rate = |bytes_per_s: f64| NonZeroU64::new(bytes_per_s as u64);
+        Some(MoveRates {
+            to_gpu: rate(gpu.copies.to_device_bytes_per_s)?,
+            gpu: rate(gpu.slowest_vector_bytes_per_s())?,
+            cpu: rate(cpu.read_bytes_per_s)?,
+            disk: rate(disk.sequential_bytes_per_s)?,
+        })
     }
 }
 
@@ -383,6 +399,10 @@ mod tests {
         check(&[(1000, 1.0), (2000, 9.0)], &[(4000, 1.0)], true, 4000);
         check(&[(1000, 1.0)], &[], true, 1000);
         check(&[], &[(4000, 1.0)], false, usual);
+        let rates = profile.tell(Offload::default(), false).rates.unwrap();
+        assert_eq!(rates.disk.get(), profile.device.disk.sequential_bytes_per_s as u64);
+        profile.device.disk.sequential_bytes_per_s = f64::NAN;
+        assert_eq!(profile.tell(Offload::default(), false).rates, None);
     }
 
     #[test]

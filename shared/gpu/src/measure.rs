@@ -66,6 +66,12 @@ impl Rates {
     pub fn block_bytes(&self) -> Option<u64> {
         BlockRate::best(&self.blocks)
     }
+
+    /// Returns the bytes of weights a second, if they are multiplied with one activation row, in the slowest
+    /// format; infinite if no product was measured.
+    pub fn slowest_vector_bytes_per_s(&self) -> f64 {
+        self.products.values().map(|product| product.vector_bytes_per_s).fold(f64::INFINITY, f64::min)
+    }
 }
 
 /// The rates of products with weights of one format.

@@ -92,6 +92,9 @@ impl Planned {
     ) -> Result<Self, OffloadError> {
         let (units, shapes) = units(model, device, layers)?;
         let experts = model.config().experts.map_or(0, |experts| experts.count) as u64;
+        // A model that is read from the disk leaves the host no memory for keys and values.
+        let host_has_room = model.streamed().is_none();
+        let in_memory = model.streamed().map(|weights| weights.stats().budget_bytes);
         let sizes = Sizes {
             units: units.iter().map(Unit::bytes).collect(),
             slots: shapes.units.each_ref().map(SlotShape::bytes),
@@ -99,9 +102,8 @@ impl Planned {
             experts: experts * layers.len() as u64,
             kv: kv.to_vec(),
             output,
+            in_memory,
         };
-        // A model that is read from the disk leaves the host no memory for keys and values.
-        let host_has_room = model.streamed().is_none();
         let placed = sizes.place(room, options, host_has_room);
         let placement = placed.map_err(|need| OffloadError::NoRoom { need, room })?;
         Ok(Self { units, shapes, placement })
