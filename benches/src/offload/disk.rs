@@ -1,9 +1,9 @@
 //! Offloading to the disk: a model that is larger than its memory limit, in real time.
 //!
 //! The model runs in a control group. The disk's rate is measured before and after, with the threads and the
-//! blocks of the engine. Each way of reading is compared with the default, and parts of the scheme are switched
-//! off in turn. No second copy of a model is written whose tensors are merged: what that could bring at most is
-//! measured by reads.
+//! blocks of the engine. Each way of reading is compared with the default, and parts of the scheme are
+//! switched off in turn. No second copy of a model is written whose tensors are merged. What that could bring
+//! at most is measured by reads.
 
 use std::path::Path;
 
@@ -355,8 +355,8 @@ fn block_table(setting: &Setting<'_>, report: &mut Report) {
     report.data("disk_blocks", json!(setting.blocks));
 }
 
-/// Measures what a copy of the model could bring at most whose tensors are merged into extents: the bytes that
-/// a token reads, in one run of large blocks beside the reads of the engine.
+/// Measures what a copy of the model could bring at most whose tensors are merged into extents. The bytes
+/// that a token reads are read in one run of large blocks, beside the reads of the engine.
 fn merged(args: &Args, setting: &Setting<'_>, report: &mut Report) -> Result<()> {
     let budget = setting.budget.to_string();
     let way = Way::new("the reads of a token alone", true, &["--budget", &budget, "--reads-alone"]);

@@ -269,8 +269,8 @@ impl Decoder {
     }
 }
 
-/// Measures the performance pipeline with prompts and with several sequences. The first of them has the tokens
-/// that it has alone.
+/// Measures the performance pipeline with prompts and with several sequences. The first of them must have the
+/// tokens that it has alone.
 fn prompts_and_batches(
     model: &Arc<Model>,
     device: &Arc<dyn Device>,

@@ -176,7 +176,8 @@ impl<'a> Measured<'a> {
     }
 
     fn sequential(&self, block: usize) -> std::io::Result<f64> {
-        // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it cached.
+        // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it
+        // cached.
         let begin = |run: usize| self.bytes / RUNS as u64 * run as u64;
         let mut readers = Readers::new(block)?;
         let rates = (0..RUNS).map(|run| readers.in_order(&self.file, self.bytes, begin(run), block));

@@ -1,7 +1,7 @@
 //! Sizes of the blocks in which weights move, and which of them to use.
 //!
-//! Pure. A small block is free again sooner, and fits small matrices better. So of the sizes that are about as
-//! fast as the fastest, the smallest one is used.
+//! Pure. A small block is free again sooner, and fits small matrices better. So of the sizes that are about
+//! as fast as the fastest, the smallest one is used.
 
 use serde::{Deserialize, Serialize};
 

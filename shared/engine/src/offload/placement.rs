@@ -331,7 +331,8 @@ mod tests {
         let with = |rates| placed(room, &Offload { kv: KvHome::Gpu, rates, ..Offload::default() });
         let kept = |placed: &Placement| placed.stays.iter().filter(|stays| **stays).count();
         assert_eq!((with(None).output, kept(&with(None))), (true, 3), "by bytes");
-        // The projection takes the room of two units: two seconds of copies, and the CPU takes a second for it.
+        // The projection takes the room of two units, which is two seconds of copies. The CPU takes one
+        // second for it.
         let fast = with(rates(100, 10_000, 200, 100));
         assert_eq!((fast.output, kept(&fast)), (false, 5));
         let slow = with(rates(100, 10_000, 99, 100));
