@@ -13,7 +13,7 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser as
 
 use super::heading;
 use crate::machine::gpu::{GpuProfile, on_loss};
-use crate::machine::profile::Profile;
+use crate::machine::profile::{KeptProfiles, Profile};
 
 /// Which GPU computes.
 #[derive(Debug, Clone, Copy, Args)]
@@ -156,9 +156,17 @@ pub(super) fn with_others(measured: Option<GpuProfile>, opened: &OpenedGpu) -> V
     measured.into_iter().chain(refused).chain(opened.others.iter().map(GpuProfile::of)).collect()
 }
 
+/// As [`told_by`], by what earlier runs have measured, if they have.
+pub(super) fn told(profiles: &KeptProfiles, gpu: OpenedGpu, model: &Model) -> OpenedGpu {
+    let facts = gpu.device.as_ref().map(|device| device.facts());
+    match facts.and_then(|facts| profiles.with_gpu(facts)) {
+        Some(measured) => told_by(measured, gpu, model),
+        None => gpu,
+    }
+}
+
 /// Returns the GPU with what was measured for the options of offloading, if it offloads.
-pub(super) fn told(gpu: OpenedGpu, measured: Option<&Profile>, model: &Model) -> OpenedGpu {
-    let Some(measured) = measured else { return gpu };
+pub(super) fn told_by(measured: &Profile, gpu: OpenedGpu, model: &Model) -> OpenedGpu {
     let from_disk = model.streamed().is_some();
     let offload = gpu.offload.map(|offload| measured.tell(offload, from_disk));
     OpenedGpu { offload, ..gpu }

@@ -71,16 +71,13 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         };
         let options = EngineOptions { threads, kv_tokens: held, kv_format, ..EngineOptions::default() };
         let layers = if ring { Layers::Planned } else { Layers::All };
-        let reads_ahead = !head.ring_no_read_ahead;
         let profiles = KeptProfiles::of(&path, &kept);
-        let read_bytes = profiles.read_bytes();
+        let (reads_ahead, read_bytes) = (!head.ring_no_read_ahead, profiles.read_bytes());
         let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead, read_bytes };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
-        let opened = wanted.open_for(offload)?;
-        let measured = opened.device.as_ref().and_then(|device| profiles.with_gpu(device.facts()));
-        let opened = gpu::told(opened, measured, &model);
+        let opened = gpu::told(&profiles, wanted.open_for(offload)?, &model);
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {

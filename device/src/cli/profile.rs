@@ -117,7 +117,7 @@ fn offloaded(
     let model = residency::open(path, memory, 0, &share)
         .with_context(|| format!("open model `{}`", path.display()))?;
     let options = EngineOptions { kv_tokens, kv_format, ..EngineOptions::default() };
-    let gpu = gpu::told(gpu, Some(measured), &model);
+    let gpu = gpu::told_by(measured, gpu, &model);
     let engine = gpu::engine(&gpu, Arc::clone(&model), options).context("start the engine")?;
     let on_gpu = engine.gpu_device().is_some();
     let made = Made {
