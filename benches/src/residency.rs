@@ -145,7 +145,8 @@ fn measure(args: &Args, path: &Path, report: &mut Report) -> Result<()> {
 
 /// Measures the disk's read rate in bytes per second, limited to the configured maximum.
 fn rate(args: &Args, path: &Path) -> Result<f64> {
-    let found = disk::measure(path).context("measure the disk")?.sequential_bytes_per_s;
+    let block = args.read_bytes.unwrap_or_else(disk::usual_block);
+    let found = disk::sequential(path, block).context("measure the disk")?;
     Ok(args.throttle_mb.map_or(found, |mb| found.min(mb as f64 * 1e6)))
 }
 

@@ -314,7 +314,7 @@ fn on_one_disk(figure: &Figure, bytes_per_s: f64) -> Option<f64> {
 
 /// Measures the read rate of the disk with this file, in bytes per second.
 fn disk_rate(path: &Path) -> Result<f64> {
-    Ok(disk::measure(path).context("measure the disk")?.sequential_bytes_per_s)
+    disk::sequential(path, disk::usual_block()).context("measure the disk")
 }
 
 /// Distributes layers as evenly as possible over these devices.

@@ -40,7 +40,7 @@ impl Machine for ThisMachine {
         share: &OpenShare,
     ) -> Result<Arc<Model>, Box<dyn std::error::Error + Send + Sync>> {
         let OpenShare { layers, kv_tokens, kv_format, reads_ahead } = share.clone();
-        let share = Share { kv_tokens, kv_format, layers: Layers::Of(layers), reads_ahead };
+        let share = Share { kv_tokens, kv_format, layers: Layers::Of(layers), reads_ahead, read_bytes: None };
         Ok(residency::open(path, self.memory, 0, &share)?)
     }
 

@@ -133,6 +133,18 @@ impl Settings {
         self.read(&Path::new("profiles").join(file))
     }
 
+    /// Reads the profiles of this device from all files whose plain names begin so, in the order of names.
+    pub(crate) fn profiles<T: for<'a> Deserialize<'a>>(&self, prefix: &str) -> Vec<T> {
+        let folder = self.folder.as_ref().map(|folder| folder.join("profiles"));
+        let found = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+        let names =
+            found.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> =
+            names.filter(|name| name.starts_with(prefix) && name.ends_with(".json")).collect();
+        names.sort_unstable();
+        names.iter().filter_map(|name| self.profile(name)).collect()
+    }
+
     /// Stores a profile of this device.
     ///
     /// # Errors

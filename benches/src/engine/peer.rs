@@ -132,6 +132,18 @@ impl Peer {
         self.bin().join("llama-server")
     }
 
+    /// Returns the path of its command-line benchmark, if this build has kernels for NVIDIA's GPUs.
+    ///
+    /// # Errors
+    /// If something is missing. It is built only with `-DGGML_CUDA=ON`.
+    pub(crate) fn on_cuda(&self) -> Result<PathBuf> {
+        let (kernels, program) = (self.bin().join("libggml-cuda.so"), self.bin().join("llama-bench"));
+        if let Some(path) = [&kernels, &program].into_iter().find(|path| !path.is_file()) {
+            bail!("{} is not there: build the target llama-bench with -DGGML_CUDA=ON", path.display());
+        }
+        Ok(program)
+    }
+
     /// Returns the paths of its command-line benchmark, and of the server that computes a part of the layers
     /// for it.
     ///

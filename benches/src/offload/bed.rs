@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, Offload, OffloadStats, Pipeline, SeqId,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, KvHome, Model, Offload, OffloadStats, Pipeline, SeqId,
     StepSeq, Wanted,
 };
 use baton_gpu::Device;
@@ -42,6 +42,7 @@ impl Way {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
             block_bytes: NonZeroUsize::new(self.block_bytes).unwrap_or(NonZeroUsize::MIN),
             resident_bytes: Some(self.resident),
+            kv: KvHome::Gpu,
             ..Offload::default()
         }
     }
@@ -69,7 +70,7 @@ pub(super) struct Figure {
 pub(super) struct Bed {
     pub(super) model: Arc<Model>,
     kv_tokens: usize,
-    /// The least budget with which an engine can be made, with the projection to logits.
+    /// The least budget for the performance pipeline, with the projection to logits. The others need less.
     least: u64,
     /// Bytes of the weights of all layers, without experts.
     pub(super) weights: u64,
@@ -89,7 +90,7 @@ impl Bed {
         let blocks = (PROMPT + WARM + STEPS).next_multiple_of(baton_engine::BLOCK_TOKENS);
         let mut bed = Self { model, kv_tokens: batch * blocks, least: 0, weights: 0, want: Vec::new() };
         let device = Arc::new(HostDevice::new(None));
-        let none = Offload { resident_bytes: Some(0), ..Offload::default() };
+        let none = Offload { resident_bytes: Some(0), kv: KvHome::Gpu, ..Offload::default() };
         let engine = bed.engine(Arc::clone(&device) as _, GpuLayers::Offloaded(none))?;
         bed.weights = offload_stats(&engine)?.weight_bytes;
         bed.least = bed.find_least(device.used_bytes()) + bed.output_bytes();
@@ -113,9 +114,15 @@ impl Bed {
     /// Returns the least budget that an engine accepts. An engine that was made holds `held` bytes; more is
     /// set aside for activations.
     fn find_least(&self, held: u64) -> u64 {
+        let least = Offload {
+            pipeline: Pipeline::Performance,
+            kv: KvHome::Gpu,
+            resident_bytes: Some(0),
+            ..Offload::default()
+        };
         let works = |budget| {
             let device = Arc::new(HostDevice::new(Some(budget)));
-            self.engine(device, GpuLayers::Offloaded(Offload::default())).is_ok()
+            self.engine(device, GpuLayers::Offloaded(least.clone())).is_ok()
         };
         let (mut low, mut high) = (held, held + SEARCH_BYTES);
         while high - low > 1024 {

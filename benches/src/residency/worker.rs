@@ -1,16 +1,23 @@
 //! Decodes some tokens with a model of which a part stays in memory, and prints the costs as one JSON object.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
+use baton_device::machine::disk;
 use baton_engine::{BLOCK_TOKENS, Engine, EngineOptions, Model, Residency, SeqId, StepSeq, TokenId, Wanted};
+use baton_pacing::refit::median;
 use serde_json::{Value, json};
 
 use crate::engine::machine;
 
+/// Bytes of a large block: PIPO finds this size best for disks.
+const MERGED_BYTES: usize = 8 << 20;
+/// Turns of the reads of a token.
+const READS_TURNS: usize = 5;
 /// Tokens of a prompt that are computed at once, as in the programs.
 const CHUNK_TOKENS: usize = 512;
 
@@ -37,6 +44,9 @@ pub(crate) struct Args {
     /// Number of threads that read
     #[arg(long)]
     reading_threads: Option<usize>,
+    /// Also measure the reads of a token without computing, beside one run of large blocks over as many bytes
+    #[arg(long, requires = "budget")]
+    reads_alone: bool,
     /// Number of sequences that are decoded at once
     #[arg(long, default_value = "1")]
     batch: NonZeroUsize,
@@ -81,6 +91,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let engine = Engine::new(Arc::clone(&model), options).context("make an engine")?;
     baton_terminal::outln!("{}", Decoder::new(engine, args.batch.get()).measure(args)?)?;
     Ok(())
+}
+
+/// Reads what a token reads, as the engine reads it and in one run of large blocks. They take turns.
+fn reads_alone(args: &Args, model: &Model) -> Result<Value> {
+    let weights = model.streamed().context("everything stays in memory")?;
+    let reads: Vec<Range<u64>> = weights
+        .reads()
+        .into_iter()
+        .filter(|(part, _)| *part == 0)
+        .map(|(_, bytes)| bytes.start as u64..bytes.end as u64)
+        .collect();
+    let bytes: u64 = reads.iter().map(|range| range.end - range.start).sum();
+    let file = std::fs::metadata(&args.model).context("look at the model")?.len();
+    let first = reads.iter().map(|range| range.start).min().unwrap_or(0).min(file - bytes.min(file));
+    let blocks = (0..bytes).step_by(MERGED_BYTES);
+    let merged: Vec<Range<u64>> =
+        blocks.map(|at| first + at..first + bytes.min(at + MERGED_BYTES as u64)).collect();
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..READS_TURNS {
+        for (rates, ranges) in rates.iter_mut().zip([&reads, &merged]) {
+            rates.push(disk::ranges(&args.model, ranges).context("read the model")?);
+        }
+    }
+    let [own, one_run] = rates.map(|rates| median(rates).unwrap_or(f64::NAN));
+    Ok(json!({
+        "bytes": bytes,
+        "reads": reads.len(),
+        "bytes_per_s": own,
+        "merged_reads": merged.len(),
+        "merged_bytes_per_s": one_run,
+    }))
 }
 
 impl Args {
@@ -218,6 +259,9 @@ impl Decoder {
                 "major_faults_per_token": before.faults.zip(after.faults).map(|(before, after)| a_token(before, after)),
                 "direct": stats.direct,
             });
+        }
+        if args.reads_alone {
+            figures["reads_alone"] = reads_alone(args, self.engine.model())?;
         }
         self.seqs.drain(..).for_each(|seq| self.engine.release(seq));
         for tokens in &args.prompts {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineError, EngineOptions, KvHome, Model, Offload, Pipeline};
-use baton_gpu::{Facts, GpuChoice, GpuPart, OpenError, OpenedGpu, VramLimit};
+use baton_gpu::{BlockRate, Facts, GpuChoice, GpuPart, OpenError, OpenedGpu, VramLimit};
 use baton_kernels_cpu::Format;
 use baton_terminal::{chain, errln, size};
 use clap::Args;
@@ -13,6 +13,7 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser as
 
 use super::heading;
 use crate::machine::gpu::{GpuProfile, on_loss};
+use crate::machine::profile::{KeptProfiles, Profile};
 
 /// Which GPU computes.
 #[derive(Debug, Clone, Copy, Args)]
@@ -155,6 +156,22 @@ pub(super) fn with_others(measured: Option<GpuProfile>, opened: &OpenedGpu) -> V
     measured.into_iter().chain(refused).chain(opened.others.iter().map(GpuProfile::of)).collect()
 }
 
+/// As [`told_by`], by what earlier runs have measured, if they have.
+pub(super) fn told(profiles: &KeptProfiles, gpu: OpenedGpu, model: &Model) -> OpenedGpu {
+    let facts = gpu.device.as_ref().map(|device| device.facts());
+    match facts.and_then(|facts| profiles.with_gpu(facts)) {
+        Some(measured) => told_by(measured, gpu, model),
+        None => gpu,
+    }
+}
+
+/// Returns the GPU with what was measured for the options of offloading, if it offloads.
+pub(super) fn told_by(measured: &Profile, gpu: OpenedGpu, model: &Model) -> OpenedGpu {
+    let from_disk = model.streamed().is_some();
+    let offload = gpu.offload.map(|offload| measured.tell(offload, from_disk));
+    OpenedGpu { offload, ..gpu }
+}
+
 /// Makes an engine on the GPU, and writes a line that says what the GPU computes.
 pub(super) fn engine(
     gpu: &OpenedGpu,
@@ -211,7 +228,20 @@ pub(super) fn lines(gpu: &GpuProfile) -> String {
         copies.round_trip_s * 1e6,
         copies.launch_s * 1e6
     );
+    if let Some(best) = rates.block_bytes() {
+        out += &format!("    loads of weights in blocks of {}\n", blocks(best, &rates.blocks));
+    }
     out
+}
+
+/// Returns the size of blocks that is used and its rate, then those of all sizes that were tried.
+pub(super) fn blocks(best: u64, rates: &[BlockRate]) -> String {
+    let size = |bytes: u64| format!("{} KiB", bytes >> 10);
+    let rate = |rate: &BlockRate| format!("{} {:.1}", size(rate.block_bytes), rate.bytes_per_s / 1e9);
+    let of_best =
+        rates.iter().find(|rate| rate.block_bytes == best).map_or(f64::NAN, |rate| rate.bytes_per_s);
+    let all: Vec<String> = rates.iter().map(rate).collect();
+    format!("{} {:.1} GB/s ({})", size(best), of_best / 1e9, all.join(", "))
 }
 
 #[cfg(test)]
@@ -230,7 +260,11 @@ mod tests {
             round_trip_s: 4e-5,
             launch_s: 3.1e-6,
         };
-        let rates = Rates { products: [("Q4_K".to_owned(), products)].into(), copies };
+        let blocks = vec![
+            BlockRate { block_bytes: 1 << 20, bytes_per_s: 9e9 },
+            BlockRate { block_bytes: 4 << 20, bytes_per_s: 1.15e10 },
+        ];
+        let rates = Rates { products: [("Q4_K".to_owned(), products)].into(), copies, blocks };
         let known = GpuProfile {
             name: "GTX 1".to_owned(),
             place: "cuda:0".to_owned(),
@@ -246,7 +280,8 @@ mod tests {
             lines(&known),
             "GTX 1 (cuda:0), 8.00 GB, 7.50 GB free\n\
              \x20   products in Q4_K        310.0 GB/s of weights,   1100.0 GFLOP/s; of 512 vectors  20000.0 GFLOP/s\n\
-             \x20   copies to it 12.0 GB/s, from it 11.0 GB/s; a hidden state there and back 40 us, a launch 3.1 us\n"
+             \x20   copies to it 12.0 GB/s, from it 11.0 GB/s; a hidden state there and back 40 us, a launch 3.1 us\n\
+             \x20   loads of weights in blocks of 4096 KiB 11.5 GB/s (1024 KiB 9.0, 4096 KiB 11.5)\n"
         );
         let other = GpuProfile {
             place: "vulkan:0".to_owned(),

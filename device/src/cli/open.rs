@@ -9,6 +9,7 @@ use crate::client::CloudClient;
 use crate::context::{self, Held};
 use crate::local::{LocalOptions, largest_step};
 use crate::machine::ThisMachine;
+use crate::machine::profile::KeptProfiles;
 use crate::machine::residency::{self, Layers, Share};
 use crate::models::store;
 use crate::relay::{Note, RelayMode};
@@ -71,12 +72,13 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         };
         let options = EngineOptions { threads, kv_tokens: held, kv_format, ..EngineOptions::default() };
         let layers = if ring { Layers::Planned } else { Layers::All };
-        let reads_ahead = !head.ring_no_read_ahead;
-        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead };
+        let profiles = KeptProfiles::of(&path, &kept);
+        let (reads_ahead, read_bytes) = (!head.ring_no_read_ahead, profiles.read_bytes());
+        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead, read_bytes };
         let model = residency::open(&path, memory, repack, &share)
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
-        let opened = wanted.open_for(offload)?;
+        let opened = gpu::told(&profiles, wanted.open_for(offload)?, &model);
         let largest_step = largest_step(model.config().vocab_len, answers);
         let options = EngineOptions { largest_step, ..options };
         let proposer = speculation.proposer(&model, options.clone())?;

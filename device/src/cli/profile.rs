@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use baton_engine::EngineOptions;
 use baton_engine::engine::KvFormat;
 use baton_engine::weights::StreamedWeights;
-use baton_gpu::OpenedGpu;
+use baton_gpu::{BlockRate, OpenedGpu};
 use baton_plan::{Device, ModelShape};
 use clap::Args;
 
@@ -76,8 +76,8 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     let gpus = gpu::with_others(measured.gpu.clone(), &opened);
     let (how, memory) = (args.how, args.memory);
     let offload = if args.offload {
-        let (speeds, opened) = (speeds(&measured), opened.offloading(Some(how.offload())));
-        let work = tokio::task::spawn_blocking(move || offloaded(&model, memory, &opened, speeds));
+        let (kept, opened) = (measured.clone(), opened.offloading(Some(how.offload())));
+        let work = tokio::task::spawn_blocking(move || offloaded(&model, memory, opened, &kept));
         Some(work.await.context("place the model")??)
     } else {
         None
@@ -102,18 +102,26 @@ fn speeds(profile: &Profile) -> Speeds {
 fn offloaded(
     path: &Path,
     memory: MemoryFor,
-    gpu: &OpenedGpu,
-    speeds: Speeds,
+    gpu: OpenedGpu,
+    measured: &Profile,
 ) -> anyhow::Result<OffloadProfile> {
     let kv_format = KvFormat::default();
     let kv_tokens = Held::of(path, memory, kv_format, None)?.tokens;
     let shape = shape_of(path, kv_format)?;
-    let share = Share { kv_tokens, kv_format, layers: Layers::All, reads_ahead: true };
+    let share = Share {
+        kv_tokens,
+        kv_format,
+        layers: Layers::All,
+        reads_ahead: true,
+        read_bytes: measured.read_bytes(),
+    };
     let model = residency::open(path, memory, 0, &share)
         .with_context(|| format!("open model `{}`", path.display()))?;
     let largest_step = largest_step(model.config().vocab_len, 1);
     let options = EngineOptions { kv_tokens, kv_format, largest_step, ..EngineOptions::default() };
-    let engine = gpu::engine(gpu, Arc::clone(&model), options).context("start the engine")?;
+    let gpu = gpu::told_by(measured, gpu, &model);
+    let engine = gpu::engine(&gpu, Arc::clone(&model), options).context("start the engine")?;
+    let on_gpu = engine.gpu_device().is_some();
     let made = Made {
         gpu: engine.gpu_device().map(|device| device.facts().name.clone()),
         config: model.config(),
@@ -121,8 +129,10 @@ fn offloaded(
         context: (kv_tokens, shape.kv_bytes * shape.layers as f64),
         offload: engine.offload_stats(),
         residency: model.streamed().map(StreamedWeights::stats),
+        options: gpu.offload.clone(),
+        cpu_output_bytes: if on_gpu && !engine.gpu_has_output() { shape.output_bytes as u64 } else { 0 },
     };
-    Ok(made.profile(speeds))
+    Ok(made.profile(speeds(measured)))
 }
 
 /// What `--json` prints.
@@ -132,6 +142,9 @@ struct Answer<'a> {
     model: &'a ModelShape,
     memory: &'a Memory,
     direct_reads: bool,
+    /// Bytes of a read that were found best, and the rates of all sizes that were tried.
+    read_bytes: Option<usize>,
+    read_blocks: &'a [BlockRate],
     origin: &'a Origin,
     /// All GPUs, the measured one first.
     gpus: &'a [GpuProfile],
@@ -142,8 +155,18 @@ struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     fn of(profile: &'a Profile, origin: &'a Origin, gpus: &'a [GpuProfile]) -> Self {
-        let Profile { device, model, memory, direct_reads, gpu: _ } = profile;
-        Self { device, model, memory, direct_reads: *direct_reads, origin, gpus, offload: None }
+        let Profile { device, model, memory, direct_reads, read_blocks, gpu: _ } = profile;
+        Self {
+            device,
+            model,
+            memory,
+            direct_reads: *direct_reads,
+            read_bytes: profile.read_bytes(),
+            read_blocks,
+            origin,
+            gpus,
+            offload: None,
+        }
     }
 }
 
@@ -163,7 +186,7 @@ fn said(origin: &Origin) -> String {
 }
 
 fn text(profile: &Profile) -> String {
-    let Profile { device, model, memory, direct_reads, gpu: _ } = profile;
+    let Profile { device, model, memory, direct_reads, read_blocks, gpu: _ } = profile;
     let gigabytes = |bytes: f64| bytes / 1e9;
     let mut out = format!(
         "{} for {} ({} layers of {:.1} MB)\n",
@@ -198,6 +221,9 @@ fn text(profile: &Profile) -> String {
         gigabytes(device.disk.sequential_bytes_per_s)
     );
     out += &format!("  disk, random reads  {:>8.2} GB/s\n", gigabytes(device.disk.random_bytes_per_s));
+    if let Some(best) = profile.read_bytes() {
+        out += &format!("  disk, in blocks of {}\n", gpu::blocks(best as u64, read_blocks));
+    }
     out
 }
 

@@ -1,37 +1,64 @@
-//! Measures how fast a file can be read from its disk: sequentially, in large blocks by two threads, and at
-//! random positions.
+//! Measures how fast a file can be read from its disk: in order and in blocks, as the engine reads weights,
+//! and at random positions.
 //!
 //! Reads bypass the page cache if the system allows it ([`platform::open_direct`]). Otherwise they may be
-//! answered from memory, and the result says so.
+//! answered from memory, and the result says so. The size of blocks is chosen by measurement, with as many
+//! threads as the engine has for it.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_engine::platform;
+use baton_engine::{Residency, platform};
+use baton_gpu::BlockRate;
 use baton_pacing::refit::median;
 use memmap2::MmapMut;
 
-/// Bytes of a block for sequential reads (PIPO finds about 8 MB best for disks).
-const BLOCK: usize = 8 << 20;
+/// Sizes of blocks that are tried.
+const BLOCKS: [usize; 5] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+/// A smaller file does not show how its disk reads large blocks. The engine's usual size is taken then.
+const SWEPT_BYTES_MIN: u64 = 64 << 20;
+/// Length of one run of a size, and of all of them; each size has one run at least.
+const SWEEP_RUN: Duration = Duration::from_millis(50);
+const SWEEP: Duration = Duration::from_millis(1200);
 /// Bytes of a piece for random reads: what the system reads around a missing page.
 const PIECE: usize = 64 << 10;
-/// Threads that read sequentially, so that the disk always has a next request.
-const READERS: u64 = 2;
 /// Length of one run.
-const RUN: Duration = Duration::from_millis(400);
+const RUN: Duration = Duration::from_millis(300);
 const RUNS: usize = 3;
+/// The alignment of direct reads.
+const ALIGNED: u64 = 4096;
 
 /// Measured rates of a disk, in bytes per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DiskRates {
-    /// Sequential reads.
+    /// Sequential reads, with the engine's threads.
     pub sequential_bytes_per_s: f64,
     /// Random reads.
     pub random_bytes_per_s: f64,
     /// Whether the page cache was bypassed.
     pub direct: bool,
+    /// The rate of each size of blocks that was tried, at random positions; none if the file is small.
+    pub blocks: Vec<BlockRate>,
+}
+
+impl DiskRates {
+    /// Returns the bytes of a block with which sequential reads were measured.
+    pub fn block_bytes(&self) -> usize {
+        block_of(&self.blocks).unwrap_or_else(usual_block)
+    }
+}
+
+/// Returns the size of reads that the engine should use, or `None` if it was not measured.
+pub fn block_of(blocks: &[BlockRate]) -> Option<usize> {
+    BlockRate::best(blocks).and_then(|bytes| usize::try_from(bytes).ok())
+}
+
+/// Returns the size of reads that the engine uses if nothing was measured.
+pub fn usual_block() -> usize {
+    Residency::default().read_bytes
 }
 
 /// Why a disk cannot be measured.
@@ -55,36 +82,107 @@ pub enum DiskError {
     },
 }
 
-/// Measures the disk of the file at `path` by reading that file, for less than three seconds.
+/// An open file, and how it is read.
+struct Measured<'a> {
+    path: &'a Path,
+    file: File,
+    direct: bool,
+    bytes: u64,
+}
+
+/// Measures the disk of the file at `path` by reading that file, for about three seconds.
 ///
 /// # Errors
 /// [`DiskError`] naming the file.
 pub fn measure(path: &Path) -> Result<DiskRates, DiskError> {
-    let read = |source| DiskError::Read { path: path.to_owned(), source };
-    let (file, direct) = open(path).map_err(read)?;
-    let bytes = file.metadata().map_err(read)?.len();
-    if bytes < PIECE as u64 {
-        return Err(DiskError::Small { path: path.to_owned(), bytes });
-    }
-    // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it cached.
-    let begin = |run: usize| bytes / RUNS as u64 * run as u64;
-    let sequential: Vec<f64> =
-        (0..RUNS).map(|run| in_order(&file, bytes, begin(run))).collect::<Result<_, _>>().map_err(read)?;
-    let random: Vec<f64> =
-        (0..RUNS).map(|run| here_and_there(&file, bytes, run)).collect::<Result<_, _>>().map_err(read)?;
-    let middle = |rates: Vec<f64>| median(rates).unwrap_or(f64::NAN);
-    Ok(DiskRates { sequential_bytes_per_s: middle(sequential), random_bytes_per_s: middle(random), direct })
+    let opened = Measured::open(path)?;
+    let blocks = opened.named(opened.sweep())?;
+    let block = block_of(&blocks).unwrap_or_else(usual_block);
+    let sequential_bytes_per_s = opened.named(opened.sequential(block))?;
+    let random = (0..RUNS).map(|run| here_and_there(&opened.file, opened.bytes, run));
+    let random = opened.named(random.collect::<Result<Vec<_>, _>>())?;
+    Ok(DiskRates {
+        sequential_bytes_per_s,
+        random_bytes_per_s: median(random).unwrap_or(f64::NAN),
+        direct: opened.direct,
+        blocks,
+    })
 }
 
-/// Returns the bytes per second of one sequential run: a quick check whether a disk is as fast as before.
+/// Returns the bytes per second of sequential reads in such blocks, with the engine's threads.
 ///
 /// # Errors
 /// [`DiskError`] naming the file.
-pub fn look(path: &Path) -> Result<f64, DiskError> {
-    let read = |source| DiskError::Read { path: path.to_owned(), source };
-    let (file, _) = open(path).map_err(read)?;
-    let bytes = file.metadata().map_err(read)?.len();
-    in_order(&file, bytes.max(1), bytes / 2).map_err(read)
+pub fn sequential(path: &Path, block: usize) -> Result<f64, DiskError> {
+    let opened = Measured::open(path)?;
+    opened.named(opened.sequential(block))
+}
+
+/// Returns the bytes per second of one sequential run in such blocks: a quick check whether a disk is as fast
+/// as before.
+///
+/// # Errors
+/// [`DiskError`] naming the file.
+pub fn look(path: &Path, block: usize) -> Result<f64, DiskError> {
+    let opened = Measured::open(path)?;
+    let look = || Readers::new(block)?.in_order(&opened.file, opened.bytes, opened.bytes / 2, block);
+    opened.named(look())
+}
+
+/// Returns the bytes per second at which the engine's threads read these ranges of the file, in order.
+///
+/// # Errors
+/// [`DiskError`] naming the file.
+pub fn ranges(path: &Path, ranges: &[Range<u64>]) -> Result<f64, DiskError> {
+    let opened = Measured::open(path)?;
+    opened.named(all_of(&opened.file, ranges))
+}
+
+impl<'a> Measured<'a> {
+    fn open(path: &'a Path) -> Result<Self, DiskError> {
+        let read = |source| DiskError::Read { path: path.to_owned(), source };
+        let (file, direct) = open(path).map_err(read)?;
+        let bytes = file.metadata().map_err(read)?.len();
+        if bytes < PIECE as u64 {
+            return Err(DiskError::Small { path: path.to_owned(), bytes });
+        }
+        Ok(Self { path, file, direct, bytes })
+    }
+
+    fn named<T>(&self, result: std::io::Result<T>) -> Result<T, DiskError> {
+        result.map_err(|source| DiskError::Read { path: self.path.to_owned(), source })
+    }
+
+    /// Tries all sizes in turn, several times, so that a disk that changes meanwhile favours none.
+    fn sweep(&self) -> std::io::Result<Vec<BlockRate>> {
+        if self.bytes < SWEPT_BYTES_MIN {
+            return Ok(Vec::new());
+        }
+        let mut readers = Readers::new(BLOCKS[BLOCKS.len() - 1])?;
+        let (begun, mut all, mut run) = (Instant::now(), BLOCKS.map(|_| Vec::new()), 0);
+        while begun.elapsed() < SWEEP || run == 0 {
+            for (rates, block) in all.iter_mut().zip(BLOCKS) {
+                let (blocks, bytes) = (self.bytes / block as u64, block as u64);
+                let place = |number: u64| spread(number + (run << 32)) % blocks * bytes;
+                rates.push(readers.timed(&self.file, (block, SWEEP_RUN), place)?);
+            }
+            run += 1;
+        }
+        let rate = |(rates, block): (Vec<f64>, usize)| BlockRate {
+            block_bytes: block as u64,
+            bytes_per_s: median(rates).unwrap_or(f64::NAN),
+        };
+        Ok(all.into_iter().zip(BLOCKS).map(rate).collect())
+    }
+
+    fn sequential(&self, block: usize) -> std::io::Result<f64> {
+        // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it
+        // cached.
+        let begin = |run: usize| self.bytes / RUNS as u64 * run as u64;
+        let mut readers = Readers::new(block)?;
+        let rates = (0..RUNS).map(|run| readers.in_order(&self.file, self.bytes, begin(run), block));
+        Ok(median(rates.collect::<Result<Vec<_>, _>>()?).unwrap_or(f64::NAN))
+    }
 }
 
 /// Opens the file, for direct reads if its file system has them. Returns whether these skip the page cache.
@@ -95,28 +193,93 @@ fn open(path: &Path) -> std::io::Result<(File, bool)> {
     }
 }
 
-/// Returns the bytes per second of two threads that take blocks in turn, from near `begin` on. At the end
-/// of the file they continue at its beginning.
-fn in_order(file: &File, bytes: u64, begin: u64) -> std::io::Result<f64> {
-    let (next, done) = (AtomicU64::new(begin / BLOCK as u64), AtomicU64::new(0));
-    let blocks = bytes.div_ceil(BLOCK as u64);
+/// Returns a number that looks random and differs for each argument.
+fn spread(number: u64) -> u64 {
+    number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20
+}
+
+/// The memory of as many threads as the engine has for reading.
+struct Readers(Vec<MmapMut>);
+
+impl Readers {
+    /// Takes memory for reads of so many bytes. It is touched now, since that takes as long as a fast read.
+    fn new(bytes: usize) -> std::io::Result<Self> {
+        // Mapped for this purpose: aligned as direct reads need it, and returned to the system at once.
+        let buffers = (0..Residency::default().threads).map(|_| MmapMut::map_anon(bytes));
+        let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        Ok(Self(buffers))
+    }
+
+    /// Lets each thread work with its memory, and waits for all.
+    fn work(&mut self, work: impl Fn(&mut [u8]) -> std::io::Result<()> + Sync) -> std::io::Result<()> {
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads = self.0.iter_mut().map(|buffer| scope.spawn(move || work(&mut buffer[..])));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a reading thread does not panic"))
+        })
+    }
+
+    /// Returns the bytes per second of blocks that threads take in turn for a while. `place` gives the
+    /// position of each.
+    fn timed(
+        &mut self,
+        file: &File,
+        (block, time): (usize, Duration),
+        place: impl Fn(u64) -> u64 + Sync,
+    ) -> std::io::Result<f64> {
+        let (next, done, begun) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
+        self.work(|buffer| {
+            loop {
+                let at = place(next.fetch_add(1, Ordering::Relaxed));
+                let read = platform::read_at(file, &mut buffer[..block], at)?;
+                done.fetch_add(read as u64, Ordering::Relaxed);
+                if begun.elapsed() >= time {
+                    return Ok(());
+                }
+            }
+        })?;
+        Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Returns the bytes per second of blocks that follow each other, from near `begin` on. At the end of the
+    /// file they continue at its beginning.
+    fn in_order(&mut self, file: &File, bytes: u64, begin: u64, block: usize) -> std::io::Result<f64> {
+        let (blocks, block_bytes) = (bytes.div_ceil(block as u64), block as u64);
+        let first = begin / block_bytes;
+        self.timed(file, (block, RUN), |number| (first + number) % blocks * block_bytes)
+    }
+}
+
+/// Returns the aligned range around this one.
+fn aligned(range: &Range<u64>) -> Range<u64> {
+    range.start / ALIGNED * ALIGNED..range.end.next_multiple_of(ALIGNED)
+}
+
+/// Returns the bytes per second of threads that read all these ranges, and no others.
+fn all_of(file: &File, ranges: &[Range<u64>]) -> std::io::Result<f64> {
+    let len = |range: &Range<u64>| aligned(range).end - aligned(range).start;
+    let longest = ranges.iter().map(len).max().unwrap_or(0).max(ALIGNED);
+    let (mut readers, next) = (Readers::new(longest as usize)?, AtomicUsize::new(0));
     let begun = Instant::now();
-    let reader = || {
-        // Memory mapped for this buffer: aligned as direct reads need it, and returned to the system at
-        // once.
-        let mut buffer = MmapMut::map_anon(BLOCK)?;
-        while begun.elapsed() < RUN {
-            let block = next.fetch_add(1, Ordering::Relaxed) % blocks;
-            let read = platform::read_at(file, &mut buffer, block * BLOCK as u64)?;
-            done.fetch_add(read as u64, Ordering::Relaxed);
+    readers.work(|buffer| {
+        while let Some(range) = ranges.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let Range { start, end } = aligned(range);
+            let mut done = 0;
+            while start + done < range.end {
+                let room = &mut buffer[done as usize..(end - start) as usize];
+                // A short read continues at an aligned position, unless it has reached the end of the file.
+                match platform::read_at(file, room, start + done)? as u64 / ALIGNED * ALIGNED {
+                    0 => break,
+                    whole => done += whole,
+                }
+            }
         }
-        std::io::Result::Ok(())
-    };
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(reader)).collect();
-        readers.into_iter().try_for_each(|thread| thread.join().expect("a reading thread does not panic"))
+        Ok(())
     })?;
-    Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
+    let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    Ok(bytes as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// Returns the bytes per second of one thread that reads pieces at distances of a large odd step.
@@ -149,6 +312,31 @@ mod tests {
             let offset = offset as usize;
             assert_eq!(read, PIECE.min(bytes.len() - offset));
             assert!(buffer[..read] == bytes[offset..offset + read]);
+        }
+    }
+
+    #[test]
+    fn blocks_are_chosen_by_measurement_if_the_file_is_large_enough() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 1 << 20]).unwrap();
+        let small = measure(file.path()).unwrap();
+        assert_eq!((&small.blocks[..], small.block_bytes()), (&[][..], usual_block()));
+        file.as_file().set_len(SWEPT_BYTES_MIN).unwrap();
+        file.as_file().sync_all().unwrap();
+        let rates = measure(file.path()).unwrap();
+        assert_eq!(rates.blocks.len(), BLOCKS.len());
+        assert!(rates.blocks.iter().all(|rate| rate.bytes_per_s > 0.0), "{rates:?}");
+        assert!(BLOCKS.contains(&rates.block_bytes()) && rates.sequential_bytes_per_s > 0.0, "{rates:?}");
+    }
+
+    #[test]
+    fn ranges_are_read_wherever_they_begin_and_end() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 300_000]).unwrap();
+        file.as_file().sync_all().unwrap();
+        for all in [[0..1, 1..2], [5..70_000, 4095..4097], [299_999..300_000, 100..100]] {
+            let rate = ranges(file.path(), &all).unwrap();
+            assert!(rate >= 0.0 && rate.is_finite(), "{all:?}: {rate}");
         }
     }
 

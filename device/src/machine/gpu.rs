@@ -140,7 +140,7 @@ mod tests {
             round_trip_s: 2e-5,
             launch_s: 3e-6,
         };
-        let processor = processor(&Rates { products: products.into(), copies });
+        let processor = processor(&Rates { products: products.into(), copies, blocks: Vec::new() });
         assert_eq!((processor.read_bytes_per_s, processor.kv_copy_s), (4e11, 3e-6));
         // A quarter of a byte for each operation in Q4_K: three quarters of its time are arithmetic.
         let seconds = 1.0 / processor.flops["Q4_K"] + 0.25 / processor.read_bytes_per_s;

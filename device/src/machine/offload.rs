@@ -5,7 +5,7 @@
 //! cannot do both at once takes the sum of both. Reads from the disk run beside either.
 
 use baton_engine::weights::ResidencyStats;
-use baton_engine::{ModelConfig, OffloadStats};
+use baton_engine::{ModelConfig, Offload, OffloadStats};
 use baton_gpu::Rates;
 use baton_terminal::size;
 use serde::Serialize;
@@ -54,12 +54,9 @@ pub struct Speeds {
 impl Speeds {
     /// Adds the rates of a GPU; its slowest format counts.
     pub fn with_gpu(self, gpu: Option<&GpuProfile>) -> Self {
-        let slowest = |rates: &Rates| {
-            let read = rates.products.values().map(|product| product.vector_bytes_per_s);
-            [rates.copies.to_device_bytes_per_s, read.fold(f64::INFINITY, f64::min)]
-        };
+        let of_gpu = |rates: &Rates| [rates.copies.to_device_bytes_per_s, rates.slowest_vector_bytes_per_s()];
         let rates = gpu.and_then(|gpu| gpu.rates.as_ref());
-        Self { gpu: rates.map(slowest), loads_beside: gpu.is_some_and(|gpu| gpu.loads_beside), ..self }
+        Self { gpu: rates.map(of_gpu), loads_beside: gpu.is_some_and(|gpu| gpu.loads_beside), ..self }
     }
 }
 
@@ -86,8 +83,14 @@ pub struct OffloadProfile {
     pub weights_to_gpu: Step,
     /// Copies of keys and values to the GPU, if half of the context is used.
     pub kv_to_gpu: Step,
-    /// Reading of the weights by what computes.
+    /// Reading of the layers' weights by what computes.
     pub computing: Step,
+    /// Reading of the projection to logits, if the CPU computes it after a GPU has computed the layers.
+    pub cpu_logits: Step,
+    /// Bytes of a block of weights, as they are loaded.
+    pub block_bytes: Option<usize>,
+    /// Whether what stays was chosen by predicted seconds. Else the fewest bytes move.
+    pub by_rates: bool,
     /// Tokens per second at most.
     pub tokens_per_s: f64,
     /// What sets that pace.
@@ -109,6 +112,10 @@ pub struct Made<'a> {
     pub offload: Option<OffloadStats>,
     /// What stays in memory of a model that is read from the disk.
     pub residency: Option<ResidencyStats>,
+    /// The options of offloading, if the GPU offloads.
+    pub options: Option<Offload>,
+    /// Bytes of the projection to logits, if the CPU computes it after a GPU has computed the layers.
+    pub cpu_output_bytes: u64,
 }
 
 /// The share of the context that is used, for the time of a token.
@@ -151,6 +158,9 @@ impl Made<'_> {
             weights_to_gpu: Step::new(moved, to_gpu),
             kv_to_gpu: Step::new(moved_kv as u64, to_gpu),
             computing: Step::new(used, read),
+            cpu_logits: Step::new(self.cpu_output_bytes, speeds.memory),
+            block_bytes: self.options.as_ref().map(|options| options.block_bytes.get()),
+            by_rates: self.options.as_ref().is_some_and(|options| options.rates.is_some()),
             tokens_per_s: 0.0,
             bound_by: "",
         };
@@ -189,7 +199,7 @@ impl OffloadProfile {
         let slowest = paces.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let (bound_by, seconds) = slowest.expect("there are two at least");
         self.bound_by = bound_by;
-        self.tokens_per_s = 1.0 / seconds;
+        self.tokens_per_s = 1.0 / (seconds + self.cpu_logits.seconds);
     }
 
     /// Returns it as a table.
@@ -209,6 +219,15 @@ impl OffloadProfile {
         if let Some(pipeline) = self.pipeline {
             out += &row("loaded through", &Tiers { gpu_bytes: self.slot_bytes, ..Tiers::default() });
             out += &format!("    pipeline: {pipeline}\n");
+            let chosen = if self.by_rates {
+                "the fewest seconds at measured rates"
+            } else {
+                "the fewest bytes that move"
+            };
+            out += &format!("    what stays was chosen for {chosen}\n");
+            if let Some(bytes) = self.block_bytes {
+                out += &format!("    blocks of {} KiB\n", bytes >> 10);
+            }
         }
         if self.experts_kept > 0 {
             out += &format!("    experts on the GPU: the {} used most\n", self.experts_kept);
@@ -218,6 +237,7 @@ impl OffloadProfile {
             ("weights to the GPU", self.weights_to_gpu),
             ("keys and values", self.kv_to_gpu),
             ("computing", self.computing),
+            ("logits on the CPU", self.cpu_logits),
         ];
         for (name, Step { bytes, seconds }) in steps.into_iter().filter(|(_, step)| step.bytes > 0) {
             out += &format!("    {name:<18}{:>12} a token, {:.1} ms\n", size(bytes), seconds * 1e3);
@@ -232,7 +252,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use baton_engine::{Engine, EngineOptions, GpuLayers, GpuUse, KvHome, Model, Offload, Pipeline};
+    use baton_engine::{Engine, EngineOptions, GpuLayers, GpuUse, KvHome, Model, Pipeline};
     use baton_kernels_cpu::Format;
     use baton_kernels_gpu::cases::HostDevice;
     use baton_synthetic::{SyntheticExperts, SyntheticModel};
@@ -250,9 +270,10 @@ mod tests {
 
     fn made(model: &Arc<Model>, options: Offload) -> Made<'_> {
         let device = Arc::new(HostDevice::new(None));
-        let gpu = GpuUse { device, layers: GpuLayers::Offloaded(options), on_loss: |_| {} };
-        let options = EngineOptions { kv_tokens: 64, gpu: Some(gpu), ..EngineOptions::default() };
-        let engine = Engine::new(Arc::clone(model), options).unwrap();
+        let layers = GpuLayers::Offloaded(options.clone());
+        let gpu = GpuUse { device, layers, on_loss: |_| {} };
+        let of_engine = EngineOptions { kv_tokens: 64, gpu: Some(gpu), ..EngineOptions::default() };
+        let engine = Engine::new(Arc::clone(model), of_engine).unwrap();
         Made {
             gpu: Some("a GPU".to_owned()),
             config: model.config(),
@@ -260,6 +281,8 @@ mod tests {
             context: (64, 128.0),
             offload: engine.offload_stats(),
             residency: None,
+            options: Some(options),
+            cpu_output_bytes: 0,
         }
     }
 
@@ -275,6 +298,8 @@ mod tests {
         let seconds = (layers as f64 + all.kv.memory_bytes as f64 / 2.0) / 2e9;
         assert!((all.tokens_per_s * seconds - 1.0).abs() < 1e-3, "{all:?}");
         assert!(all.text().contains("bound by copies to the GPU"), "{}", all.text());
+        assert!(all.text().contains("chosen for the fewest bytes"), "{}", all.text());
+        assert!(all.text().contains("blocks of 8192 KiB"), "{}", all.text());
         // From the disk it takes twice as long.
         let none = ResidencyStats { resident_bytes: 0, ..residency() };
         let from_disk = Made { residency: Some(none), ..made(&model, Offload::default()) };
@@ -305,6 +330,18 @@ mod tests {
 
     fn residency() -> ResidencyStats {
         ResidencyStats::default()
+    }
+
+    #[test]
+    fn logits_that_the_cpu_computes_take_time_of_their_own() {
+        let model = open(None);
+        let options = Offload { resident_bytes: Some(0), ..Offload::default() };
+        let without = made(&model, options);
+        let found = Made { cpu_output_bytes: 5_000_000, ..without.clone() }.profile(WITH_GPU);
+        let (own, all) = (found.cpu_logits, without.profile(WITH_GPU));
+        assert_eq!((own.bytes, all.cpu_logits), (5_000_000, Step::default()));
+        assert!((1.0 / found.tokens_per_s - 1.0 / all.tokens_per_s - own.seconds).abs() < 1e-9, "{found:?}");
+        assert!(found.text().contains("logits on the CPU"), "{}", found.text());
     }
 
     #[test]

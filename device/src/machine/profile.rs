@@ -10,14 +10,15 @@ mod general;
 mod kept;
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engine::STREAM_BYTES;
 use baton_engine::engine::KvFormat;
 use baton_engine::gguf::{Gguf, GgufError, TensorView};
+use baton_engine::{MoveRates, Offload, STREAM_BYTES};
+use baton_gpu::{BlockRate, Rates};
 use baton_kernels_cpu::{Activations, KernelError, Matrix, Pool, matmul};
 use baton_pacing::refit::median;
 use baton_plan::cluster::ByFormat;
@@ -31,7 +32,7 @@ use crate::machine::residency::BUFFER_BYTES;
 use crate::machine::shape::{ShapeError, shape_of};
 
 pub use general::general;
-pub use kept::{Origin, build, kept_or_measured};
+pub use kept::{KeptProfiles, Origin, build, kept_or_measured};
 
 /// Bytes of weights per thread that stay in the caches.
 const CACHED_BYTES: usize = 256 << 10;
@@ -67,8 +68,46 @@ pub struct Profile {
     pub memory: Memory,
     /// Whether the disk was read without the page cache; if not, its figures may be those of memory.
     pub direct_reads: bool,
+    /// Reads of the model's file by the size of their blocks; none if the file is small.
+    pub read_blocks: Vec<BlockRate>,
     /// The GPU that was measured.
     pub gpu: Option<GpuProfile>,
+}
+
+impl Profile {
+    /// Returns the size of reads that was found best for the model's disk, or `None` if it is not known.
+    pub fn read_bytes(&self) -> Option<usize> {
+        disk::block_of(&self.read_blocks)
+    }
+
+    /// Returns offloading in blocks of the size that was found best, by the measured rates. A model that is
+    /// read from the disk is also read in these blocks, so the larger one of both sizes counts.
+    #[must_use]
+    pub fn tell(&self, offload: Offload, from_disk: bool) -> Offload {
+        let measured = self.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.rates.as_ref()?)));
+        let rates = measured.map(|(_, rates)| rates);
+        let loads = rates.and_then(Rates::block_bytes).and_then(|bytes| usize::try_from(bytes).ok());
+        let reads = self.read_bytes().filter(|_| from_disk);
+        let best = loads.max(reads).and_then(NonZeroUsize::new);
+        Offload {
+            block_bytes: best.unwrap_or(offload.block_bytes),
+            rates: measured.and_then(|(gpu, rates)| self.move_rates(rates, gpu.loads_beside)),
+            ..offload
+        }
+    }
+
+    /// Returns the rates by which a placement is chosen, in whole bytes; `None` if one is not known.
+    fn move_rates(&self, gpu: &Rates, loads_beside: bool) -> Option<MoveRates> {
+        let Device { cpu, disk, .. } = &self.device;
+        let rate = |bytes_per_s: f64| NonZeroU64::new(bytes_per_s as u64);
+        Some(MoveRates {
+            to_gpu: rate(gpu.copies.to_device_bytes_per_s)?,
+            gpu: rate(gpu.slowest_vector_bytes_per_s())?,
+            cpu: rate(cpu.read_bytes_per_s)?,
+            disk: rate(disk.sequential_bytes_per_s)?,
+            loads_beside,
+        })
+    }
 }
 
 /// Why a device could not be measured.
@@ -147,7 +186,7 @@ pub fn profile(options: &ProfileOptions, said: &mut dyn FnMut(&str)) -> Result<P
     let cpu = Processor { flops, read_bytes_per_s, kv_copy_s: kv_copy_s(model.kv_bytes as usize)? };
     let mut device = device(&options.name, (os, &memory), cpu, rates);
     device.gpu = gpu.as_ref().and_then(|gpu| gpu.described(gpu::buffer_bytes(model.hidden, model.vocab)));
-    Ok(Profile { device, model, memory, direct_reads: disk.direct, gpu })
+    Ok(Profile { device, model, memory, direct_reads: disk.direct, read_blocks: disk.blocks, gpu })
 }
 
 /// Returns the description of this device from what was measured.
@@ -338,6 +377,39 @@ mod tests {
         for format in profile.model.layer_flops.keys() {
             assert!(profile.device.cpu.flops[format] > 1e6, "{format}: {:?}", profile.device.cpu.flops);
         }
+    }
+
+    #[test]
+    fn offloading_is_told_the_size_of_blocks() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
+        let device = baton_kernels_gpu::cases::HostDevice::new(None);
+        let options = ProfileOptions {
+            model,
+            threads: NonZeroUsize::MIN,
+            name: "here".to_owned(),
+            gpu: Some(Arc::new(device)),
+        };
+        let mut profile = profile(&options, &mut |_| {}).unwrap();
+        let mut check = |loads: &[(u64, f64)], reads: &[(u64, f64)], from_disk, want: usize| {
+            let rates = |all: &[(u64, f64)]| -> Vec<BlockRate> {
+                let rate = |&(block_bytes, bytes_per_s)| BlockRate { block_bytes, bytes_per_s };
+                all.iter().map(rate).collect()
+            };
+            profile.read_blocks = rates(reads);
+            profile.gpu.as_mut().unwrap().rates.as_mut().unwrap().blocks = rates(loads);
+            let told = profile.tell(Offload::default(), from_disk);
+            assert_eq!(told.block_bytes.get(), want, "{loads:?} {reads:?} {from_disk}");
+        };
+        let usual = Offload::default().block_bytes.get();
+        check(&[], &[], true, usual);
+        check(&[(1000, 1.0), (2000, 9.0)], &[(4000, 1.0)], false, 2000);
+        check(&[(1000, 1.0), (2000, 9.0)], &[(4000, 1.0)], true, 4000);
+        check(&[(1000, 1.0)], &[], true, 1000);
+        check(&[], &[(4000, 1.0)], false, usual);
+        let rates = profile.tell(Offload::default(), false).rates.unwrap();
+        assert_eq!(rates.disk.get(), profile.device.disk.sequential_bytes_per_s as u64);
+        profile.device.disk.sequential_bytes_per_s = f64::NAN;
+        assert_eq!(profile.tell(Offload::default(), false).rates, None);
     }
 
     #[test]

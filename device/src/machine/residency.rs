@@ -99,6 +99,8 @@ pub struct Share {
     pub layers: Layers,
     /// Whether weights are read ahead of their use. Without, for measurements, each read is waited for.
     pub reads_ahead: bool,
+    /// Bytes of a read of weights that do not stay in memory; `None` if nobody has measured which is best.
+    pub read_bytes: Option<usize>,
 }
 
 /// The layers that a device computes.
@@ -146,10 +148,10 @@ pub fn open(path: &Path, memory: MemoryFor, repack: u64, share: &Share) -> Resul
         Layers::Planned => (Some(Vec::new()), true),
         Layers::Of(layers) => (Some(layers.clone()), false),
     };
-    let model = Model::open_within(
-        path,
-        &Residency { budget_bytes, layers, ends, reads_ahead: share.reads_ahead, ..Residency::default() },
-    )?;
+    let usual = Residency::default();
+    let usual = share.read_bytes.map_or_else(|| usual.clone(), |bytes| usual.clone().with_reads_of(bytes));
+    let residency = Residency { budget_bytes, layers, ends, reads_ahead: share.reads_ahead, ..usual };
+    let model = Model::open_within(path, &residency)?;
     if let (Some(weights), Layers::All | Layers::Of(_)) = (model.streamed(), &share.layers) {
         say(weights, follows.as_ref().map(|(_, found)| found));
     }
@@ -414,8 +416,13 @@ mod tests {
     #[test]
     fn a_model_that_fits_is_mapped_and_one_that_does_not_is_streamed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-device.gguf");
-        let share =
-            Share { kv_tokens: 128, kv_format: KvFormat::default(), layers: Layers::All, reads_ahead: true };
+        let share = Share {
+            kv_tokens: 128,
+            kv_format: KvFormat::default(),
+            layers: Layers::All,
+            reads_ahead: true,
+            read_bytes: None,
+        };
         assert!(open(&path, MemoryFor::All, 0, &share).unwrap().streamed().is_none());
         let stats = |share: &Share| {
             let model = open(&path, MemoryFor::Bytes(1_000_000), 0, share).unwrap();
@@ -423,6 +430,8 @@ mod tests {
         };
         let whole = stats(&share);
         assert!(whole.resident_bytes <= 1_000_000 && whole.streamed_bytes > 0, "{whole:?}");
+        let cut = Share { read_bytes: Some(16 << 10), ..share.clone() };
+        assert!(stats(&cut).resident_bytes <= 1_000_000);
         let part = stats(&Share { layers: Layers::Of(vec![1]), ..share.clone() });
         let head = stats(&Share { layers: Layers::Planned, ..share.clone() });
         assert!(part.weight_bytes < whole.weight_bytes, "{part:?}");

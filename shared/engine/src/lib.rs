@@ -41,7 +41,7 @@ pub use engine::{
 pub use eviction::{EvictError, Kept};
 pub use kv::{BLOCK_TOKENS, KvError, PrefixScope, PrefixStats, SeqId};
 pub use model::{Model, ModelError};
-pub use offload::{KvHome, Offload, OffloadStats, Pipeline};
+pub use offload::{KvHome, MoveRates, Offload, OffloadStats, Pipeline};
 pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use sampling::{Sampler, SamplingParams};
 pub use scores::{AttentionScores, Capture, HeadId};

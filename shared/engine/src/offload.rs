@@ -20,7 +20,7 @@ mod units;
 mod window;
 
 use std::io;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 use baton_kernels_gpu::GpuError;
@@ -163,6 +163,24 @@ pub struct Offload {
     pub resident_bytes: Option<u64>,
     /// Where keys and values are.
     pub kv: KvHome,
+    /// Measured rates, by which the fastest placement is chosen. Without them it is the one that moves the
+    /// fewest bytes.
+    pub rates: Option<MoveRates>,
+}
+
+/// Measured rates in bytes per second, and what the GPU does at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoveRates {
+    /// Copies from the host's memory to the GPU's.
+    pub to_gpu: NonZeroU64,
+    /// Reads of weights by the GPU's products.
+    pub gpu: NonZeroU64,
+    /// Reads of weights by the CPU's products.
+    pub cpu: NonZeroU64,
+    /// Reads from the disk.
+    pub disk: NonZeroU64,
+    /// Whether the GPU copies while it computes; if not, it does the two in turn.
+    pub loads_beside: bool,
 }
 
 impl Default for Offload {
@@ -174,6 +192,7 @@ impl Default for Offload {
             block_bytes: NonZeroUsize::new(8 << 20).expect("8 MiB are not 0"),
             resident_bytes: None,
             kv: KvHome::default(),
+            rates: None,
         }
     }
 }

@@ -9,6 +9,7 @@
 //!   faster.
 //! - If the user names a device, the program computes on that one or fails.
 
+mod blocks;
 mod choice;
 mod devices;
 mod engine;
@@ -17,6 +18,7 @@ mod sets;
 mod size;
 
 pub use baton_kernels_gpu::{Device, Facts, GpuError, HEADROOM_BYTES, Interface};
+pub use blocks::BlockRate;
 pub use choice::{ChoiceError, GpuChoice};
 pub use devices::{OpenError, OpenedGpu, RefusedGpu, label, list, open};
 pub use engine::GpuPart;

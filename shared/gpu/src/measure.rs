@@ -9,12 +9,16 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_engine::Offload;
 use baton_kernels_cpu::{Activations, Format, KernelError, Matrix, Pool, matmul, quantize_row};
 use baton_kernels_gpu::ops::{self, Input};
 use baton_kernels_gpu::{Buffer, Device, DeviceMatrix, GpuError, MapOp, Quantized};
 use serde::{Deserialize, Serialize};
+
+use crate::blocks::BlockRate;
 
 /// About how long [`measure`] should take, beside the compiling of kernels.
 pub const TIME: Duration = Duration::from_secs(2);
@@ -37,6 +41,9 @@ const MATRICES: usize = 4;
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// Bytes of a copy whose rate is measured.
 const COPY_BYTES: usize = 16 << 20;
+/// Sizes of blocks that are tried, and the bytes of all blocks of one call: a few threads have a block each.
+const BLOCKS: [usize; 5] = [512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
+const BLOCKS_BYTES: usize = 24 << 20;
 /// Least time of one run.
 const RUN: Duration = Duration::from_millis(10);
 /// The most runs of one figure.
@@ -56,6 +63,21 @@ pub struct Rates {
     pub products: BTreeMap<String, ProductRates>,
     /// Copies and launches.
     pub copies: CopyRates,
+    /// Loads of weights beside commands, by the size of their blocks.
+    pub blocks: Vec<BlockRate>,
+}
+
+impl Rates {
+    /// Returns the size of the blocks in which weights should be loaded.
+    pub fn block_bytes(&self) -> Option<u64> {
+        BlockRate::best(&self.blocks)
+    }
+
+    /// Returns the bytes of weights a second, if they are multiplied with one activation row, in the slowest
+    /// format; infinite if no product was measured.
+    pub fn slowest_vector_bytes_per_s(&self) -> f64 {
+        self.products.values().map(|product| product.vector_bytes_per_s).fold(f64::INFINITY, f64::min)
+    }
 }
 
 /// The rates of products with weights of one format.
@@ -108,8 +130,8 @@ pub enum MeasureError {
     },
 }
 
-/// Measures products in these formats, copies and launches, in about the given time ([`TIME`] is enough for
-/// a few formats). Each figure takes one run at least, however slow the device is.
+/// Measures products in these formats, copies, loads and launches, in about the given time ([`TIME`] is
+/// enough for a few formats). Each figure takes one run at least, however slow the device is.
 ///
 /// # Errors
 /// [`MeasureError`] if the device has too little memory or a fault.
@@ -118,15 +140,15 @@ pub fn measure(device: &dyn Device, formats: &[Format], time: Duration) -> Resul
     if free < FREE_BYTES_MIN {
         return Err(MeasureError::NoRoom { free });
     }
-    // Two figures for each format, and four others.
-    let figures = 2 * formats.len() as u32 + 4;
+    // Two figures for each format, one for each size of blocks, and four others.
+    let figures = 2 * formats.len() as u32 + BLOCKS.len() as u32 + 4;
     let bench = Bench { device, sink: device.upload(&[0; 4]), time: time / figures };
-    let copies = bench.copies()?;
+    let (copies, blocks) = (bench.copies()?, bench.blocks()?);
     let mut products = BTreeMap::new();
     for format in formats {
         products.insert(format.name().to_owned(), bench.products(*format, free)?);
     }
-    Ok(Rates { products, copies })
+    Ok(Rates { products, copies, blocks })
 }
 
 /// Measures products on the CPU with weights in a format, in about the given time.
@@ -227,6 +249,42 @@ impl Bench<'_> {
             round_trip_s,
             launch_s,
         })
+    }
+
+    /// Loads as offloading does: threads take blocks in turn, beside the device's commands.
+    fn blocks(&self) -> Result<Vec<BlockRate>, MeasureError> {
+        let (to, bytes) = (self.device.alloc(BLOCKS_BYTES as u64), vec![1; BLOCKS_BYTES]);
+        let rate = |block: usize| {
+            let seconds = self.seconds(|| {
+                self.load(&to, &bytes, block);
+                Ok(())
+            })?;
+            Ok(BlockRate { block_bytes: block as u64, bytes_per_s: BLOCKS_BYTES as f64 / seconds })
+        };
+        BLOCKS.into_iter().map(rate).collect()
+    }
+
+    /// Loads bytes in blocks of one size, and lets the commands that follow wait for them.
+    fn load(&self, to: &Buffer, bytes: &[u8], block: usize) {
+        let (device, after, next) = (self.device, self.device.mark(), AtomicUsize::new(0));
+        let load = || {
+            let mut marks = Vec::new();
+            loop {
+                let first = next.fetch_add(block, Ordering::Relaxed);
+                if first >= bytes.len() {
+                    return marks;
+                }
+                let end = bytes.len().min(first + block);
+                marks.push(device.load(to, first as u64, &bytes[first..end], &after));
+            }
+        };
+        let marks: Vec<_> = std::thread::scope(|scope| {
+            let threads = 0..Offload::default().threads.get();
+            let threads: Vec<_> = threads.map(|_| scope.spawn(load)).collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended.flat_map(|marks| marks.expect("a loading thread does not panic")).collect()
+        });
+        marks.iter().for_each(|mark| device.wait(mark));
     }
 
     fn products(&self, format: Format, free: u64) -> Result<ProductRates, MeasureError> {
@@ -364,6 +422,9 @@ mod tests {
             figures.extend([product.vector_bytes_per_s, product.vector_flops, product.matrix_flops]);
         }
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{rates:?}");
+        assert_eq!(rates.blocks.len(), BLOCKS.len());
+        assert!(rates.blocks.iter().all(|rate| rate.bytes_per_s > 0.0 && rate.bytes_per_s.is_finite()));
+        assert!(rates.block_bytes().is_some_and(|bytes| BLOCKS.contains(&(bytes as usize))), "{rates:?}");
         // Two operations for each weight: 34 bytes hold 32 weights.
         let eights = rates.products["Q8_0"];
         let weights = eights.vector_bytes_per_s / 34.0 * 32.0;

@@ -19,6 +19,7 @@ use crate::cli::gpu::{self, GpuArgs};
 use crate::cli::values::one_or_more;
 use crate::cli::{TOKENS_MAX, token_count};
 use crate::machine::ThisMachine;
+use crate::machine::profile::KeptProfiles;
 use crate::machine::residency::{self, Layers, MemoryFor, Share};
 use crate::settings::{CONFIG_DIR_ENV, Settings};
 use baton_ring::core::stats::RingStats;
@@ -98,7 +99,10 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         );
     }
     let layers = if args.alone { Layers::All } else { Layers::Planned };
-    let share = Share { kv_tokens, kv_format: args.kv, layers, reads_ahead: !args.head.ring_no_read_ahead };
+    let settings = Settings::open(args.config_dir.clone());
+    let read_bytes = KeptProfiles::of(&args.model, &settings).read_bytes();
+    let reads_ahead = !args.head.ring_no_read_ahead;
+    let share = Share { kv_tokens, kv_format: args.kv, layers, reads_ahead, read_bytes };
     let model = residency::open(&args.model, args.memory, 0, &share)
         .with_context(|| format!("open model `{}`", args.model.display()))?;
     let engine =
@@ -109,7 +113,6 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let answer = if args.alone {
         measure(&mut gpu::engine(&machine.gpu, model, engine)?, args, None)?
     } else {
-        let settings = Settings::open(args.config_dir.clone());
         let mut said = |what: &str| {
             if loud {
                 errln!("{what}");

@@ -5,10 +5,12 @@
 //! one of them differs by more than a quarter, everything is measured again. A stored profile that cannot
 //! be read counts as missing. So does one of a GPU that could not be measured.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use baton_engine::gguf::Gguf;
+use baton_gpu::Facts;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -113,6 +115,37 @@ pub fn kept_or_measured(
     Ok((kept.profile, origin))
 }
 
+/// What earlier runs have measured for a model's file, with whatever number of threads and GPU.
+#[derive(Debug)]
+pub struct KeptProfiles(Vec<KeptProfile>);
+
+impl KeptProfiles {
+    /// Reads the profiles that this build has stored for the model as it is now. Nothing is measured.
+    pub fn of(model: &Path, settings: &Settings) -> Self {
+        let options = ProfileOptions {
+            model: model.to_owned(),
+            threads: NonZeroUsize::MIN,
+            name: String::new(),
+            gpu: None,
+        };
+        let now = MeasuredOn::of(&options);
+        let all = settings.profiles::<KeptProfile>(&now.file_prefix());
+        Self(all.into_iter().filter(|kept| kept.made.is_alike(&now)).collect())
+    }
+
+    /// Returns the size of reads that was found best for the model's disk, or `None` if it is not known.
+    pub fn read_bytes(&self) -> Option<usize> {
+        self.0.iter().find_map(|kept| kept.profile.read_bytes())
+    }
+
+    /// Returns the profile in which this GPU was measured, or one without a GPU.
+    pub fn with_gpu(&self, gpu: &Facts) -> Option<&Profile> {
+        let label = baton_gpu::label(gpu);
+        let found = self.0.iter().find(|kept| kept.made.gpu == label && kept.profile.gpu.is_some());
+        found.or(self.0.first()).map(|kept| &kept.profile)
+    }
+}
+
 /// Sets the memory of the GPU to what is free now.
 fn refresh_gpu(profile: &mut Profile, options: &ProfileOptions) {
     if let (Some(gpu), Some(device)) = (&mut profile.gpu, &options.gpu) {
@@ -135,7 +168,8 @@ fn drift(profile: &Profile, options: &ProfileOptions) -> Result<Option<Origin>, 
             return Ok(found);
         }
     }
-    let now = disk::look(&options.model)?;
+    let block = profile.read_bytes().unwrap_or_else(disk::usual_block);
+    let now = disk::look(&options.model, block)?;
     Ok(drifted("disk, in order", profile.device.disk.sequential_bytes_per_s, now))
 }
 
@@ -161,15 +195,26 @@ impl MeasuredOn {
         }
     }
 
+    /// Whether both were measured with one build, on one processor, for one file as it was at one time.
+    fn is_alike(&self, other: &Self) -> bool {
+        let Self { build, processor, threads: _, gpu: _, model, model_bytes, model_changed } = self;
+        (build, processor, model) == (&other.build, &other.processor, &other.model)
+            && (*model_bytes, *model_changed) == (other.model_bytes, other.model_changed)
+    }
+
+    /// Returns how the names of all files of a model begin.
+    fn file_prefix(&self) -> String {
+        format!("{:08x}-", crc32fast::hash(self.model.as_bytes()))
+    }
+
     /// Returns the file name, one for each model, number of threads and GPU; if anything else differs, the
     /// stored profile is replaced.
     fn file(&self) -> String {
-        let crc = crc32fast::hash(self.model.as_bytes());
-        let gpu = crc32fast::hash(self.gpu.as_bytes());
+        let (prefix, gpu) = (self.file_prefix(), crc32fast::hash(self.gpu.as_bytes()));
         if self.gpu.is_empty() {
-            return format!("{crc:08x}-{}.json", self.threads);
+            return format!("{prefix}{}.json", self.threads);
         }
-        format!("{crc:08x}-{}-{gpu:08x}.json", self.threads)
+        format!("{prefix}{}-{gpu:08x}.json", self.threads)
     }
 }
 
@@ -195,10 +240,9 @@ fn processor(root: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::num::NonZeroUsize;
     use std::sync::Arc;
 
-    use baton_gpu::GpuError;
+    use baton_gpu::{BlockRate, Device as _, GpuError};
     use baton_kernels_gpu::cases::HostDevice;
 
     fn options(name: &str) -> ProfileOptions {
@@ -248,6 +292,36 @@ mod tests {
         assert_eq!(origin, Origin::Missing { what: "the GPU host memory".to_owned(), problem });
         let gpu = again.gpu.unwrap();
         assert!(gpu.problem.is_none() && gpu.rates.is_some(), "{gpu:?}");
+    }
+
+    #[test]
+    fn what_was_measured_for_a_file_is_found_again_until_the_file_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(folder.path().to_owned()));
+        let model = folder.path().join("model.gguf");
+        std::fs::copy(options("one").model, &model).unwrap();
+        let found = || KeptProfiles::of(&model, &settings);
+        let gpu = HostDevice::new(None);
+        assert!(found().read_bytes().is_none() && found().with_gpu(gpu.facts()).is_none());
+        let threads = NonZeroUsize::new(3).unwrap();
+        let measure = ProfileOptions { model: model.clone(), threads, ..options("one") };
+        let (profile, _) = kept_or_measured(&measure, &settings, false, &mut |_| {}).unwrap();
+        assert_eq!(found().read_bytes(), None, "a small file");
+        let made = MeasuredOn::of(&measure);
+        let read_blocks = vec![BlockRate { block_bytes: 123, bytes_per_s: 1.0 }];
+        let kept = KeptProfile { made, profile: Profile { read_blocks, ..profile } };
+        settings.remember_profile(&kept.made.file(), &kept).unwrap();
+        assert_eq!(found().read_bytes(), Some(123), "with another number of threads");
+        let gpu_of = |found: KeptProfiles| -> Option<Option<String>> {
+            let profile = found.with_gpu(gpu.facts())?;
+            Some(profile.gpu.as_ref().map(|gpu| gpu.name.clone()))
+        };
+        assert_eq!(gpu_of(found()), Some(None), "without the GPU");
+        let with_gpu = ProfileOptions { gpu: Some(Arc::new(HostDevice::new(None))), ..measure };
+        let (profile, _) = kept_or_measured(&with_gpu, &settings, false, &mut |_| {}).unwrap();
+        assert_eq!(gpu_of(found()), Some(profile.gpu.map(|gpu| gpu.name)));
+        std::fs::write(&model, "changed").unwrap();
+        assert!(found().read_bytes().is_none());
     }
 
     #[test]

@@ -1,15 +1,19 @@
 //! What stays in the GPU's memory: weights, keys and values, and the projection to logits.
 //!
 //! PIPO chooses by its Eq. 1 and Appendix B: one tier for all weights, and the pipeline whose peak fits. Here
-//! each tier takes a part, and what is best is counted in bytes that move for a pass:
+//! each tier takes a part. What is best is predicted in seconds of a pass if rates were measured. Else it is
+//! counted in bytes that move for a pass:
 //! - A weight that does not stay is loaded once for each pass.
 //! - Keys and values in the host's memory are loaded as far as the context is used, say half of it. They need
 //!   slots for a few layers only.
 //!
 //! So weights come first, unless the host has no memory for keys and values. What remains takes the keys and
-//! values of some layers.
+//! values of some layers. The projection to logits takes room that weights could have. It stays if it can, or
+//! if the CPU would take longer for it than the GPU for the loads that it causes.
 
-use super::{KvHome, Offload, Pipeline};
+use std::num::NonZeroU64;
+
+use super::{KvHome, MoveRates, Offload, Pipeline};
 
 /// The share of the context that is expected to be used, in percent.
 const CONTEXT_USED_PERCENT: u64 = 50;
@@ -33,6 +37,8 @@ pub(super) struct Sizes {
     pub(super) kv: Vec<u64>,
     /// The projection to logits; `None` if the CPU computes it anyway.
     pub(super) output: Option<u64>,
+    /// Weights that the host's memory holds at most; `None` if it holds all.
+    pub(super) in_memory: Option<u64>,
 }
 
 /// What stays where.
@@ -53,7 +59,7 @@ pub(crate) struct Placement {
 }
 
 impl Sizes {
-    /// Returns the placement within `room` bytes that moves the fewest bytes.
+    /// Returns the placement within `room` bytes that costs the least.
     ///
     /// # Errors
     /// The bytes that are needed at least.
@@ -64,20 +70,26 @@ impl Sizes {
         };
         let outputs: &[bool] = if self.output.is_some() { &[true, false] } else { &[false] };
         for &pipeline in pipelines {
+            let mut found = None;
             for &output in outputs {
                 let own = if output { self.output.unwrap_or(0) } else { 0 };
                 let Some(room) = room.checked_sub(own) else { continue };
-                let on_gpu = self.with_kv(room, pipeline, options, false);
-                let on_host = self.with_kv(room, pipeline, options, true);
+                let with_output = |placed: Placement| Placement { output, ..placed };
+                let on_gpu = self.with_kv(room, pipeline, options, false).map(with_output);
+                let on_host = self.with_kv(room, pipeline, options, true).map(with_output);
                 let placed = match options.kv {
                     KvHome::Gpu => on_gpu,
                     KvHome::Host => on_host,
                     KvHome::Automatic if !host_has_room => on_gpu,
-                    KvHome::Automatic => self.fewer_bytes(on_gpu, on_host),
+                    KvHome::Automatic => self.better(on_gpu, on_host, options),
                 };
-                if let Some(placed) = placed {
-                    return Ok(Placement { output, ..placed });
-                }
+                found = match options.rates {
+                    Some(_) => self.better(found, placed, options),
+                    None => found.or(placed),
+                };
+            }
+            if let Some(found) = found {
+                return Ok(found);
             }
         }
         Err(self.least(pipelines[pipelines.len() - 1], options, host_has_room))
@@ -152,11 +164,47 @@ impl Sizes {
         weights + experts + kv * CONTEXT_USED_PERCENT / 100
     }
 
-    fn fewer_bytes(&self, one: Option<Placement>, other: Option<Placement>) -> Option<Placement> {
-        match (one, other) {
-            (Some(one), Some(other)) if self.moved(&other) < self.moved(&one) => Some(other),
-            (one, other) => one.or(other),
-        }
+    /// Returns the seconds of a pass of one token. Copies, reads from the disk and products run at the same
+    /// time if loads run ahead (PIPO, section 3.1), but for GPUs that copy and compute in turn. The CPU's
+    /// projection to logits comes afterwards.
+    fn seconds(&self, placed: &Placement, rates: &MoveRates) -> f64 {
+        let over = |bytes: f64, rate: NonZeroU64| bytes / rate.get() as f64;
+        let moved = self.moved(placed);
+        let loaded = self.moved(&Placement { kv_stays: Vec::new(), ..placed.clone() });
+        let units: u64 = self.units.iter().sum();
+        let experts = self.experts.saturating_sub(placed.expert_slots).saturating_mul(self.expert_slot);
+        let elsewhere = (units - self.kept(&placed.stays)).saturating_add(experts);
+        let host_output = self.output.filter(|_| !placed.output).unwrap_or(0);
+        let on_disk = self.in_memory.map_or(0, |bytes| {
+            let for_layers = bytes.saturating_sub(host_output);
+            elsewhere.saturating_sub(for_layers)
+        });
+        let from_disk = loaded as f64 * on_disk as f64 / (elsewhere as f64).max(1.0);
+        let computed = units + if placed.output { self.output.unwrap_or(0) } else { 0 };
+        let (copies_s, disk_s) = (over(moved as f64, rates.to_gpu), over(from_disk, rates.disk));
+        let products_s = over(computed as f64, rates.gpu);
+        let layers_s = match placed.pipeline {
+            Pipeline::Synchronous => copies_s + disk_s + products_s,
+            _ if rates.loads_beside => copies_s.max(products_s).max(disk_s),
+            _ => (copies_s + products_s).max(disk_s),
+        };
+        layers_s + over(host_output as f64, rates.cpu)
+    }
+
+    /// Returns the placement that costs less: in seconds if rates are known, else in bytes. The first one is
+    /// returned if they cost the same.
+    fn better(
+        &self,
+        one: Option<Placement>,
+        other: Option<Placement>,
+        options: &Offload,
+    ) -> Option<Placement> {
+        let (Some(first), Some(second)) = (&one, &other) else { return one.or(other) };
+        let is_less = match &options.rates {
+            Some(rates) => self.seconds(second, rates) < self.seconds(first, rates),
+            None => self.moved(second) < self.moved(first),
+        };
+        if is_less { other } else { one }
     }
 }
 
@@ -293,6 +341,48 @@ mod tests {
         assert_eq!(least(400 + 2 * 100 - 1), Err(400 + 2 * 100));
     }
 
+    fn rates(to_gpu: u64, gpu: u64, cpu: u64, disk: u64) -> Option<MoveRates> {
+        let rate = |rate| NonZeroU64::new(rate).expect("a rate");
+        let [to_gpu, gpu, cpu, disk] = [to_gpu, gpu, cpu, disk].map(rate);
+        Some(MoveRates { to_gpu, gpu, cpu, disk, loads_beside: true })
+    }
+
+    #[test]
+    fn the_cpu_computes_the_logits_if_that_is_faster_than_loading_what_they_displace() {
+        let room = 200 + 400 + 400 + 300;
+        let with = |rates| placed(room, &Offload { kv: KvHome::Gpu, rates, ..Offload::default() });
+        let kept = |placed: &Placement| placed.stays.iter().filter(|stays| **stays).count();
+        assert_eq!((with(None).output, kept(&with(None))), (true, 3), "by bytes");
+        // The projection takes the room of two units, which is two seconds of copies. The CPU takes one
+        // second for it.
+        let fast = with(rates(100, 10_000, 200, 100));
+        assert_eq!((fast.output, kept(&fast)), (false, 5));
+        let slow = with(rates(100, 10_000, 99, 100));
+        assert_eq!((slow.output, kept(&slow)), (true, 3));
+        // Copies are so fast that products set the pace.
+        let wide = with(rates(100_000, 1000, 200, 100));
+        assert_eq!((wide.output, kept(&wide)), (true, 3));
+    }
+
+    #[test]
+    fn seconds_are_those_of_the_slowest_or_of_all_if_nothing_runs_ahead() {
+        let sizes = Sizes { in_memory: Some(900), ..sizes() };
+        let options = |pipeline| Offload { kv: KvHome::Gpu, pipeline, ..Offload::default() };
+        let seconds = |pipeline, rates: Option<MoveRates>| {
+            let placed =
+                sizes.place(200 + 400 + 400 + 300, &options(pipeline), false).expect("there is room");
+            sizes.seconds(&placed, &rates.expect("rates"))
+        };
+        // Of 1600 bytes 300 stay on the GPU and 900 in memory. The projection stays on the GPU.
+        assert_eq!(seconds(Pipeline::Performance, rates(100, 10_000, 1, 100)), 13.0);
+        assert_eq!(seconds(Pipeline::Performance, rates(1000, 10_000, 1, 100)), 4.0);
+        assert_eq!(seconds(Pipeline::Performance, rates(1000, 100, 1, 1000)), 18.0);
+        let in_turn = rates(1000, 100, 1, 1000).map(|rates| MoveRates { loads_beside: false, ..rates });
+        assert_eq!(seconds(Pipeline::Performance, in_turn), 1.3 + 18.0);
+        // One slot, so 600 stay.
+        assert_eq!(seconds(Pipeline::Synchronous, rates(100, 100, 1, 100)), 10.0 + 1.0 + 18.0);
+    }
+
     #[test]
     fn a_stated_home_is_kept() {
         let host = Offload { kv: KvHome::Host, ..Offload::default() };
@@ -313,9 +403,12 @@ mod tests {
         ) {
             let slots = [*units.iter().max().unwrap(), small];
             let experts = if expert_slot > 0 { experts } else { 0 };
-            let sizes = Sizes { units, slots, expert_slot, experts, experts_used: experts / 2, kv, output };
-            for host_has_room in [true, false] {
-                let Ok(placed) = sizes.place(room, &Offload::default(), host_has_room) else { continue };
+            let sizes = Sizes {
+                units, slots, expert_slot, experts, experts_used: experts / 2, kv, output, in_memory: None,
+            };
+            let measured = Offload { rates: rates(7, 100, 20, 3), ..Offload::default() };
+            for (host_has_room, options) in [(true, Offload::default()), (false, measured)] {
+                let Ok(placed) = sizes.place(room, &options, host_has_room) else { continue };
                 let kv_kept: u64 =
                     sizes.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| **stays).map(|(n, _)| n).sum();
                 let used = sizes.kept(&placed.stays) + sizes.bytes_of(placed.slots)

@@ -98,6 +98,7 @@ impl Planned {
         let mixtures = layers.iter().filter(|layer| weights.has_experts(**layer)).count();
         let of_layer = model.config().experts.map_or([0; 2], |experts| [experts.count, experts.used]);
         let [experts, experts_used] = of_layer.map(|of_layer| (of_layer * mixtures) as u64);
+        let in_memory = model.streamed().map(|weights| weights.budget_bytes());
         let sizes = Sizes {
             units: units.iter().map(Unit::bytes).collect(),
             slots: shapes.units.each_ref().map(SlotShape::bytes),
@@ -106,6 +107,7 @@ impl Planned {
             experts_used,
             kv: kv.to_vec(),
             output,
+            in_memory,
         };
         // A model that is read from the disk leaves the host no memory for keys and values.
         let needed = || layers.iter().map(|layer| weights.layer_bytes(*layer)).sum::<u64>();

@@ -42,7 +42,7 @@ use direct::DirectFile;
 use kept::Kept;
 use queue::Extent;
 use reader::{Reader, ReaderOptions};
-use walk::{Choice, Walk, Wanted, extent};
+use walk::{Choice, Place, Walk, Wanted, extent};
 
 pub use checks::ResidencyError;
 pub use stats::ResidencyStats;
@@ -55,11 +55,13 @@ const THREADS: usize = 3;
 /// a time of a quarter of that are as fast. Their buffers are free again sooner, and a read that a pass waits
 /// for competes less with reads for later.
 const READ_BYTES: usize = 2 << 20;
+/// Bytes of a buffer beyond those of a read, for alignment.
+const MARGIN_BYTES: usize = 16 << 10;
 /// Rows are cut at multiples of this number, which the kernels process at a time.
 const UNIT_ROWS: usize = 32;
 
 /// Memory that streaming needs besides its budget, with reads of the default size; 0 if everything fits.
-pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + (16 << 10))) as u64;
+pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + MARGIN_BYTES)) as u64;
 
 /// How much of a model stays in memory, and which part of it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +81,7 @@ pub struct Residency {
     /// Whether reads run ahead of the computation. If not, each read is waited for, which is for
     /// measurements.
     pub reads_ahead: bool,
-    /// The most bytes of one read, 4 KiB to 8 MB. Buffers have that size.
+    /// The most bytes of one read, 4 KiB to 64 MiB. Buffers have that size.
     pub read_bytes: usize,
     /// Buffers that weights are read into, 1 to 1024, twenty by default. Fewer hide less of the reading.
     pub buffers: usize,
@@ -100,6 +102,17 @@ impl Default for Residency {
             buffers: BUFFERS,
             threads: THREADS,
         }
+    }
+}
+
+impl Residency {
+    /// Returns it with reads of at most so many bytes, as far as they are allowed. The number of buffers
+    /// changes with that, so that they take no more memory than [`STREAM_BYTES`].
+    #[must_use]
+    pub fn with_reads_of(self, bytes: usize) -> Self {
+        let read_bytes = checks::allowed_read(bytes);
+        let fit = STREAM_BYTES / (read_bytes + MARGIN_BYTES) as u64;
+        Self { read_bytes, buffers: checks::allowed_buffers(fit as usize), ..self }
     }
 }
 
@@ -313,6 +326,26 @@ impl StreamedWeights {
         }
     }
 
+    /// Returns the reads that every token needs, in order: the file of the model, and bytes of it.
+    pub fn reads(&self) -> Vec<(usize, Range<usize>)> {
+        let choice = self.choice();
+        let mut reads = Vec::new();
+        for (place, &rows) in choice.walk.places.iter().zip(&choice.rows) {
+            let extents = self.cycle_of(place, rows);
+            reads.extend(extents.into_iter().map(|Extent { part, bytes }| (part, bytes)));
+        }
+        reads
+    }
+
+    /// Returns the reads of a matrix of which so many rows stay; none if only some tokens need it.
+    fn cycle_of(&self, place: &Place, rows: usize) -> Vec<Extent> {
+        if place.sometimes || place.loaded {
+            return Vec::new();
+        }
+        let pieces = self.cut.pieces(rows..place.at.rows, place.at.row_bytes());
+        pieces.into_iter().map(|rows| extent(&place.at.rows(rows))).collect()
+    }
+
     /// Returns the statistics so far.
     pub fn stats(&self) -> ResidencyStats {
         let (choice, counts) = (self.choice(), self.reader.counts());
@@ -378,10 +411,7 @@ impl StreamedWeights {
         let (mut cycle, mut keep, mut let_go) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &rows) in next.walk.places.iter().zip(&next.rows) {
             let part = |rows: Range<usize>| extent(&place.at.rows(rows));
-            if !place.sometimes && !place.loaded {
-                let pieces = self.cut.pieces(rows..place.at.rows, place.at.row_bytes());
-                cycle.extend(pieces.into_iter().map(part));
-            }
+            cycle.extend(self.cycle_of(place, rows));
             let before = choice.resident_rows(&place.at).unwrap_or(0);
             if before < rows {
                 keep.push(part(before..rows));

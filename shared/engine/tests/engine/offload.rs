@@ -3,15 +3,15 @@
 //! Bits are those of a GPU that has all weights. Bytes and time are near the least. The device computes in
 //! host memory; its clock has stated speeds. Faults in the middle are in `src/offload/faults.rs`.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use baton_engine::engine::EngineError;
 use baton_engine::weights::WeightError;
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Kept, KvHome, Model, Offload, OffloadStats, Pipeline,
-    Residency, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Kept, KvHome, Model, MoveRates, Offload, OffloadStats,
+    Pipeline, Residency, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::Device;
@@ -54,6 +54,13 @@ fn answer(engine: &mut Engine) -> Vec<f32> {
     logits
 }
 
+/// Rates of a CPU in bytes per second, beside a GPU that is fast and far away.
+fn rates(cpu: u64) -> MoveRates {
+    let rate = |bytes| NonZeroU64::new(bytes).unwrap();
+    let (to_gpu, disk) = (rate(1 << 30), rate(1 << 30));
+    MoveRates { to_gpu, gpu: rate(1 << 40), cpu: rate(cpu), disk, loads_beside: true }
+}
+
 fn stats(engine: &Engine) -> OffloadStats {
     engine.offload_stats().expect("the GPU has not failed")
 }
@@ -85,6 +92,8 @@ fn no_bit_depends_on_what_stays_nor_on_pipeline_blocks_and_threads() {
                     block_bytes: number(block * 8),
                     resident_bytes: Some(resident),
                     kv,
+                    // So slow a CPU that the projection stays on the GPU.
+                    rates: (kv == KvHome::Automatic).then(|| rates(1)),
                 };
                 let what = format!("{name} {}: {options:?}", format.name());
                 let mut own = engine(&model, 1, offloaded(options));
@@ -337,6 +346,25 @@ fn bytes_are_near_the_least_and_loads_hide_computing() {
         let (between, _, stats) = run(Pipeline::MemoryEfficient);
         assert!(seconds <= 1.001 * between && between < slow, "{share}: {between} s, {stats:?}");
     }
+}
+
+#[test]
+fn measured_rates_move_the_projection_to_the_cpu_with_the_same_bits() {
+    let model = deep(None);
+    let budget = budget(&model, 0.9);
+    let run = |rates: Option<MoveRates>| {
+        let pipeline = Pipeline::Performance;
+        let options = Offload { pipeline, kv: KvHome::Gpu, rates, ..Offload::default() };
+        let device = Arc::new(HostDevice::new(Some(budget)));
+        let mut own = engine(&model, 1, on(device, GpuLayers::Offloaded(options)));
+        (own.gpu_has_output(), stats(&own).resident_bytes, answer(&mut own))
+    };
+    let (on_gpu, kept, want) = run(None);
+    let (on_slow, kept_beside_slow, _) = run(Some(rates(1)));
+    let (on_fast, kept_beside_fast, logits) = run(Some(rates(1 << 40)));
+    assert_eq!([on_gpu, on_slow, on_fast], [true, true, false]);
+    assert!(kept == kept_beside_slow && kept < kept_beside_fast, "{kept} {kept_beside_fast}");
+    assert_same_bits(&logits, &want, "the CPU computes the logits");
 }
 
 #[test]

@@ -9,7 +9,9 @@ use baton_engine::gguf::Gguf;
 use baton_engine::weights::{
     MappedWeights, Residency, ResidencyError, StreamedWeights, WeightError, vocab_len,
 };
-use baton_engine::{Engine, EngineOptions, GpuLayers, Model, ModelConfig, ResidencyStats, StepSeq, Wanted};
+use baton_engine::{
+    Engine, EngineOptions, GpuLayers, Model, ModelConfig, ResidencyStats, STREAM_BYTES, StepSeq, Wanted,
+};
 use baton_kernels_cpu::Format;
 use baton_synthetic::{Quant, SyntheticModel};
 use proptest::prelude::*;
@@ -346,13 +348,44 @@ fn layers_of_other_devices_are_refused_and_nothing_has_happened() {
     assert_eq!(layers(&[1, 3]), "layer 3 of 3");
     assert_eq!(layers(&[1, 0, 1]), "layer 1 is listed twice");
     let reads = refused(Residency { read_bytes: 100, ..Residency::default() });
-    assert_eq!(reads, "reads of 100 bytes, must be 4096 to 8000000");
+    assert_eq!(reads, "reads of 100 bytes, must be 4096 to 67108864");
     let buffers = |buffers| refused(Residency { buffers, ..Residency::default() });
     assert_eq!(buffers(0), "0 buffers to read into, must be 1 to 1024");
     assert_eq!(buffers(1025), "1025 buffers to read into, must be 1 to 1024");
     let threads = |threads| refused(Residency { threads, ..Residency::default() });
     assert_eq!(threads(0), "0 reading threads, must be 1 to 16");
     assert_eq!(threads(17), "17 reading threads, must be 1 to 16");
+}
+
+#[test]
+fn reads_of_another_size_take_no_more_memory() {
+    let usual = Residency::default();
+    assert_eq!(usual.clone().with_reads_of(usual.read_bytes), usual);
+    for (bytes, buffers) in [(256 << 10, 151), (1 << 20, 39), (4 << 20, 10), (8_000_000, 5)] {
+        let other = usual.clone().with_reads_of(bytes);
+        assert_eq!((other.read_bytes, other.buffers), (bytes, buffers));
+        assert!((other.read_bytes * other.buffers) as u64 <= STREAM_BYTES);
+    }
+    let bounds = [0, usize::MAX].map(|bytes| usual.clone().with_reads_of(bytes));
+    assert_eq!(
+        bounds.map(|residency| (residency.read_bytes, residency.buffers)),
+        [(4096, 1024), (64 << 20, 1)]
+    );
+}
+
+#[test]
+fn reads_of_a_pass_are_the_bytes_that_do_not_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &tiny("llama", Format::Q8_0));
+    let all = stats(&within(&path, &Residency::default())).weight_bytes;
+    for budget_bytes in [0, all / 2, all] {
+        let residency = Residency { budget_bytes, read_bytes: 4 << 10, ..Residency::default() };
+        let model = within(&path, &residency);
+        let reads = model.streamed().unwrap().reads();
+        assert!(reads.iter().all(|(part, bytes)| *part == 0 && bytes.len() <= 4 << 10), "{reads:?}");
+        let bytes: u64 = reads.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        assert_eq!(bytes, stats(&model).streamed_bytes);
+    }
 }
 
 #[test]

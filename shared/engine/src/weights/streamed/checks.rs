@@ -7,7 +7,7 @@ use super::Residency;
 
 /// Bounds of the size of a read.
 const READ_BYTES_MIN: usize = 4 << 10;
-const READ_BYTES_MAX: usize = 8_000_000;
+const READ_BYTES_MAX: usize = 64 << 20;
 /// Bounds of the number of buffers.
 const BUFFERS_MIN: usize = 1;
 const BUFFERS_MAX: usize = 1024;
@@ -78,6 +78,16 @@ pub enum ResidencyError {
     /// The system cannot start threads.
     #[error("start reading threads")]
     Threads(#[source] io::Error),
+}
+
+/// Returns the size of a read that is allowed and nearest to this one.
+pub(super) fn allowed_read(bytes: usize) -> usize {
+    bytes.clamp(READ_BYTES_MIN, READ_BYTES_MAX)
+}
+
+/// Returns the number of buffers that is allowed and nearest to this one.
+pub(super) fn allowed_buffers(count: usize) -> usize {
+    count.clamp(BUFFERS_MIN, BUFFERS_MAX)
 }
 
 /// Checks the sizes and numbers of reads.
