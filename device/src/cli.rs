@@ -1,8 +1,9 @@
-//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`, `baton profile`,
-//! `baton ring`, and what shells and `man` know of them.
+//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`, `baton profile`, `baton ring`,
+//! the options that a user keeps, and what shells and `man` know of them all.
 
 mod ask;
 mod chat;
+mod config;
 mod document;
 mod gpu;
 mod interrupts;
@@ -72,6 +73,9 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Run one model on several devices together
     Ring(ring::RingArgs),
+    /// Keep options that every command then takes, such as a default model
+    #[command(after_help = config::HELP)]
+    Config(config::ConfigArgs),
     /// Print the script by which a shell completes commands and options
     #[command(after_help = shell::COMPLETIONS_HELP)]
     Completions(shell::CompletionsArgs),
@@ -343,10 +347,17 @@ impl Cli {
         })
     }
 
-    /// Reads a command line; refuses one whose options contradict each other.
+    /// Reads a command line, with the options that the user keeps; refuses one whose options contradict each
+    /// other.
     fn of<T: Into<OsString> + Clone>(line: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
         let mut command = Self::command();
-        let matches = command.try_get_matches_from_mut(line)?;
+        let line: Vec<OsString> = line.into_iter().map(Into::into).collect();
+        let kept = config::kept(&command, &line).map_err(|err| {
+            let words = baton_terminal::chain(&err).to_string();
+            command.error(ErrorKind::Io, words)
+        })?;
+        let read = command.try_get_matches_from_mut(kept.with(&line));
+        let matches = read.map_err(|err| kept.explain(err))?;
         let cli = Self::from_arg_matches(&matches).map_err(|err| err.format(&mut command))?;
         let Some(words) = cli.wrong(&matches) else { return Ok(cli) };
         let name = matches.subcommand_name().unwrap_or_default();
@@ -365,7 +376,7 @@ impl Cli {
             Command::Serve(_) => without_ring(options),
             Command::Ring(args) => args.wrong(),
             Command::Model(args) => args.wrong(options),
-            Command::Profile(_) | Command::Completions(_) | Command::Man(_) => None,
+            Command::Profile(_) | Command::Config(_) | Command::Completions(_) | Command::Man(_) => None,
         }
     }
 
@@ -390,6 +401,7 @@ impl Cli {
             Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
+            Command::Config(args) => config::run(args),
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),
         }
