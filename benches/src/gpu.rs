@@ -6,8 +6,7 @@
 //! - What does a mask cost?
 //! - How long does an answer hold a slot if the cloud writes L tokens of it?
 //!
-//! Times of a device in software say nothing about
-//! GPUs, so on one only the first question is checked.
+//! Times of a device in software say nothing about GPUs, so on one only the first question is checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use baton_device::machine::shape::shape_of;
 use baton_engine::engine::KvFormat;
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
 };
 use baton_gpu::{Device, GpuChoice, Rates, VramLimit};
 use baton_kernels_cpu::Format;
@@ -110,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 fn on(device: &Arc<dyn Device>, kv_tokens: usize) -> EngineOptions {
-    let on_loss = |err: &baton_gpu::GpuError| eprintln!("the GPU failed: {err}");
+    let on_loss = |loss: &GpuLoss| eprintln!("{}", baton_terminal::chain(loss));
     let gpu = Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss });
     EngineOptions { kv_tokens, gpu, ..EngineOptions::default() }
 }
@@ -397,6 +396,8 @@ mod tests {
             hidden: 64,
             vocab: 100,
             layer_bytes: 1e9,
+            expert_bytes: 0.0,
+            expert_share: 0.0,
             input_bytes: 1e9,
             output_bytes: 1e9,
             kv_bytes: 1.0,

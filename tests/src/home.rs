@@ -24,7 +24,7 @@ use tokio::process::{ChildStdout, Command};
 pub use self::worker::Worker;
 use crate::demo::ask::{Ask, Report};
 use crate::link::Link;
-use crate::process::{AgentProcess, Running, lines, models_folder, program};
+use crate::process::{AgentProcess, Running, lines, models_folder, program, without_gpu};
 
 /// Longest time for one step of a program: a guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
@@ -82,6 +82,7 @@ impl Seat {
             }
             None => Command::new(program),
         };
+        without_gpu(command.as_std_mut());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).env("RUST_LOG", "error");
         Ok(command)
     }

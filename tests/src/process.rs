@@ -40,6 +40,22 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// Makes a command of a program of this workspace that computes on the CPU alone, as [`without_gpu`].
+///
+/// # Errors
+/// The errors of [`program`].
+pub fn cpu_program(name: &str) -> anyhow::Result<std::process::Command> {
+    let mut command = std::process::Command::new(program(name)?);
+    without_gpu(&mut command);
+    Ok(command)
+}
+
+/// Lets a program of this workspace compute on the CPU alone. Its answers and times then depend neither on
+/// this machine's GPU nor on the caller's settings of one. `--gpu`, or `BATON_GPU` set later, chooses one.
+pub fn without_gpu(command: &mut std::process::Command) -> &mut std::process::Command {
+    command.env("BATON_GPU", "off").env_remove("BATON_VRAM").env_remove("BATON_GPU_OFFLOAD")
+}
+
 /// Returns the folder with the demo models: `models` of this checkout.
 #[must_use]
 pub fn models_folder() -> PathBuf {
@@ -175,20 +191,36 @@ impl CloudProcess {
         model: &Path,
         options: &[OsString],
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(program("baton-cloud")?);
-        command
-            .arg("serve")
-            .arg("--model")
-            .arg(model)
-            .args(["--listen", listen, "--database", database, "--json"])
-            .args(options)
-            .env("RUST_LOG", "error")
-            // The same setting as in the container image.
-            .env("MALLOC_ARENA_MAX", "4")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit());
-        let mut child = Running::start(&mut command)?;
+        Self::listening(Self::command(model, options)?.args(["--listen", listen, "--database", database]))
+            .await
+    }
+
+    /// Like [`Self::start`], with its log in a file, from the level `info` on.
+    ///
+    /// # Errors
+    /// The errors of [`Self::start`].
+    pub async fn start_logged(
+        model: &Path,
+        options: &[OsString],
+        log: std::fs::File,
+    ) -> anyhow::Result<Self> {
+        let mut command = Self::command(model, options)?;
+        command.args(["--listen", "127.0.0.1:0", "--database", ":memory:"]);
+        Self::listening(command.env("RUST_LOG", "info").stderr(log)).await
+    }
+
+    fn command(model: &Path, options: &[OsString]) -> anyhow::Result<Command> {
+        let mut command = Command::from(cpu_program("baton-cloud")?);
+        command.arg("serve").arg("--model").arg(model).arg("--json").args(options);
+        // The second is the same setting as in the container image.
+        command.env("RUST_LOG", "error").env("MALLOC_ARENA_MAX", "4");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Ok(command)
+    }
+
+    /// Starts the service and waits until it has printed its address.
+    async fn listening(command: &mut Command) -> anyhow::Result<Self> {
+        let mut child = Running::start(command)?;
         let mut lines = lines(&mut child)?;
         let line = tokio::time::timeout(START_LIMIT, lines.next_line())
             .await

@@ -1,5 +1,5 @@
-//! Whole models, the relay and a ring on a real GPU interface: Vulkan, and if nothing else is there, Mesa's
-//! device in software.
+//! Whole models, the relay, a ring and the real programs on a real GPU interface: Vulkan, and if nothing else
+//! is there, Mesa's device in software.
 //!
 //! The device is the one that `BATON_TEST_GPU` names, as `--gpu` does; it must be there. Without the variable
 //! it is `vulkan:0`, and if that is missing, the suite says so and is skipped. Each kernel by itself is
@@ -8,14 +8,16 @@
 mod gpu {
     mod lost;
     mod models;
+    mod programs;
     mod relay;
     mod ring;
+    mod submissions;
 }
 
 use std::sync::{Arc, OnceLock};
 
-use baton_engine::{Engine, EngineOptions, GpuLayers, GpuUse, Model, SeqId, StepSeq, Wanted};
-use baton_gpu::{Device, GpuError};
+use baton_engine::{Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, SeqId, StepSeq, Wanted};
+use baton_gpu::Device;
 
 /// Logits of a GPU differ from the CPU's by rounding: at most this part of the largest.
 const TOLERANCE: f32 = 0.02;
@@ -55,8 +57,8 @@ fn a_named_device_that_is_missing_is_not_skipped() {
     opened(Some("vulkan:1000"));
 }
 
-fn fails(err: &GpuError) {
-    panic!("the GPU failed: {err}");
+fn fails(loss: &GpuLoss) {
+    panic!("{}", baton_terminal::chain(loss));
 }
 
 /// Returns options of an engine with these layers on the device.

@@ -76,12 +76,15 @@ impl ContainerStorage {
     }
 
     /// Builds the image with the script that operators use.
-    fn build(&self, tag: &str, model: Option<&Path>) {
+    fn build(&self, tag: &str, model: Option<&Path>, libraries: &[PathBuf]) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/image.sh");
         let mut command = self.command(script);
         command.args(["--tag", tag]).arg("--program").arg(program("baton-cloud").expect("it is built"));
         if let Some(model) = model {
             command.arg("--model").arg(model);
+        }
+        for library in libraries {
+            command.arg("--library").arg(library);
         }
         let out = command.output().expect("run image.sh");
         assert!(out.status.success(), "image.sh: {}", String::from_utf8_lossy(&out.stderr));
@@ -118,7 +121,7 @@ fn last_line(text: &str) -> &str {
 }
 
 /// Builds the image in new storage; the error says why this machine cannot do that.
-fn ready(tag: &str, model: Option<&Path>) -> Result<ContainerStorage, String> {
+fn ready(tag: &str, model: Option<&Path>, libraries: &[PathBuf]) -> Result<ContainerStorage, String> {
     for name in ["buildah", "podman", "runc"] {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
@@ -131,7 +134,7 @@ fn ready(tag: &str, model: Option<&Path>) -> Result<ContainerStorage, String> {
     if !empty.status.success() {
         return Err(format!("buildah does not work here: {}", last_line(&said(&empty))));
     }
-    storage.build(tag, model);
+    storage.build(tag, model, libraries);
     let mut arguments = CONFINED.to_vec();
     arguments.extend([tag, "--version"]);
     let out = storage.run("podman", &arguments);
@@ -211,7 +214,7 @@ fn check_confined(storage: &ContainerStorage, name: &str) {
 #[tokio::test]
 async fn the_image_answers_read_only_and_as_nobody() {
     let tag = "localhost/baton-cloud-test:baked";
-    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf")), &[]) {
         Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };
@@ -238,7 +241,7 @@ async fn the_image_answers_read_only_and_as_nobody() {
 #[tokio::test]
 async fn a_mounted_model_is_served_too() {
     let tag = "localhost/baton-cloud-test:plain";
-    let storage = match ready(tag, None) {
+    let storage = match ready(tag, None, &[]) {
         Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };
@@ -260,6 +263,55 @@ async fn a_mounted_model_is_served_too() {
     let out = storage.run("podman", &["kill", "baton-image-mounted"]);
     assert!(out.status.success(), "{}", said(&out));
     tokio::time::timeout(LIMIT, served.child.wait()).await.expect("it ends").expect("a status");
+}
+
+/// Returns NVRTC and the library that it opens itself, if `BATON_NVRTC` names the first.
+fn nvrtc() -> Result<[PathBuf; 2], String> {
+    let given = std::env::var_os("BATON_NVRTC").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let library = given.ok_or("no NVRTC (`./x test gpu` fetches it, or BATON_NVRTC names it)")?;
+    let folder = library.parent().ok_or("BATON_NVRTC names no file")?;
+    let entries = std::fs::read_dir(folder).map_err(|err| format!("{}: {err}", folder.display()))?;
+    let is_opened = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libnvrtc-builtins.so.")
+    };
+    let opened = entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_opened);
+    Ok([library, opened.ok_or("NVRTC is without its built-in functions")?])
+}
+
+#[test]
+fn an_image_for_gpus_holds_what_compiles_kernels() {
+    const LOADER: &str = if cfg!(target_arch = "aarch64") {
+        "/lib/ld-linux-aarch64.so.1"
+    } else {
+        "/lib64/ld-linux-x86-64.so.2"
+    };
+    let tag = "localhost/baton-cloud-test:gpu";
+    let model = models_folder().join("demo-cloud.gguf");
+    let made = nvrtc().and_then(|libraries| Ok((ready(tag, Some(&model), &libraries)?, libraries)));
+    let (storage, libraries) = match made {
+        Ok(made) => made,
+        Err(reason) => return println!("skipped: image: {reason}"),
+    };
+    // The loader looks for them in its own folders: no variable names a folder.
+    let variables = said(&storage.run("podman", &["image", "inspect", "--format", "{{.Config.Env}}", tag]));
+    assert!(variables.contains("MALLOC_ARENA_MAX=4") && !variables.contains("LD_"), "{variables}");
+    for library in &libraries {
+        let path = format!("/usr/lib/{}", library.file_name().expect("a file").to_string_lossy());
+        let list = ["--entrypoint", LOADER, tag, "--list", &path];
+        let out = storage.run("podman", &[CONFINED, &list].concat());
+        assert!(out.status.success() && !said(&out).contains("not found"), "{path}: {}", said(&out));
+    }
+    let serve = [
+        "serve",
+        "--gpu=cuda:0",
+        "--model=/models/model.gguf",
+        "--database=:memory:",
+        "--listen=127.0.0.1:0",
+    ];
+    let out = storage.run("podman", &[CONFINED, &[tag], &serve].concat());
+    assert_eq!(out.status.code(), Some(1), "{}", said(&out));
+    assert!(said(&out).contains("there is no GPU `cuda:0`"), "{}", said(&out));
 }
 
 /// Converts the Deployment of `dev-sqlite` for podman: on the loopback, with a folder as its volume, without
@@ -303,7 +355,7 @@ async fn the_rendered_deployment_runs() {
         return println!("skipped: image: {}", kustomize::MISSING);
     };
     let tag = "localhost/baton-cloud-test:played";
-    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf"))) {
+    let storage = match ready(tag, Some(&models_folder().join("demo-cloud.gguf")), &[]) {
         Ok(storage) => storage,
         Err(reason) => return println!("skipped: image: {reason}"),
     };

@@ -13,15 +13,11 @@ mod privacy;
 #[path = "processes/terminal.rs"]
 mod terminal;
 
-use std::{
-    io::Read as _,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{io::Read as _, path::Path, process::Output};
 
 use baton_e2e::{
     demo::emulation::CLOUD,
-    process::{CloudProcess, models_folder, program},
+    process::{CloudProcess, cpu_program, models_folder},
     proxy::{Cut, Proxy},
     setting::Setting,
 };
@@ -136,7 +132,8 @@ async fn private_values_do_not_cross_the_line() {
 
 /// Runs a program that must refuse; returns its message.
 fn refused(name: &str, arguments: &[&str]) -> String {
-    let Output { status, stderr, .. } = Command::new(program(name).expect("the program is built"))
+    let Output { status, stderr, .. } = cpu_program(name)
+        .expect("the program is built")
         .args(arguments)
         .output()
         .expect("the program starts");
@@ -202,10 +199,8 @@ fn the_programs_teach_their_options() {
         ("baton-cloud", &["serve", "--help"], "--model"),
         ("baton-cloud", &["scenes", "--help"], "show"),
     ] {
-        let out = Command::new(program(name).expect("the program is built"))
-            .args(arguments)
-            .output()
-            .expect("it starts");
+        let out =
+            cpu_program(name).expect("the program is built").args(arguments).output().expect("it starts");
         assert!(out.status.success());
         assert!(
             String::from_utf8_lossy(&out.stdout).contains(word),

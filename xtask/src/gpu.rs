@@ -34,8 +34,11 @@ const SOFTWARE: &str = "lvp_icd";
 /// Variables that choose Vulkan's drivers: the name for loaders of today, and the older one.
 const DRIVERS: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
 
-/// The compiler of NVIDIA, and the library that compiles while a program runs.
-const COMPILERS: [&str; 2] = ["BATON_NVCC", "BATON_NVRTC"];
+/// Names the library of NVIDIA that compiles while a program runs.
+pub(crate) const LIBRARY: &str = "BATON_NVRTC";
+
+/// The compiler of NVIDIA, and that library.
+const COMPILERS: [&str; 2] = ["BATON_NVCC", LIBRARY];
 
 /// What NVIDIA's compilers are locked to.
 const REQUIREMENTS: &str = "tests/gpu/requirements.txt";

@@ -102,7 +102,7 @@ pub(crate) fn named(name: &str, filters: &[String]) -> Outcome {
     let mut run = Run::new();
     for one in &built {
         install(&mut run, one);
-        run_one(&mut run, one, filters)?;
+        run_with(&mut run, one, filters, &tools::variables_if_named(&one.suite.name()))?;
     }
     let only_names = !filters.is_empty() && filters.iter().all(|filter| !filter.starts_with('-'));
     if only_names && run.tests() == 0 {
@@ -137,10 +137,17 @@ fn install(run: &mut Run, built: &Built) {
 /// # Errors
 /// It cannot be started.
 pub(crate) fn run_one(run: &mut Run, built: &Built, filters: &[String]) -> Outcome {
+    run_with(run, built, filters, &[])
+}
+
+/// As [`run_one`], with more variables.
+fn run_with(run: &mut Run, built: &Built, filters: &[String], more: &[(&str, &str)]) -> Outcome {
     let name = built.suite.name();
     let one_thread = is_of_harness(&built.suite) && ONE_THREAD.contains(&name.as_str());
     let manner = Manner { one_thread, shows_all: !filters.is_empty() };
-    run.suite(&name, command(&built.program).args(filters).envs(tools::variables_for(&name)), manner)?;
+    let mut program = command(&built.program);
+    program.args(filters).envs(tools::variables_for(&name)).envs(more.iter().copied());
+    run.suite(&name, &mut program, manner)?;
     Ok(())
 }
 

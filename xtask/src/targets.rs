@@ -39,14 +39,16 @@ struct System {
     target: &'static str,
     /// Whether it can be one of the cloud's.
     serves: bool,
+    /// Whether programs reach GPUs there. A static program cannot open a driver's library.
+    has_gpus: bool,
 }
 
 const SYSTEMS: [System; 5] = [
-    System { target: "aarch64-apple-darwin", serves: true },
-    System { target: WINDOWS, serves: false },
-    System { target: "aarch64-linux-android", serves: true },
-    System { target: "x86_64-unknown-linux-musl", serves: true },
-    System { target: "aarch64-unknown-linux-musl", serves: true },
+    System { target: "aarch64-apple-darwin", serves: true, has_gpus: true },
+    System { target: WINDOWS, serves: false, has_gpus: true },
+    System { target: "aarch64-linux-android", serves: true, has_gpus: true },
+    System { target: "x86_64-unknown-linux-musl", serves: true, has_gpus: false },
+    System { target: "aarch64-unknown-linux-musl", serves: true, has_gpus: false },
 ];
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
 
@@ -119,14 +121,14 @@ pub(crate) fn targets(run: &mut Run, extent: Extent) -> Outcome {
 /// Type-checks the programs for one target.
 fn check(run: &mut Run, system: &System, stand_in: &StandIn) -> Outcome {
     let begun = Instant::now();
-    let System { target, serves } = *system;
+    let System { target, serves, has_gpus } = *system;
     let name = format!("targets@{target}");
     if !has_library(run, &name, target) {
         return Ok(());
     }
     let mut clippy = cargo::cargo("clippy");
     stand_in.set_for(&mut clippy, target);
-    clippy.args(["--target", target, "--lib", "--bins"]).args(selected(serves));
+    clippy.args(["--target", target, "--lib", "--bins"]).args(selected(system));
     clippy.args(["--", "-D", "warnings"]);
     if target == WINDOWS {
         // Paths are larger there, so errors that hold some pass the bound of this lint on Windows only.
@@ -135,21 +137,30 @@ fn check(run: &mut Run, system: &System, stand_in: &StandIn) -> Outcome {
     let is_well = process::run(&mut clippy, Place::Terminal)?.success();
     let programs = if serves { "baton and baton-cloud" } else { "baton" };
     if is_well {
-        out(format!("type-checked for {target}: {programs}, without `ilp`; no C code compiled, nothing run"));
+        let left_out = if has_gpus { "`ilp`" } else { "`ilp`, `cuda` and `wgpu`" };
+        let what = format!("{programs}, without {left_out}");
+        out(format!("type-checked for {target}: {what}; no C code compiled, nothing run"));
     }
     run.count(&name, one_test(is_well), begun);
     Ok(())
 }
 
-/// The packages and features of the programs. Only HiGHS is left out, which needs a C++ compiler and cmake.
-fn selected(serves: bool) -> Vec<&'static str> {
+/// The packages and features of the programs. HiGHS is left out, which needs a C++ compiler and cmake, and in
+/// static programs the GPUs.
+fn selected(system: &System) -> Vec<&'static str> {
     let mut words = vec!["--no-default-features"];
     for package in ["baton-kernels-cpu", "baton-engine", "baton-generate", "baton-ring", "baton-device"] {
         words.extend(["-p", package]);
     }
     words.extend(["--features", "baton-device/import"]);
-    if serves {
+    if system.serves {
         words.extend(["-p", "baton-cloud", "--features", "baton-cloud/constrain,baton-cloud/otlp"]);
+    }
+    if system.has_gpus {
+        words.extend(["--features", "baton-device/cuda,baton-device/wgpu"]);
+        if system.serves {
+            words.extend(["--features", "baton-cloud/cuda,baton-cloud/wgpu"]);
+        }
     }
     words
 }
@@ -384,6 +395,18 @@ mod tests {
         assert!(made("no-cc", &["-o", "FILE", "-c", "b.c"], "b.o"));
         assert!(made("no-ar", &["cq", "FILE", "a.o"], "a.a"));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn only_static_programs_are_checked_without_gpus() {
+        for system in &SYSTEMS {
+            let words = selected(system).join(" ");
+            for package in ["baton-device", "baton-cloud"] {
+                let has_gpus = words.contains(&format!("{package}/cuda,{package}/wgpu"));
+                let is_checked = words.contains(&format!("-p {package}"));
+                assert_eq!(has_gpus, is_checked && !system.target.ends_with("-musl"), "{words}");
+            }
+        }
     }
 
     #[test]

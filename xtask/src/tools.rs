@@ -62,7 +62,17 @@ pub(crate) fn install_for(suite: &str) -> Vec<String> {
 
 /// The variables that a suite's program is started with.
 pub(crate) fn variables_for(suite: &str) -> Vec<(&'static str, OsString)> {
-    if suite == "gpu" { gpu::variables() } else { Vec::new() }
+    match suite {
+        "gpu" => gpu::variables(),
+        "image" => gpu::variables().into_iter().filter(|(name, _)| *name == gpu::LIBRARY).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Further variables of a suite that was named, and not run with all others. `gpu` then fetches model files
+/// (430 MB) and computes whole real models, which takes longer than all of its other tests.
+pub(crate) fn variables_if_named(suite: &str) -> Vec<(&'static str, &'static str)> {
+    if suite == "gpu" { vec![("BATON_TEST_FETCH", "1")] } else { Vec::new() }
 }
 
 /// Installs for all suites `gpu` when the first of them comes; there are several of that name.

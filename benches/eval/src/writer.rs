@@ -104,7 +104,7 @@ pub fn write(
         let held = engine.len(begun.seq)?;
         let step = StepSeq { seq: begun.seq, ids: &rows.ids, logits: rows.logits, capture: None };
         let output = engine.step(&[step], control)?;
-        outcome = answer.took(&row, &proposed, &output[0].logits, &mut out);
+        outcome = answer.took_output(&row, &proposed, &output[0], &mut out);
         engine.truncate(begun.seq, held + 1 + outcome.accepted)?;
     }
     match answer.fault() {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use baton_e2e::process::without_gpu;
 use serde_json::{Value, json};
 
 use super::http;
@@ -32,7 +33,7 @@ enum Kind {
 
 /// Starts `baton-cloud serve` on a free port with an empty database. Returns the process and its address.
 pub(crate) fn baton_cloud(program: &Path, model: &Path, options: &[String]) -> Result<(Child, String)> {
-    let mut child = Command::new(program)
+    let mut child = without_gpu(&mut Command::new(program))
         .args(["serve", "--listen", "127.0.0.1:0", "--database", ":memory:", "--json", "--model"])
         .arg(model)
         .args(options)

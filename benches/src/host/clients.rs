@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use baton_e2e::process::without_gpu;
 use baton_pacing::refit::median;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -46,6 +47,7 @@ impl Program {
     pub(super) fn device(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
         let folder = tempfile::tempdir().context("make a folder for settings")?;
         let mut command = Command::new(program);
+        without_gpu(&mut command);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--mode", "device", "--config-dir"]);
         command.arg(folder.path()).arg("--model").arg(model).args(options);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();

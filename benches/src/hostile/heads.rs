@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use baton_e2e::hostile::neighbour;
-use baton_e2e::process::{AgentProcess, CloudProcess, models_folder, program};
+use baton_e2e::process::{AgentProcess, CloudProcess, cpu_program, models_folder};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -50,7 +50,7 @@ pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
     let service = measure(Asked::Cloud, address, quick).await?;
     drop(cloud);
     let folder = tempfile::tempdir().context("make a folder for settings")?;
-    let mut command = Command::new(program("baton")?);
+    let mut command = Command::from(cpu_program("baton")?);
     command.args(["serve", "--listen", "127.0.0.1:0", "--mode", "device", "--model"]);
     command.arg(models_folder().join("demo-device.gguf")).env("BATON_CONFIG_DIR", folder.path());
     let agent = AgentProcess::start(&mut command).await?;

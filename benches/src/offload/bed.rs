@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuUse, Model, Offload, OffloadStats, Pipeline, SeqId, StepSeq, Wanted,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, Offload, OffloadStats, Pipeline, SeqId,
+    StepSeq, Wanted,
 };
-use baton_gpu::{Device, GpuError};
+use baton_gpu::Device;
 use baton_kernels_gpu::cases::{HostDevice, Span, Speeds, TimedDevice};
 use baton_synthetic::SyntheticModel;
 
@@ -76,7 +77,7 @@ pub(super) struct Bed {
     want: Vec<Vec<u32>>,
 }
 
-fn ignore(_: &GpuError) {}
+fn ignore(_: &GpuLoss) {}
 
 impl Bed {
     /// Writes the model into `folder`, finds the least budget for `batch` sequences, and decodes with

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuUse, Model, Offload, Pipeline, StepSeq, TokenId, Wanted,
+    Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, Offload, Pipeline, StepSeq, TokenId, Wanted,
 };
-use baton_gpu::{Device, GpuError};
+use baton_gpu::Device;
 use baton_kernels_cpu::Format;
 use serde_json::json;
 
@@ -50,8 +50,8 @@ pub(super) fn measure(args: &Args, target: &Path, report: &mut Report) -> Result
     with_model(&args.gpu_model, target, |path| on_device(path, &device, report))
 }
 
-fn on_loss(err: &GpuError) {
-    eprintln!("the GPU failed: {err}");
+fn on_loss(loss: &GpuLoss) {
+    eprintln!("{}", baton_terminal::chain(loss));
 }
 
 fn on_device(path: &Path, device: &Arc<dyn Device>, report: &mut Report) -> Result<()> {

@@ -71,6 +71,8 @@ fn model(random: &mut Random, layers: usize) -> ModelShape {
         hidden: random.count((1024, 8192)) as usize,
         vocab: 100_000,
         layer_bytes,
+        expert_bytes: 0.0,
+        expert_share: 0.0,
         input_bytes: layer_bytes,
         output_bytes: layer_bytes * random.uniform((0.5, 2.0)),
         kv_bytes: random.log_uniform((1e3, 2e4)),
@@ -102,6 +104,7 @@ fn device(random: &mut Random, name: &str, mean_bytes: f64, model: &ModelShape, 
             buffer_bytes: 1e6,
             copy_s: if kind == GpuKind::Cuda { 2e-5 } else { 0.0 },
             load_bytes_per_s: None,
+            loads_beside: false,
         }
     });
     Device {

@@ -8,7 +8,7 @@ use baton_device::client::CloudClient;
 use baton_device::relay::RelayMode;
 use baton_device::scene::built_in;
 use baton_device::segments::mark;
-use baton_e2e::process::{AgentProcess, models_folder, program};
+use baton_e2e::process::{AgentProcess, cpu_program, models_folder};
 use baton_engine::Model;
 use baton_openai::ChatMessage;
 use baton_pacing::PaceMode;
@@ -165,7 +165,7 @@ pub(super) async fn api(conversations: usize, seed: u64) -> anyhow::Result<Outco
     let recorder = Recorder::start().await?;
     let folder = std::env::temp_dir().join(format!("baton-bench-privacy-{}", std::process::id()));
     let model = models_folder().join("demo-device.gguf");
-    let mut command = Command::new(program("baton")?);
+    let mut command = Command::from(cpu_program("baton")?);
     command.args(["serve", "--listen", "127.0.0.1:0", "--mode", "cloud", "--yes", "--cloud", recorder.url()]);
     command.arg("--model").arg(model).arg("--config-dir").arg(&folder);
     let agent = AgentProcess::start(&mut command).await?;

@@ -6,14 +6,13 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use baton_baselines::{Baseline, Ranking};
-use baton_e2e::process::program;
+use baton_e2e::process::cpu_program;
 use baton_engine::Model;
 use baton_eval::arm::{Arm, Eviction};
 use baton_eval::case::Case;
@@ -115,7 +114,7 @@ fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
     let model = Model::open(path).with_context(|| format!("open model `{}`", path.display()))?;
     let folder = tempfile::tempdir().context("make a folder")?;
     let heads = folder.path().join("heads.json");
-    let done = Command::new(program("baton-cloud")?)
+    let done = cpu_program("baton-cloud")?
         .arg("calibrate")
         .args([path, Path::new("--out"), &heads])
         .output()

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use baton_engine::{Engine, EngineError, EngineOptions, Model, Offload};
-use baton_gpu::{GpuError, GpuPart, OpenedGpu};
+use baton_engine::{Engine, EngineError, EngineOptions, GpuLoss, Model, Offload};
+use baton_gpu::{GpuPart, OpenedGpu};
 use tracing::{error, info, warn};
 
 use crate::config::Config;
@@ -64,6 +64,6 @@ impl Engines {
     }
 }
 
-fn on_loss(err: &GpuError) {
-    error!(err = err as &dyn std::error::Error, "the GPU failed: the CPU goes on alone");
+fn on_loss(loss: &GpuLoss) {
+    error!(loss = loss as &dyn std::error::Error, "an engine does without its GPU");
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use baton_engine::{
-    Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences,
+    Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences, StepSize,
 };
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, HostHandle, HostOptions, Turns};
@@ -141,6 +141,10 @@ impl Served {
             kv_tokens,
             kv_format: options.kv,
             prefix_cache_percent: options.prefix_cache_percent,
+            largest_step: StepSize {
+                tokens: options.budget.chunk_tokens + options.slots * (K_MAX + 1),
+                logit_rows: options.slots * (K_MAX + 1),
+            },
             ..EngineOptions::default()
         };
         let mut engine = engine(model.clone(), engine_options.clone())

@@ -10,7 +10,11 @@ use serde_json::{Value, json};
 
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton-cloud"));
-    command.env_remove("BATON_API_KEY").env_remove("BATON_DATABASE").env("RUST_LOG", "warn");
+    command
+        .env_remove("BATON_API_KEY")
+        .env_remove("BATON_DATABASE")
+        .env("RUST_LOG", "warn")
+        .env("BATON_GPU", "off");
     command
 }
 
@@ -145,6 +149,7 @@ fn the_limit_of_open_files_is_raised_and_bounds_connections() {
             .args(["serve", "--database", ":memory:", "--listen", "127.0.0.1:0", "--threads", "1", "--model"])
             .arg(&model)
             .env("RUST_LOG", "info")
+            .env("BATON_GPU", "off")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -41,6 +41,7 @@ impl Program {
             .arg(model)
             .env_remove("BATON_API_KEY")
             .env_remove("BATON_AUTH")
+            .env("BATON_GPU", "off")
             .env("RUST_LOG", level)
             .stdout(Stdio::piped())
             .stderr(log)

@@ -239,6 +239,7 @@ mod tests {
             memory_bytes: Some(8_000_000_000),
             free_bytes: Some(7_500_000_000),
             rates: Some(rates),
+            loads_beside: true,
             problem: None,
         };
         assert_eq!(

@@ -7,7 +7,7 @@ use crate::agent::{Agent, DeviceModel, Question};
 use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::context::{self, Held};
-use crate::local::LocalOptions;
+use crate::local::{LocalOptions, largest_step};
 use crate::machine::ThisMachine;
 use crate::machine::residency::{self, Layers, Share};
 use crate::models::store;
@@ -76,6 +76,8 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
             .with_context(|| format!("open model `{}`", path.display()))?;
         note_if_untaught(&model);
         let opened = wanted.open_for(offload)?;
+        let largest_step = largest_step(model.config().vocab_len, answers);
+        let options = EngineOptions { largest_step, ..options };
         let proposer = speculation.proposer(&model, options.clone())?;
         let kv_tokens = options.kv_tokens;
         let (mut engine, view): (Box<dyn Sequences>, _) = if ring {

@@ -17,6 +17,7 @@ use clap::Args;
 use super::gpu::{self, GpuArgs, OffloadHow};
 use super::values::one_or_more;
 use crate::context::Held;
+use crate::local::largest_step;
 use crate::machine::gpu::GpuProfile;
 use crate::machine::memory::Memory;
 use crate::machine::offload::{Made, OffloadProfile, Speeds};
@@ -93,8 +94,8 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
 
 fn speeds(profile: &Profile) -> Speeds {
     let disk = profile.device.disk.sequential_bytes_per_s;
-    let speeds = Speeds { disk, memory: profile.device.cpu.read_bytes_per_s, gpu: None };
-    speeds.with_gpu(profile.gpu.as_ref().and_then(|gpu| gpu.rates.as_ref()))
+    let memory = profile.device.cpu.read_bytes_per_s;
+    Speeds { disk, memory, gpu: None, loads_beside: false }.with_gpu(profile.gpu.as_ref())
 }
 
 /// Opens the model as `baton ask --gpu-offload` does, and returns what stays where.
@@ -110,7 +111,8 @@ fn offloaded(
     let share = Share { kv_tokens, kv_format, layers: Layers::All, reads_ahead: true };
     let model = residency::open(path, memory, 0, &share)
         .with_context(|| format!("open model `{}`", path.display()))?;
-    let options = EngineOptions { kv_tokens, kv_format, ..EngineOptions::default() };
+    let largest_step = largest_step(model.config().vocab_len, 1);
+    let options = EngineOptions { kv_tokens, kv_format, largest_step, ..EngineOptions::default() };
     let engine = gpu::engine(gpu, Arc::clone(&model), options).context("start the engine")?;
     let made = Made {
         gpu: engine.gpu_device().map(|device| device.facts().name.clone()),

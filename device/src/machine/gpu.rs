@@ -1,6 +1,7 @@
 //! The GPUs of this device: what they are, how fast they are, and what a plan must know of one.
 
-use baton_gpu::{Device, Facts, GpuError, Rates};
+use baton_engine::GpuLoss;
+use baton_gpu::{Device, Facts, HEADROOM_BYTES, Rates};
 use baton_kernels_cpu::Format;
 use baton_plan::cluster::ByFormat;
 use baton_plan::{Gpu, GpuKind, Processor};
@@ -34,6 +35,9 @@ pub struct GpuProfile {
     pub free_bytes: Option<u64>,
     /// The rates, if it was measured.
     pub rates: Option<Rates>,
+    /// Whether it loads weights while it computes, if it was opened.
+    #[serde(default)]
+    pub loads_beside: bool,
     /// Why it could not be opened or measured.
     pub problem: Option<String>,
 }
@@ -49,6 +53,7 @@ impl GpuProfile {
             memory_bytes: facts.memory_bytes,
             free_bytes: None,
             rates: None,
+            loads_beside: false,
             problem: None,
         }
     }
@@ -56,7 +61,8 @@ impl GpuProfile {
     /// Measures an open GPU with weights in these formats. A GPU that cannot be measured has a `problem`.
     pub fn measured(device: &dyn Device, formats: &[Format]) -> Self {
         let measured = baton_gpu::measure(device, formats, baton_gpu::TIME);
-        let known = Self { free_bytes: device.free_bytes(), ..Self::of(device.facts()) };
+        let (free_bytes, loads_beside) = (device.free_bytes(), device.loads_beside_commands());
+        let known = Self { free_bytes, loads_beside, ..Self::of(device.facts()) };
         match measured {
             Ok(rates) => Self { rates: Some(rates), ..known },
             Err(err) => Self { problem: Some(chain(&err)), ..known },
@@ -71,11 +77,12 @@ impl GpuProfile {
         Some(Gpu {
             kind: if self.shares_memory { GpuKind::Shared } else { GpuKind::Cuda },
             processor: processor(rates),
-            memory_bytes: free as f64,
+            memory_bytes: (free - HEADROOM_BYTES.min(free / 4)) as f64,
             buffer_bytes,
             copy_s: rates.copies.round_trip_s,
             // Weights in a memory that it shares need no loading.
             load_bytes_per_s: (!self.shares_memory).then_some(rates.copies.to_device_bytes_per_s),
+            loads_beside: self.loads_beside,
         })
     }
 }
@@ -88,9 +95,9 @@ pub fn buffer_bytes(hidden: usize, vocab: usize) -> f64 {
     4.0 * (STEP_TOKENS * ACTIVATIONS * hidden as f64 + LOGIT_ROWS * vocab as f64)
 }
 
-/// Says that the GPU has failed. An engine calls it once.
-pub fn on_loss(err: &GpuError) {
-    errln!("note: the CPU goes on alone, and computes again what the GPU had kept: {}", chain(err));
+/// Says that an engine does without the GPU.
+pub fn on_loss(loss: &GpuLoss) {
+    errln!("note: {}", chain(loss));
 }
 
 /// Returns the formats with these names. A name that is no format has no kernels either.
@@ -152,6 +159,9 @@ mod tests {
         let gpu = found.described(buffer_bytes(model.hidden, model.vocab)).unwrap();
         assert!(model.layer_flops.keys().all(|format| gpu.processor.flops[format] > 0.0), "{gpu:?}");
         assert!(gpu.memory_bytes > gpu.buffer_bytes && gpu.buffer_bytes > 0.0, "{gpu:?}");
+        assert!(!gpu.loads_beside, "it does one thing after the other");
+        let beside = GpuProfile { loads_beside: true, ..found };
+        assert!(beside.described(0.0).is_some_and(|gpu| gpu.loads_beside));
         let device = baton_plan::Device {
             gpu: Some(gpu),
             ..crate::machine::profile::general(

@@ -53,11 +53,12 @@ pub enum MemoryError {
     Kernel(std::io::Error),
 }
 
-/// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`.
+/// Reads the memory of a Linux or Android system whose `/proc` and `/sys` are below `root`. This program
+/// gives `held_bytes` of its own back when others need them, so they count as available.
 ///
 /// # Errors
 /// [`MemoryError`] naming the file and the field.
-pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
+pub fn of_linux(root: &Path, android: bool, held_bytes: u64) -> Result<Memory, MemoryError> {
     let path = root.join("proc/meminfo");
     let text = read(&path)?;
     let fields = fields(&text);
@@ -65,12 +66,13 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
         let missing = || MemoryError::Missing { place: path.display().to_string(), field };
         fields.get(field).copied().ok_or_else(missing)
     };
-    let mut available_bytes = used(kilobytes("MemAvailable")? * 1024, USED_SHARE);
+    let with_held = |bytes: u64, share| used(bytes.saturating_add(held_bytes), share);
+    let mut available_bytes = with_held(kilobytes("MemAvailable")? * 1024, USED_SHARE);
     let mut bound_by = "system".to_owned();
     if let Some((left, group)) = cgroup_left(root)
-        && used(left, GROUP_USED_SHARE) < available_bytes
+        && with_held(left, GROUP_USED_SHARE) < available_bytes
     {
-        (available_bytes, bound_by) = (used(left, GROUP_USED_SHARE), group);
+        (available_bytes, bound_by) = (with_held(left, GROUP_USED_SHARE), group);
     }
     let swap_bytes = if android {
         let anonymous = kilobytes("Active(anon)")? + kilobytes("Inactive(anon)")?;
@@ -81,12 +83,14 @@ pub fn of_linux(root: &Path, android: bool) -> Result<Memory, MemoryError> {
     Ok(Memory { available_bytes, swap_bytes, bound_by })
 }
 
-/// Returns the memory of a macOS or Windows system, whose kernel says how many bytes are free.
+/// Returns the memory of a macOS or Windows system, whose kernel says how many bytes are free. `held_bytes`
+/// count as for [`of_linux`].
 ///
 /// # Errors
 /// [`MemoryError::Kernel`] if it does not say that.
-pub fn of_kernel(free: std::io::Result<u64>) -> Result<Memory, MemoryError> {
-    let available_bytes = used(free.map_err(MemoryError::Kernel)?, USED_SHARE);
+pub fn of_kernel(free: std::io::Result<u64>, held_bytes: u64) -> Result<Memory, MemoryError> {
+    let free = free.map_err(MemoryError::Kernel)?;
+    let available_bytes = used(free.saturating_add(held_bytes), USED_SHARE);
     Ok(Memory { available_bytes, swap_bytes: 0, bound_by: "system".to_owned() })
 }
 
@@ -190,7 +194,7 @@ mod tests {
     #[test]
     fn a_system_without_limits_gives_what_it_calls_available() {
         let root = system(&[("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")]);
-        let memory = of_linux(root.path(), false).unwrap();
+        let memory = of_linux(root.path(), false, 0).unwrap();
         let want = Memory {
             available_bytes: used(17_114_356 * 1024, USED_SHARE),
             swap_bytes: 0,
@@ -202,7 +206,7 @@ mod tests {
     /// Checks how many bytes the processes of a control group have, of how many that are free, and its name.
     #[track_caller]
     fn check_group(files: &[(&str, &str)], free_bytes: u64, group: &str) {
-        let memory = of_linux(system(files).path(), false).unwrap();
+        let memory = of_linux(system(files).path(), false, 0).unwrap();
         let want = (used(free_bytes, GROUP_USED_SHARE), format!("control group {group}"));
         assert_eq!((memory.available_bytes, memory.bound_by), want);
     }
@@ -234,23 +238,36 @@ mod tests {
     }
 
     #[test]
+    fn what_the_program_itself_gives_back_counts_as_free() {
+        let system = system(&[
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "4000000000\n"),
+            ("sys/fs/cgroup/a/memory.current", "3000000000\n"),
+        ]);
+        let with = |held| of_linux(system.path(), false, held).unwrap();
+        assert_eq!(with(500_000_000).available_bytes, used(1_500_000_000, GROUP_USED_SHARE));
+        assert_eq!(with(0).bound_by, with(500_000_000).bound_by);
+        assert_eq!(of_kernel(Ok(600_000), 400_000).unwrap().available_bytes, 900_000);
+    }
+
+    #[test]
     fn android_swaps_out_what_others_hold() {
-        let memory = of_linux(system(&[]).path(), true).unwrap();
+        let memory = of_linux(system(&[]).path(), true, 0).unwrap();
         assert_eq!(memory.swap_bytes, 2_500_000 * 1024);
     }
 
     #[test]
     fn a_kernel_that_counts_leaves_a_part_to_others() {
-        assert_eq!(of_kernel(Ok(1_000_000)).unwrap().available_bytes, 900_000);
-        let error = of_kernel(Err(std::io::Error::other("no"))).unwrap_err().to_string();
+        assert_eq!(of_kernel(Ok(1_000_000), 0).unwrap().available_bytes, 900_000);
+        let error = of_kernel(Err(std::io::Error::other("no")), 0).unwrap_err().to_string();
         assert_eq!(error, "ask the system for its free memory: no");
     }
 
     #[test]
     fn what_is_not_there_is_named() {
         let root = tempfile::tempdir().unwrap();
-        assert!(of_linux(root.path(), false).unwrap_err().to_string().contains("proc/meminfo"));
+        assert!(of_linux(root.path(), false, 0).unwrap_err().to_string().contains("proc/meminfo"));
         let root = system(&[("proc/meminfo", "MemTotal: 1 kB\n")]);
-        assert!(of_linux(root.path(), false).unwrap_err().to_string().ends_with("says no MemAvailable"));
+        assert!(of_linux(root.path(), false, 0).unwrap_err().to_string().ends_with("says no MemAvailable"));
     }
 }

@@ -1,13 +1,16 @@
 //! What stays where if a model does not fit, and what that costs for each token.
 //!
 //! Sizes are those of an engine that was made with the same options. Times come from measured rates. Loads
-//! and computation run at the same time, so the slowest of them sets the pace (PIPO, section 3.1).
+//! and computation run at the same time, so the slowest of them sets the pace (PIPO, section 3.1). A GPU that
+//! cannot do both at once takes the sum of both. Reads from the disk run beside either.
 
 use baton_engine::weights::ResidencyStats;
 use baton_engine::{ModelConfig, OffloadStats};
 use baton_gpu::Rates;
 use baton_terminal::size;
 use serde::Serialize;
+
+use crate::machine::gpu::GpuProfile;
 
 /// Bytes in each memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -44,16 +47,19 @@ pub struct Speeds {
     pub memory: f64,
     /// From the host's memory to the GPU, and from the GPU's memory to its products.
     pub gpu: Option<[f64; 2]>,
+    /// Whether the GPU loads while it computes.
+    pub loads_beside: bool,
 }
 
 impl Speeds {
     /// Adds the rates of a GPU; its slowest format counts.
-    pub fn with_gpu(self, rates: Option<&Rates>) -> Self {
+    pub fn with_gpu(self, gpu: Option<&GpuProfile>) -> Self {
         let slowest = |rates: &Rates| {
             let read = rates.products.values().map(|product| product.vector_bytes_per_s);
             [rates.copies.to_device_bytes_per_s, read.fold(f64::INFINITY, f64::min)]
         };
-        Self { gpu: rates.map(slowest), ..self }
+        let rates = gpu.and_then(|gpu| gpu.rates.as_ref());
+        Self { gpu: rates.map(slowest), loads_beside: gpu.is_some_and(|gpu| gpu.loads_beside), ..self }
     }
 }
 
@@ -148,7 +154,7 @@ impl Made<'_> {
             tokens_per_s: 0.0,
             bound_by: "",
         };
-        profile.find_pace();
+        profile.find_pace(speeds.loads_beside);
         profile
     }
 
@@ -171,14 +177,17 @@ fn share(part: u64, all: u64) -> f64 {
 }
 
 impl OffloadProfile {
-    fn find_pace(&mut self) {
-        let paces = [
-            ("computing", self.computing.seconds),
-            ("copies to the GPU", self.weights_to_gpu.seconds + self.kv_to_gpu.seconds),
-            ("the disk", self.disk.seconds),
-        ];
+    fn find_pace(&mut self, loads_beside: bool) {
+        let copies_s = self.weights_to_gpu.seconds + self.kv_to_gpu.seconds;
+        let disk = ("the disk", self.disk.seconds);
+        let computing = ("computing", self.computing.seconds);
+        let paces = if loads_beside || copies_s == 0.0 {
+            vec![computing, ("copies to the GPU", copies_s), disk]
+        } else {
+            vec![("computing and copies to the GPU, in turn", copies_s + computing.1), disk]
+        };
         let slowest = paces.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
-        let (bound_by, seconds) = slowest.expect("there are three");
+        let (bound_by, seconds) = slowest.expect("there are two at least");
         self.bound_by = bound_by;
         self.tokens_per_s = 1.0 / seconds;
     }
@@ -228,7 +237,7 @@ mod tests {
     use baton_kernels_gpu::cases::HostDevice;
     use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
-    const SPEEDS: Speeds = Speeds { disk: 1e9, memory: 1e10, gpu: None };
+    const SPEEDS: Speeds = Speeds { disk: 1e9, memory: 1e10, gpu: None, loads_beside: true };
     const WITH_GPU: Speeds = Speeds { gpu: Some([2e9, 1e11]), ..SPEEDS };
 
     fn open(experts: Option<SyntheticExperts>) -> Arc<Model> {
@@ -273,6 +282,25 @@ mod tests {
         let options = Offload { resident_bytes: Some(0), ..Offload::default() };
         let from_disk = Made { residency: Some(none), ..made(&model, options) }.profile(WITH_GPU);
         assert_eq!((from_disk.bound_by, from_disk.weights.disk_bytes), ("the disk", layers));
+    }
+
+    #[test]
+    fn a_gpu_that_loads_and_computes_in_turn_takes_the_sum_of_both() {
+        let model = open(None);
+        let pace = |options: Offload, loads_beside, residency| {
+            let made = Made { residency, ..made(&model, options) };
+            let found = made.profile(Speeds { loads_beside, ..WITH_GPU });
+            (1.0 / found.tokens_per_s, found.bound_by, found)
+        };
+        let options = Offload { resident_bytes: Some(0), kv: KvHome::Host, ..Offload::default() };
+        let (seconds, bound_by, found) = pace(options.clone(), false, None);
+        let copies = found.weights_to_gpu.seconds + found.kv_to_gpu.seconds;
+        assert!((seconds / (found.computing.seconds + copies) - 1.0).abs() < 1e-9, "{found:?}");
+        assert_eq!(bound_by, "computing and copies to the GPU, in turn");
+        assert!((pace(options.clone(), true, None).0 / copies - 1.0).abs() < 1e-9, "{found:?}");
+        // Reads from the disk run beside both, and without copies there are no turns.
+        assert_eq!(pace(options, false, Some(residency())).1, "the disk");
+        assert_eq!(pace(Offload::default(), false, None).1, "computing");
     }
 
     fn residency() -> ResidencyStats {

@@ -183,21 +183,26 @@ pub fn refresh_memory(device: &mut Device) -> Result<(), ProfileError> {
 }
 
 /// Returns this device's memory by the rules of its system.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+    memory_with(0)
+}
+
+/// As [`this_memory`]. `held_bytes` of this program count as available.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn memory_with(held_bytes: u64) -> Result<(Os, Memory), ProfileError> {
     let is_android = cfg!(target_os = "android");
     let os = if is_android { Os::Android } else { Os::Linux };
-    Ok((os, memory::of_linux("/".as_ref(), is_android)?))
+    Ok((os, memory::of_linux("/".as_ref(), is_android, held_bytes)?))
 }
 
 #[cfg(any(target_os = "macos", windows))]
-pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn memory_with(held_bytes: u64) -> Result<(Os, Memory), ProfileError> {
     let os = if cfg!(windows) { Os::Windows } else { Os::Macos };
-    Ok((os, memory::of_kernel(baton_engine::platform::free_bytes())?))
+    Ok((os, memory::of_kernel(baton_engine::platform::free_bytes(), held_bytes)?))
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos", windows)))]
-pub(crate) fn this_memory() -> Result<(Os, Memory), ProfileError> {
+pub(crate) fn memory_with(_held_bytes: u64) -> Result<(Os, Memory), ProfileError> {
     Err(ProfileError::System(std::env::consts::OS))
 }
 

@@ -18,7 +18,7 @@ use baton_engine::{Model, ModelError, Residency, STREAM_BYTES};
 use baton_plan::Device;
 
 use crate::machine::memory::Memory;
-use crate::machine::profile::this_memory;
+use crate::machine::profile::{memory_with, this_memory};
 use crate::machine::shape::{ShapeError, shape_of};
 
 /// Bytes the program needs besides weights, KV cache, read buffers and text: activations, code.
@@ -201,6 +201,12 @@ impl Needs {
         let to_come = bytes.saturating_sub(unreclaimable.saturating_sub(self.had));
         available.saturating_sub(to_come)
     }
+
+    /// As [`Self::left_for_weights`], when `held` bytes of experts are kept. These are weights: they count as
+    /// available in `memory`, and are no memory that the program needs beside weights.
+    fn left_beside(&self, memory: &Memory, unreclaimable: u64, held: u64) -> u64 {
+        self.left_for_weights(memory.available_bytes, unreclaimable.saturating_sub(held))
+    }
 }
 
 /// Measures once a second until the model is dropped.
@@ -209,11 +215,13 @@ fn follow(model: &Weak<Model>, mut needs: Needs, mut keeper: Keeper) {
     loop {
         std::thread::sleep(LOOK);
         let Some(model) = model.upgrade() else { return };
-        let (Some(weights), Ok((_, found))) = (model.streamed(), this_memory()) else { return };
+        let Some(weights) = model.streamed() else { return };
         let stats = weights.stats();
+        let held = stats.held_expert_bytes;
+        let Ok((_, found)) = memory_with(held) else { return };
         let layers = weights.layers().len();
         let other_share = std::mem::replace(&mut needs.layers, layers) != layers;
-        let possible_bytes = needs.left_for_weights(found.available_bytes, own_bytes().unwrap_or(0));
+        let possible_bytes = needs.left_beside(&found, own_bytes().unwrap_or(0), held);
         if other_share {
             keeper = Keeper::new(possible_bytes);
             weights.set_budget(possible_bytes);
@@ -307,6 +315,8 @@ impl Keeper {
 mod tests {
     use super::*;
 
+    use crate::machine::memory;
+
     const GB: u64 = 1_000_000_000;
 
     fn seen(possible_bytes: u64) -> Seen {
@@ -362,6 +372,31 @@ mod tests {
         assert_eq!(Needs { layers: 1, ..needs }.left_for_weights(beside + 2_000, 100), 1_900);
         let endless = Needs { layer_kv_bytes: u64::MAX, ..needs };
         assert_eq!(endless.left_for_weights(beside + 2_000, 100), 0, "a cache of any size leaves nothing");
+    }
+
+    #[test]
+    fn experts_that_are_kept_do_not_lower_the_budget() {
+        const MIB: u64 = 1 << 20;
+        let needs = Needs { layers: 4, layer_kv_bytes: 10 * MIB, text: 0, had: 100 * MIB };
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        // What weights may have if so many bytes of them are experts in the program's memory.
+        let possible = |held: u64| {
+            let free = 8192 * MIB - held;
+            let text = format!("MemAvailable: {} kB\n", free / 1024);
+            std::fs::write(root.path().join("proc/meminfo"), text).unwrap();
+            let memory = memory::of_linux(root.path(), false, held).unwrap();
+            needs.left_beside(&memory, needs.had + held, held)
+        };
+        let budget = possible(0);
+        let mut keeper = Keeper::new(budget);
+        let mut held = 0;
+        for second in 1..60 {
+            held = budget.min(held + 256 * MIB) / MIB * MIB;
+            let step = keeper.step(seen(possible(held)), at(second));
+            assert_eq!(step, None, "{held} bytes are kept, the budget was {budget}");
+        }
+        assert!(held + MIB > budget, "all of it is experts");
     }
 
     #[test]

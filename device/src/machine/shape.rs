@@ -75,9 +75,11 @@ pub fn shape_of(path: &Path, kv: KvFormat) -> Result<ModelShape, ShapeError> {
 
 fn shape(gguf: &Gguf, config: &ModelConfig, name: String, kv: KvFormat) -> ModelShape {
     let layers = config.n_layers;
-    let (mut layer_bytes, mut layer_flops) = (0.0, BTreeMap::new());
+    let (mut layer_bytes, mut expert_bytes, mut layer_flops) = (0.0, 0.0, BTreeMap::new());
     for tensor in gguf.tensors().filter(|tensor| tensor.name().starts_with("blk.")) {
-        layer_bytes += tensor.data_len() as f64 / layers as f64;
+        let bytes = tensor.data_len() as f64 / layers as f64;
+        layer_bytes += bytes;
+        expert_bytes += if is_of_experts(tensor) { bytes } else { 0.0 };
         // Norms and biases are vectors; only matrices are multiplied.
         if tensor.dims().len() > 1 {
             *layer_flops.entry(tensor.type_name().to_owned()).or_insert(0.0) +=
@@ -93,6 +95,8 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String, kv: KvFormat) -> Model
         hidden: config.d_model,
         vocab: config.vocab_len,
         layer_bytes,
+        expert_bytes,
+        expert_share: expert_share(config),
         input_bytes: bytes(tensor(EMBEDDING)),
         output_bytes: bytes(output),
         kv_bytes: config.kv_token_bytes(kv) as f64 / layers as f64,
@@ -104,20 +108,29 @@ fn shape(gguf: &Gguf, config: &ModelConfig, name: String, kv: KvFormat) -> Model
     }
 }
 
+/// Whether a tensor holds a layer's experts.
+fn is_of_experts(tensor: &TensorInfo) -> bool {
+    tensor.name().contains("_exps.")
+}
+
+/// Returns the share of a layer's experts that a token uses; 1 if there are none.
+fn expert_share(config: &ModelConfig) -> f64 {
+    config.experts.map_or(1.0, |experts| experts.used as f64 / experts.count as f64)
+}
+
 /// Returns one multiplication and one addition for each weight that a token uses.
 fn flops(tensor: &TensorInfo, config: &ModelConfig) -> f64 {
     let weights: f64 = tensor.dims().iter().map(|dim| *dim as f64).product();
-    let met = match &config.experts {
-        Some(experts) if tensor.name().contains("_exps.") => experts.used as f64 / experts.count as f64,
-        _ => 1.0,
-    };
-    2.0 * weights * met
+    2.0 * weights * if is_of_experts(tensor) { expert_share(config) } else { 1.0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use baton_engine::Model;
+    use baton_kernels_cpu::Format;
+    use baton_plan::Workload;
+    use baton_synthetic::{SyntheticExperts, SyntheticModel};
 
     fn demo(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
@@ -145,6 +158,23 @@ mod tests {
         let tied = if shape.input_bytes == shape.output_bytes { 0.0 } else { shape.output_bytes };
         let counted = shape.layer_bytes * shape.layers as f64 + shape.input_bytes + tied;
         assert!(counted < file && counted > 0.8 * file, "{counted} of {file} bytes");
+    }
+
+    #[test]
+    fn a_token_uses_few_of_a_mixtures_experts() {
+        let experts = SyntheticExperts { count: 8, used: 2, d_ff: 64, shared_d_ff: 0 };
+        let family = SyntheticModel::small("qwen3moe", Format::Q8_0, 3);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, SyntheticModel { experts: Some(experts), ..family }.to_gguf().unwrap())
+            .unwrap();
+        let shape = shape_of(file.path(), KvFormat::F16).unwrap();
+        // Three matrices of each expert, 34 bytes for 32 weights.
+        assert_eq!(shape.expert_bytes, 8.0 * 3.0 * 64.0 * 256.0 / 32.0 * 34.0);
+        assert_eq!((shape.expert_share, shape.check()), (0.25, Ok(())));
+        let one = Workload { context: 1, sequences: 1 };
+        assert_eq!(shape.used_bytes(one), shape.layer_bytes - 0.75 * shape.expert_bytes);
+        let dense = shape_of(&demo("demo-cloud.gguf"), KvFormat::F16).unwrap();
+        assert_eq!((dense.expert_bytes, dense.used_bytes(one)), (0.0, dense.layer_bytes));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! NVRTC: which architecture to compile for, and the compilation.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 
 use baton_kernels_gpu::Kernel;
 use cudarc::nvrtc::result::{self, NvrtcError};
@@ -155,7 +155,8 @@ impl Program {
     fn message(&self) -> String {
         // SAFETY: the program lives until `self` is dropped.
         let message = unsafe { result::get_program_log(self.handle) }.unwrap_or_default();
-        let bytes: Vec<u8> = message.into_iter().map(|c| c as u8).filter(|byte| *byte != 0).collect();
+        let bytes: Vec<u8> =
+            message.into_iter().flat_map(c_char::to_ne_bytes).filter(|byte| *byte != 0).collect();
         String::from_utf8_lossy(&bytes).trim().chars().take(MESSAGE_MAX).collect()
     }
 
@@ -163,7 +164,7 @@ impl Program {
         if let Target::Portable(_) = target {
             // SAFETY: the program lives until `self` is dropped. The text ends with a zero, as drivers need.
             let text = unsafe { result::get_ptx(self.handle) }?;
-            return Ok(text.into_iter().map(|c| c as u8).collect());
+            return Ok(text.into_iter().flat_map(c_char::to_ne_bytes).collect());
         }
         let mut n = 0;
         // SAFETY: the program lives until `self` is dropped; the number outlives the call.

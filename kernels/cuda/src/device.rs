@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use baton_kernels_gpu::{Buffer, Device, Facts, GpuError, Interface, Kernel, Launch, Mark, Tiles};
+use baton_kernels_gpu::{
+    Buffer, Device, Facts, FirstFault, GpuError, Interface, Kernel, Launch, Mark, Tiles,
+};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -115,7 +117,7 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let pool = Mutex::new(Pool::new(budget));
     let memory = Arc::new(Accounts { stream: stream.clone(), load_stream, pool });
     let kernels = Kernels { compiler, target, cache: Cache::of_user(), loaded: RwLock::default() };
-    Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, fault: OnceLock::new() })
+    Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, fault: FirstFault::default() })
 }
 
 /// The memory of a device.
@@ -182,6 +184,8 @@ struct Memory {
     address: u64,
     size: u64,
     accounts: Arc<Accounts>,
+    /// That of the device's fault when it was allocated.
+    generation: u64,
 }
 
 impl Drop for Memory {
@@ -239,7 +243,7 @@ pub struct CudaDevice {
     memory: Arc<Accounts>,
     stream: Arc<CudaStream>,
     kernels: Kernels,
-    fault: OnceLock<GpuError>,
+    fault: FirstFault,
 }
 
 impl fmt::Debug for CudaDevice {
@@ -253,8 +257,7 @@ impl fmt::Debug for CudaDevice {
 
 impl CudaDevice {
     fn fail(&self, fault: GpuError) {
-        // A second fault follows from the first.
-        let _ = self.fault.set(fault);
+        self.fault.keep(fault);
     }
 
     /// Keeps the fault of a command, if it has one.
@@ -282,7 +285,12 @@ impl CudaDevice {
     fn place(&self, buffer: &Buffer, end: u64) -> Option<u64> {
         assert!(end <= buffer.bytes(), "{end} bytes of a buffer of {}", buffer.bytes());
         let memory = buffer.raw::<Memory>()?;
-        self.fault.get().is_none().then_some(memory.address)
+        self.fault.check(memory.generation).is_ok().then_some(memory.address)
+    }
+
+    /// Checks that what was read of a buffer is what it holds.
+    fn checked(&self, buffer: &Buffer) -> Result<(), GpuError> {
+        self.fault.check(buffer.raw::<Memory>().map_or(u64::MAX, |memory| memory.generation))
     }
 
     fn start(&self, launch: &Launch<'_>) -> Result<(), GpuError> {
@@ -324,7 +332,8 @@ impl Device for CudaDevice {
 
     fn alloc(&self, bytes: u64) -> Buffer {
         let nothing = || Buffer::new(Arc::new(Nothing), bytes);
-        if self.fault.get().is_some() {
+        let generation = self.fault.generation();
+        if self.fault.is_set() {
             return nothing();
         }
         let size = size_of(bytes);
@@ -336,7 +345,8 @@ impl Device for CudaDevice {
         drop(pool);
         match found {
             Ok((address, size)) => {
-                Buffer::new(Arc::new(Memory { address, size, accounts: self.memory.clone() }), bytes)
+                let accounts = self.memory.clone();
+                Buffer::new(Arc::new(Memory { address, size, accounts, generation }), bytes)
             }
             Err(fault) => {
                 self.fail(fault);
@@ -380,7 +390,7 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, launch: &Launch<'_>) {
-        if self.fault.get().is_none()
+        if !self.fault.is_set()
             && let Err(fault) = self.start(launch)
         {
             self.fail(fault);
@@ -391,14 +401,11 @@ impl Device for CudaDevice {
         if let Some(place) = self.place(from, at + out.len() as u64) {
             self.note("copy from the device", lock(&self.staging).fetch(place + at, out));
         }
-        match self.fault() {
-            Some(fault) => Err(fault),
-            None => Ok(()),
-        }
+        self.checked(from)
     }
 
     fn mark(&self) -> Mark {
-        if self.fault.get().is_some() {
+        if self.fault.is_set() {
             return Mark::passed();
         }
         self.mark_of("mark a command", self.stream.record_event(None))
@@ -417,11 +424,16 @@ impl Device for CudaDevice {
         if let Some(place) = self.place(from, at + out.len() as u64) {
             self.note("save from the device", self.saves.fetch(place + at, out, after.raw()));
         }
-        self.fault().map_or(Ok(()), Err)
+        self.checked(from)
+    }
+
+    /// They have streams of their own.
+    fn loads_beside_commands(&self) -> bool {
+        true
     }
 
     fn wait(&self, mark: &Mark) {
-        if self.fault.get().is_none()
+        if !self.fault.is_set()
             && let Some(event) = mark.raw::<CudaEvent>()
         {
             self.note("wait for a load", self.stream.wait(event));
@@ -429,7 +441,16 @@ impl Device for CudaDevice {
     }
 
     fn fault(&self) -> Option<GpuError> {
-        self.fault.get().cloned()
+        self.fault.get()
+    }
+
+    /// What is under way when there is no room is carried out, and it is in order: nothing is to be undone.
+    fn recover(&self) -> bool {
+        self.fault.forget()
+    }
+
+    fn generation(&self) -> u64 {
+        self.fault.generation()
     }
 
     fn used_bytes(&self) -> u64 {

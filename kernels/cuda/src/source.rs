@@ -149,6 +149,7 @@ fn line(kernel: Kernel) -> String {
         Kernel::MatMulFloat { format } => format!("MATMUL_FLOAT({name}, {format:?})"),
         Kernel::RmsNorm => format!("RMS_NORM({name})"),
         Kernel::RmsNormInPlace => format!("RMS_NORM_IN_PLACE({name})"),
+        Kernel::Best => format!("BEST({name})"),
         Kernel::Map(MapOp::Scale) => format!("MAP({name}, Scale)"),
         Kernel::Map(MapOp::SoftCap) => format!("MAP({name}, SoftCap)"),
         Kernel::Zip(op) => {

@@ -16,7 +16,9 @@ mod altered;
 mod attention;
 mod blocks;
 mod cache;
+pub mod failing;
 pub mod host;
+pub mod late;
 mod memory;
 mod numbers;
 mod probe;
@@ -29,7 +31,9 @@ mod words;
 use crate::device::Device;
 use crate::kernel::Kernel;
 
+pub use failing::{Call, FailingDevice, Failure};
 pub use host::HostDevice;
+pub use late::{LateDevice, Loads};
 pub use timed::{Span, Speeds, TimedDevice};
 
 /// Runs all cases of one kernel.

@@ -46,6 +46,16 @@ pub enum GpuError {
     },
 }
 
+impl GpuError {
+    /// Whether there was no room for something, and the device itself is whole.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::TooLarge { .. })
+    }
+}
+
+/// Bytes of a device's memory that a plan leaves to its driver and to the code of kernels.
+pub const HEADROOM_BYTES: u64 = 256 << 20;
+
 /// How a device is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -250,6 +260,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.read(from, at, out)
     }
 
+    /// Whether loads and saves run while commands do. If not, they take turns with them.
+    fn loads_beside_commands(&self) -> bool {
+        false
+    }
+
     /// Lets all commands that are called from now on wait for a mark.
     fn wait(&self, mark: &Mark) {
         let _ = mark;
@@ -258,10 +273,32 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Returns the first fault, if there was one.
     fn fault(&self) -> Option<GpuError>;
 
+    /// Forgets a fault that leaves the device whole ([`GpuError::is_full`]). Memory from before holds
+    /// anything from then on, and reads of it fail. Returns whether the device has no fault now.
+    fn recover(&self) -> bool {
+        self.fault().is_none()
+    }
+
+    /// Returns how often [`Self::recover`] has forgotten a fault. Whoever shares the device sees by it that
+    /// memory of his was given up.
+    fn generation(&self) -> u64 {
+        0
+    }
+
     /// Returns the bytes in use by this program.
     fn used_bytes(&self) -> u64;
 
     /// Returns the bytes that this program could still allocate, within its budget; `None` if neither the
     /// interface nor the user says.
     fn free_bytes(&self) -> Option<u64>;
+
+    /// Returns the bytes that a buffer may take beyond its own, because sizes are rounded up.
+    fn rounding_bytes(&self, bytes: u64) -> u64 {
+        (bytes / 8).min(1 << 20)
+    }
+
+    /// Returns the bytes of its memory that a plan leaves to its driver and to the code of kernels.
+    fn headroom_bytes(&self) -> u64 {
+        HEADROOM_BYTES
+    }
 }

@@ -122,6 +122,12 @@ pub enum Kernel {
     RmsNorm,
     /// As [`Self::RmsNorm`] in place. Buffers: `x` f32 rw; `weight` f32 ro.
     RmsNormInPlace,
+    /// The most probable token of each row of logits. Buffers: `x` ro `[n, width]`, the bits of floats; `out`
+    /// rw `[n, 3]`. The first word of a row is the place of the greatest finite number, of equal ones the
+    /// first, or 0 if there is none. The second is the place of the first number that is not finite, or
+    /// `u32::MAX`. The third has its bits, or 0. Params: `n`, `width`. Groups: one per row, flattened to x
+    /// and y.
+    Best,
     /// Buffers: `x` f32 rw `[n]`. Params: `n`, `a`.
     Map(MapOp),
     /// Buffers: `x` f32 rw `[n]`; `y` f32 ro `[n]`. Params: `n`.
@@ -200,6 +206,7 @@ impl Kernel {
             }
             Self::RmsNorm => "rms_norm".to_owned(),
             Self::RmsNormInPlace => "rms_norm_in_place".to_owned(),
+            Self::Best => "best".to_owned(),
             Self::Map(MapOp::Scale) => "scale".to_owned(),
             Self::Map(MapOp::SoftCap) => "soft_cap".to_owned(),
             Self::Zip(op) => match op {
@@ -233,6 +240,7 @@ impl Kernel {
             Self::Quantize { block: 256 },
             Self::RmsNorm,
             Self::RmsNormInPlace,
+            Self::Best,
             Self::AddBias,
             Self::ScaleRows,
             Self::Copy,

@@ -10,15 +10,18 @@
 //!   those of the CPU only as far as a GPU's division and square root do.
 //! - **Commands take effect in the order of the calls**, also [`Device::write`] and [`Device::upload`].
 //! - **A device keeps its first fault** ([`Device::fault`]): out of memory, a lost device, a kernel that does
-//!   not compile. After it, commands do nothing and reads fail. Whoever computes asks once per step.
+//!   not compile. After it, commands do nothing and reads fail. Whoever computes asks once per step. A fault
+//!   that leaves the device whole can be forgotten ([`Device::recover`]), with all that memory held.
 
 #[cfg(feature = "cases")]
 pub mod cases;
 mod device;
+mod fault;
 mod kernel;
 mod matrix;
 pub mod ops;
 
-pub use device::{Buffer, Device, Facts, GpuError, Interface, Launch, Mark, Tiles};
+pub use device::{Buffer, Device, Facts, GpuError, HEADROOM_BYTES, Interface, Launch, Mark, Tiles};
+pub use fault::FirstFault;
 pub use kernel::{ATTEND_VECTORS, AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
 pub use matrix::{DeviceMatrix, Piece, Quantized, last_word, pieces};

@@ -12,7 +12,8 @@ use crate::matrix::{DeviceMatrix, Quantized};
 mod attention;
 
 pub use attention::{
-    AttentionArgs, AttentionItem, KvBuffers, ScoreArgs, append, attend, attend_parts, copy_block, keep, score,
+    AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs, append, attend, attend_parts,
+    attend_states_bytes, copy_block, item_words, keep, score,
 };
 
 /// The most workgroups of one dimension.
@@ -139,6 +140,15 @@ pub fn rms_norm_in_place(device: &dyn Device, x: &Buffer, weight: (&Buffer, usiz
     let kernel = Kernel::RmsNormInPlace;
     if n > 0 {
         device.launch(&Launch { kernel, groups: flat(n), params, buffers: &[x, weight] });
+    }
+}
+
+/// Finds the most probable token of each row of logits `[n, width]`. `out` gets three words a row, as
+/// [`Kernel::Best`] says.
+pub fn best(device: &dyn Device, x: &Buffer, (n, width): (usize, usize), out: &Buffer) {
+    let (params, buffers) = (&[n as u32, width as u32], &[x, out]);
+    if n > 0 {
+        device.launch(&Launch { kernel: Kernel::Best, groups: flat(n), params, buffers });
     }
 }
 

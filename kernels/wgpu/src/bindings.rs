@@ -1,10 +1,11 @@
 //! Bind groups, kept for the launches that come again: those of the next token use the same buffers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use baton_kernels_gpu::Kernel;
 
-use crate::memory::Memory;
+use crate::memory::{Block, Memory};
 
 /// Submissions after which a bind group that was not used is dropped.
 const KEPT_SUBMISSIONS: u64 = 16;
@@ -20,6 +21,20 @@ pub(crate) struct View<'a> {
     pub(crate) at: u64,
     /// Its bytes.
     pub(crate) bytes: u64,
+    /// The page of tables that it is a part of, if it is a table.
+    pub(crate) page: Option<&'a Arc<Block>>,
+}
+
+impl<'a> View<'a> {
+    /// Returns the whole of a block.
+    pub(crate) fn of(block: &'a Block) -> Self {
+        Self { id: block.id, buffer: &block.buffer, at: 0, bytes: block.buffer.size(), page: None }
+    }
+
+    /// Returns a part of a page of tables.
+    pub(crate) fn of_page(page: &'a Arc<Block>, at: u64, bytes: u64) -> Self {
+        Self { at, bytes, page: Some(page), ..Self::of(page) }
+    }
 }
 
 /// What is bound: the kernel, and number and first byte of each buffer.

@@ -42,6 +42,15 @@ pub struct WgpuDevice {
 
 /// This set's handle of a buffer.
 #[derive(Debug)]
+struct Handle {
+    /// `None` if it could not be allocated.
+    raw: Option<Raw>,
+    /// That of the device's fault when it was allocated.
+    generation: u64,
+}
+
+/// What a buffer refers to.
+#[derive(Debug)]
 enum Raw {
     /// Memory of its own.
     Block(Block),
@@ -52,18 +61,11 @@ enum Raw {
 impl Raw {
     fn view(&self) -> View<'_> {
         match self {
-            Self::Block(block) => {
-                View { id: block.id, buffer: &block.buffer, at: 0, bytes: block.buffer.size() }
-            }
-            Self::Slice(Slice { page, at, bytes }) => {
-                View { id: page.id, buffer: &page.buffer, at: *at, bytes: *bytes }
-            }
+            Self::Block(block) => View::of(block),
+            Self::Slice(Slice { page, at, bytes }) => View::of_page(page, *at, *bytes),
         }
     }
 }
-
-/// What a buffer refers to that could not be allocated.
-struct Nothing;
 
 impl WgpuDevice {
     /// Takes over a device that was just opened.
@@ -97,6 +99,11 @@ impl WgpuDevice {
         }
     }
 
+    /// Returns how often recorded commands were handed to the device.
+    pub fn submissions(&self) -> u64 {
+        lock(&self.recorder).submissions
+    }
+
     /// Gives the device back to its driver, as if it were unplugged: a fault is kept, and reads fail.
     pub fn destroy(&self) {
         self.device.destroy();
@@ -108,17 +115,25 @@ impl WgpuDevice {
         Target { device: &self.device, queue: &self.queue, memory: &self.memory, fault: &self.fault }
     }
 
-    /// Returns the range of a buffer; `None` after a fault.
+    /// Returns the range of a buffer; `None` after a fault, and for a buffer from before one.
     fn view<'a>(&self, buffer: &'a Buffer) -> Option<View<'a>> {
         if self.fault.is_set() {
             return None;
         }
-        let raw = buffer.raw::<Raw>();
-        if raw.is_none() {
+        let handle = buffer.raw::<Handle>();
+        if handle.is_none() {
             let reason = "a buffer is not of this device".to_owned();
             self.fault.keep(GpuError::Kernel { kernel: "a command".to_owned(), reason });
         }
-        raw.map(Raw::view)
+        let here = handle.filter(|handle| handle.generation == self.fault.generation())?;
+        here.raw.as_ref().map(Raw::view)
+    }
+
+    /// Wraps a handle, or stands for one after a fault. `generation` is that before the allocation.
+    fn wrap(&self, (raw, generation): (Option<Raw>, u64), bytes: u64) -> Buffer {
+        // Memory that is not there is of no generation.
+        let generation = if raw.is_some() { generation } else { u64::MAX };
+        Buffer::new(Arc::new(Handle { raw, generation }), bytes)
     }
 
     fn refuse(&self, kernel: Kernel, reason: String) {
@@ -199,14 +214,6 @@ impl WgpuDevice {
     }
 }
 
-/// Wraps a handle, or stands for one after a fault.
-fn wrap(raw: Option<Raw>, bytes: u64) -> Buffer {
-    match raw {
-        Some(raw) => Buffer::new(Arc::new(raw), bytes),
-        None => Buffer::new(Arc::new(Nothing), bytes),
-    }
-}
-
 impl Device for WgpuDevice {
     fn facts(&self) -> &Facts {
         &self.facts
@@ -217,6 +224,7 @@ impl Device for WgpuDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Buffer {
+        let generation = self.fault.generation();
         let dead = self.memory.take_dead();
         if !dead.is_empty() {
             lock(&self.recorder).forget(self.target(), &dead);
@@ -227,13 +235,14 @@ impl Device for WgpuDevice {
             }
             self.memory.block(bytes)
         });
-        wrap(block.map(Raw::Block), bytes)
+        self.wrap((block.map(Raw::Block), generation), bytes)
     }
 
     fn upload(&self, bytes: &[u8]) -> Buffer {
+        let generation = self.fault.generation();
         let slice =
             if self.fault.is_set() { None } else { lock(&self.recorder).pages.add(&self.memory, bytes) };
-        wrap(slice.map(Raw::Slice), bytes.len() as u64)
+        self.wrap((slice.map(Raw::Slice), generation), bytes.len() as u64)
     }
 
     fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
@@ -253,8 +262,11 @@ impl Device for WgpuDevice {
         if let (Some(from), Some(to)) = (self.view(from), self.view(to))
             && bytes > 0
         {
+            let mut recorder = lock(&self.recorder);
+            recorder.hold(&from);
+            recorder.hold(&to);
             let (from, to) = ((from.buffer, from.at + from_at), (to.buffer, to.at + to_at));
-            lock(&self.recorder).copy(&self.device, from, to, bytes);
+            recorder.copy(&self.device, from, to, bytes);
         }
     }
 
@@ -273,7 +285,7 @@ impl Device for WgpuDevice {
         let Some(mut views) = views else { return };
         // Tables share a page, and a page cannot be read and written at once: a table that is written is
         // copied before and after.
-        let is_table = |i: usize| matches!(launch.buffers[i].raw(), Some(Raw::Slice(_)));
+        let is_table = |i: usize| views[i].page.is_some();
         let written: Vec<usize> = (0..views.len()).filter(|i| pipeline.writes[*i] && is_table(*i)).collect();
         let Some(copies) =
             written.iter().map(|i| self.memory.block(views[*i].bytes)).collect::<Option<Vec<_>>>()
@@ -283,11 +295,12 @@ impl Device for WgpuDevice {
         let mut recorder = lock(&self.recorder);
         let tables: Vec<View<'_>> = written.iter().map(|i| views[*i]).collect();
         for ((table, copy), i) in tables.iter().zip(&copies).zip(&written) {
+            recorder.hold(table);
             recorder.copy(&self.device, (table.buffer, table.at), (&copy.buffer, 0), table.bytes);
-            views[*i] = View { id: copy.id, buffer: &copy.buffer, at: 0, bytes: copy.buffer.size() };
+            views[*i] = View::of(copy);
         }
         if let Some(table) = &pipeline.table {
-            views.push(View { id: table.id, buffer: &table.buffer, at: 0, bytes: table.buffer.size() });
+            views.push(View::of(table));
         }
         let Launch { kernel, groups, params, .. } = *launch;
         recorder.dispatch(
@@ -300,23 +313,36 @@ impl Device for WgpuDevice {
     }
 
     fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError> {
+        let generation = from.raw::<Handle>().map_or(u64::MAX, |handle| handle.generation);
         let mut at = at;
         for piece in out.chunks_mut(READ_MAX) {
+            self.fault.check(generation)?;
             let read = self.view(from).and_then(|view| self.read_piece(&view, at, piece));
-            if let Some(fault) = self.fault.get() {
-                return Err(fault);
-            }
+            self.fault.check(generation)?;
             if read.is_none() {
                 self.fault.keep(GpuError::Lost("its results cannot be read".to_owned()));
-                return self.fault.get().map_or(Ok(()), Err);
             }
             at += piece.len() as u64;
         }
-        self.fault.get().map_or(Ok(()), Err)
+        self.fault.check(generation)
     }
 
     fn fault(&self) -> Option<GpuError> {
         self.fault.get()
+    }
+
+    fn recover(&self) -> bool {
+        let mut recorder = lock(&self.recorder);
+        if self.fault.is_set() {
+            recorder.discard();
+            self.memory.trim();
+            self.target().poll(wgpu::PollType::Poll);
+        }
+        self.fault.forget()
+    }
+
+    fn generation(&self) -> u64 {
+        self.fault.generation()
     }
 
     fn used_bytes(&self) -> u64 {

@@ -1,5 +1,9 @@
 //! Small tables of launches: written together, once, before the commands that read them.
+//!
+//! A page is filled again from its start only if no buffer is in it and no recorded command uses it. Writes
+//! reach the device before the commands of the next submission.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::memory::{ALIGN, Block, Memory};
@@ -34,6 +38,8 @@ pub(crate) struct Pages {
     /// Pages that were full.
     full: Vec<Arc<Block>>,
     unwritten: Vec<Unwritten>,
+    /// Pages that commands use which are not yet submitted, by their ids.
+    recorded: HashMap<u64, Arc<Block>>,
 }
 
 impl Pages {
@@ -69,6 +75,11 @@ impl Pages {
         Some(Slice { page, at, bytes: room })
     }
 
+    /// Keeps a page until the commands are submitted that are recorded now.
+    pub(crate) fn hold(&mut self, page: &Arc<Block>) {
+        self.recorded.entry(page.id).or_insert_with(|| Arc::clone(page));
+    }
+
     /// Brings everything to the device, before the commands that are submitted next.
     pub(crate) fn write(&mut self, queue: &wgpu::Queue) {
         for part in self.unwritten.drain(..) {
@@ -78,6 +89,7 @@ impl Pages {
 
     /// To be called after a submission: a page that nobody holds is filled from its start again.
     pub(crate) fn submitted(&mut self) {
+        self.recorded.clear();
         if let Some((page, at)) = &mut self.current
             && Arc::strong_count(page) == 1
         {

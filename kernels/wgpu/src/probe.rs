@@ -32,7 +32,7 @@ fn is_fused(target: Target<'_>) -> Option<bool> {
     };
     let out = buffer(wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC);
     let staging = buffer(wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST);
-    let view = View { id: 0, buffer: &out, at: 0, bytes: 4 };
+    let view = View { id: 0, buffer: &out, at: 0, bytes: 4, page: None };
     let entries = entries(&[view]);
     let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,

@@ -11,9 +11,9 @@ use crate::memory::Memory;
 use crate::pages::Pages;
 use crate::pipelines::Pipeline;
 
-/// Launches after which recorded commands are submitted, so that their number is bounded and the device does
-/// not wait for the host.
-const LAUNCHES_MAX: u32 = 256;
+/// Launches after which recorded commands are submitted, so that their number is bounded. A token of a model
+/// with a hundred layers has fewer, so it is one submission.
+const LAUNCHES_MAX: u32 = 4096;
 
 /// Workgroups of tiled products after which recorded commands are submitted: operating systems reset a device
 /// that works on one submission for seconds.
@@ -35,6 +35,8 @@ pub(crate) struct Recorder {
     tiles: u64,
     written: u64,
     submitted: VecDeque<wgpu::SubmissionIndex>,
+    /// How often commands were submitted.
+    pub(crate) submissions: u64,
     pub(crate) pages: Pages,
     bindings: Bindings,
 }
@@ -82,9 +84,17 @@ impl Recorder {
         self.encoder.get_or_insert_with(new)
     }
 
+    /// Keeps the page that a table is in until what is recorded is submitted.
+    pub(crate) fn hold(&mut self, view: &View<'_>) {
+        if let Some(page) = view.page {
+            self.pages.hold(page);
+        }
+    }
+
     /// Records a launch.
     pub(crate) fn dispatch(&mut self, target: Target<'_>, dispatch: &Dispatch<'_>) {
         let Dispatch { kernel, pipeline, groups, params, views } = dispatch;
+        views.iter().for_each(|view| self.hold(view));
         let group =
             self.bindings.group(target.device, target.memory, (*kernel, &pipeline.layout), views).clone();
         let mut pass = match self.pass.take() {
@@ -110,7 +120,7 @@ impl Recorder {
         }
     }
 
-    /// Records a copy.
+    /// Records a copy. Tables are [held](Self::hold) by the caller.
     pub(crate) fn copy(
         &mut self,
         device: &wgpu::Device,
@@ -123,6 +133,7 @@ impl Recorder {
 
     /// Records zeros.
     pub(crate) fn clear(&mut self, device: &wgpu::Device, view: &View<'_>, bytes: u64) {
+        self.hold(view);
         self.encoder(device).clear_buffer(view.buffer, view.at, Some(bytes));
     }
 
@@ -136,6 +147,7 @@ impl Recorder {
         }
         self.pages.write(target.queue);
         let index = target.queue.submit([encoder?.finish()]);
+        self.submissions += 1;
         self.launches = 0;
         self.tiles = 0;
         self.written = 0;
@@ -148,6 +160,15 @@ impl Recorder {
             target.wait(oldest);
         }
         Some(index)
+    }
+
+    /// Drops what was recorded and not submitted, and what would keep memory.
+    pub(crate) fn discard(&mut self) {
+        self.pass = None;
+        self.encoder = None;
+        (self.launches, self.tiles, self.written) = (0, 0, 0);
+        self.pages = Pages::default();
+        self.bindings.clear();
     }
 
     /// Lets the driver take back the memory of buffers that are no longer in use.

@@ -160,6 +160,7 @@ fn definition(kernel: Kernel) -> Shader {
         Kernel::MatMul { format } => matmul(format),
         Kernel::MatVecFloat { format, tokens } => matvec_float(format, tokens),
         Kernel::MatMulFloat { format } => matmul_float(format),
+        Kernel::Best => best(),
         Kernel::RmsNorm | Kernel::RmsNormInPlace => rms_norm(kernel == Kernel::RmsNormInPlace),
         Kernel::Attend(width) => attend(width),
         Kernel::AttendPart(width) => attend_part(width),
@@ -187,6 +188,12 @@ fn rms_norm(in_place: bool) -> Shader {
     Source::new(&bindings, &[("n", "u32"), ("width", "u32"), ("eps", "f32")])
         .push(piece(ROWS, if in_place { "norm_in_place" } else { "norm_to" }))
         .push(piece(ROWS, "norm"))
+        .finish()
+}
+
+fn best() -> Shader {
+    Source::new(&[("x", "u32", Ro), ("out", "u32", Rw)], &[("n", "u32"), ("width", "u32")])
+        .push(piece(ROWS, "best"))
         .finish()
 }
 

@@ -138,6 +138,17 @@ fn a_small_budget_is_a_kept_fault() {
     for buffer in [&first, &second] {
         assert_eq!(device.read(buffer, 0, &mut [0; 4]), Err(device.fault().unwrap()));
     }
+    // The device is whole: what is allocated from now on is as good as ever.
+    assert!(device.recover());
+    for buffer in [&first, &second] {
+        ops::zip(&*device, ZipOp::Add, buffer, buffer, 1);
+        assert!(matches!(device.read(buffer, 0, &mut [0; 4]), Err(GpuError::Lost(_))));
+    }
+    drop(first);
+    let (x, y) = (ops::floats(&*device, &[1.0, 2.0, 3.0]), device.alloc(600 << 10));
+    device.clear(&y);
+    ops::zip(&*device, ZipOp::Add, &y, &x, 3);
+    assert_eq!((floats(&device, &y, 4), device.fault()), (vec![1.0, 2.0, 3.0, 0.0], None));
 }
 
 #[test]

@@ -163,6 +163,12 @@ impl Adapter {
         self.rank_max
     }
 
+    /// Returns the bytes of the changes of a layer.
+    pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
+        let changes = self.layers.get(layer).into_iter().flatten().flatten();
+        changes.map(|at| (at.a.bytes(&self.gguf).len() + at.b.bytes(&self.gguf).len()) as u64).sum()
+    }
+
     /// Returns the change of a projection, or `None` if there is none.
     pub(crate) fn change(&self, layer: usize, projection: Projection) -> Option<Change<'_>> {
         let at = self.layers.get(layer)?[projection as usize].as_ref()?;

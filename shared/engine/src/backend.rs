@@ -15,6 +15,7 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::sampling::Best;
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
 
@@ -261,6 +262,15 @@ pub(crate) trait Backend: Send + Sync {
     /// # Errors
     /// [`WeightError::Gpu`]; everything since the last call is undefined then.
     fn read(&self, x: Self::Rows) -> Result<Vec<f32>, WeightError>;
+
+    /// Returns the most probable token of each row of logits; `None` if reading all logits costs nothing.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn best(&self, logits: &Self::Rows) -> Result<Option<Vec<Best>>, WeightError> {
+        let _ = logits;
+        Ok(None)
+    }
 
     /// Waits until everything is computed that `x` depends on.
     ///

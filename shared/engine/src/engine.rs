@@ -33,15 +33,16 @@ use crate::kv::pool::Root;
 use crate::kv::states::StateMoves;
 use crate::kv::{BLOCK_TOKENS, BlockCopy, KvError, KvTable, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
+use crate::sampling::Best;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 
 pub use crate::backend::cpu_kv::KvFormat;
 pub use error::{EngineError, StepError};
-pub use gpu::{GpuLayers, GpuUse};
+pub use gpu::{GpuLayers, GpuLoss, GpuUse, StepSize};
 pub use pieces::{Hidden, OpenStep};
 
-use gpu::GpuLane;
+use gpu::{GpuLane, Limits, Making};
 use segments::{End, Lane, Lanes, StepInput};
 
 /// The settings of an engine.
@@ -65,6 +66,8 @@ pub struct EngineOptions {
     pub layers: Option<Vec<usize>>,
     /// A GPU that computes some of the layers.
     pub gpu: Option<GpuUse>,
+    /// The largest step that memory of the GPU is set aside for.
+    pub largest_step: StepSize,
 }
 
 impl Default for EngineOptions {
@@ -77,6 +80,7 @@ impl Default for EngineOptions {
             prefix_cache_percent: 100,
             layers: None,
             gpu: None,
+            largest_step: StepSize::default(),
         }
     }
 }
@@ -88,6 +92,9 @@ pub enum Wanted {
     None,
     /// The last token.
     Last,
+    /// The last token, of which only the most probable next token is needed: [`SeqOutput::best`] in place of
+    /// logits, if the engine can tell it without them.
+    Best,
     /// Every token of the step.
     All,
 }
@@ -108,8 +115,10 @@ pub struct StepSeq<'a> {
 /// The result of a step for one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeqOutput {
-    /// `[wanted, v]`.
+    /// `[wanted, v]`; empty if `best` is there.
     pub logits: Vec<f32>,
+    /// What was asked for by [`Wanted::Best`], if the engine can tell it without logits.
+    pub best: Option<Best>,
     /// Attention scores, if they were requested.
     pub scores: Option<AttentionScores>,
 }
@@ -142,6 +151,8 @@ pub struct Engine {
     gpu: Option<GpuLane>,
     /// The GPU as it was given; `None` if there is none, or it has failed.
     gpu_use: Option<GpuUse>,
+    gpu_limits: Limits,
+    largest_step: StepSize,
     /// By block: whether its keys and values went with a GPU that failed. Empty if none did.
     lost: Vec<bool>,
     /// Replaces the model's own.
@@ -182,10 +193,21 @@ impl Engine {
         let layers = pieces::own_layers(options.layers, config)?;
         let table = KvTable::new(n_blocks, n_blocks as usize * usize::from(percent) / 100);
         let (table, mut kv) = recurrent::caches(config, &layers, options.kv_format, table);
+        let mut gpu_limits = Limits::default();
         let gpu = match &options.gpu {
             Some(gpu) => {
-                let kv = (kv.of_model(), options.window);
-                gpu::lane(&model, gpu, (&layers, options.kv_format), kv, n_blocks as usize)?
+                let making = Making {
+                    model: &model,
+                    gpu,
+                    layers: &layers,
+                    format: options.kv_format,
+                    kv: kv.of_model(),
+                    window: options.window,
+                    n_blocks: n_blocks as usize,
+                    step: options.largest_step,
+                    adapters: &[],
+                };
+                making.lane(&mut gpu_limits)?
             }
             None => None,
         };
@@ -197,6 +219,8 @@ impl Engine {
             host: Lane { backend: CpuBackend::new(pool), kv },
             gpu,
             gpu_use: options.gpu,
+            gpu_limits,
+            largest_step: options.largest_step,
             lost: Vec::new(),
             window: options.window,
             table,
@@ -225,7 +249,8 @@ impl Engine {
         if self.adapters.len() == ADAPTERS_MAX {
             return Err(AdapterError::TooMany { max: ADAPTERS_MAX });
         }
-        self.adapters.push(adapter);
+        self.adapters.push(Arc::clone(&adapter));
+        self.make_room_for(&adapter);
         Ok(AdapterId(self.adapters.len() as u32 - 1))
     }
 
@@ -372,9 +397,12 @@ impl Engine {
     ) -> Result<Vec<SeqOutput>, StepError> {
         self.check(batch)?;
         self.holds(0..self.model.config().n_layers)?;
-        match self.step_once(batch, control) {
-            Err(err) if self.leave_gpu(&err) => self.step_once(batch, control),
-            result => result,
+        loop {
+            match self.step_once(batch, control) {
+                // With less on the GPU each time, or without it.
+                Err(err) if self.leave_gpu(&err) => {}
+                result => return result,
+            }
         }
     }
 
@@ -493,19 +521,26 @@ impl Engine {
         let wanted: Vec<_> =
             batch.iter().zip(spans).map(|(entry, span)| wanted(entry.logits, span)).collect();
         let config = model.config();
+        let end = match batch.iter().all(|entry| matches!(entry.logits, Wanted::None | Wanted::Best)) {
+            true => End::Best,
+            false => End::Logits,
+        };
         let input =
             StepInput { window: *window, spans, moves, ids: &ids, captures: &captures, wanted: &wanted };
         let rows = || batch.iter().zip(spans).map(|(entry, span)| (entry.seq, span.rows.clone()));
         let own = || adapted(table, adapters, rows());
-        let layers = (0..config.n_layers, End::Logits);
+        let layers = (0..config.n_layers, end);
         let computed = Lanes { model, host, gpu: gpu.as_mut() }.run(&input, &own, None, layers, control)?;
         files_are_intact(model, adapters)?;
-        let (logits, scores) = (computed.values, computed.scores);
-        let mut logits = logits.as_slice();
-        let outputs = wanted.iter().zip(scores).map(|(rows, scores)| {
+        let (mut logits, mut best) = (computed.values.as_slice(), computed.best.into_iter());
+        let outputs = wanted.iter().zip(computed.scores).map(|(rows, scores)| {
+            let best = if rows.is_empty() { None } else { best.next() };
+            if best.is_some() {
+                return SeqOutput { logits: Vec::new(), best, scores };
+            }
             let (own, rest) = logits.split_at(rows.len() * config.vocab_len);
             logits = rest;
-            SeqOutput { logits: own.to_vec(), scores }
+            SeqOutput { logits: own.to_vec(), best, scores }
         });
         Ok(outputs.collect())
     }
@@ -540,7 +575,7 @@ fn adapted<'a>(
 fn wanted(wanted: Wanted, span: &SeqSpan) -> std::ops::Range<usize> {
     match wanted {
         Wanted::None => span.rows.end..span.rows.end,
-        Wanted::Last => last_row(span),
+        Wanted::Last | Wanted::Best => last_row(span),
         Wanted::All => span.new_rows(),
     }
 }

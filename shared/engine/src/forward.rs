@@ -20,6 +20,7 @@ use crate::config::{Heads, ModelConfig, SlidingWindow, Temperature};
 use crate::family::Activation;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::sampling::Best;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 use crate::weights::{
@@ -443,26 +444,28 @@ impl<'a, B: Backend> Pass<'a, B> {
     }
 
     /// Returns the logits of the wanted rows, `[rows, v]`, and the scores of every span. Called after the
-    /// model's last layer.
-    pub(crate) fn finish(self) -> Result<Outcome, WeightError> {
+    /// model's last layer. With `best` it returns the most probable tokens if logits cost more.
+    pub(crate) fn finish(self, best: bool) -> Result<Outcome, WeightError> {
         let PassInput { backend, config, source, captures, .. } = self.input;
         let n_rows = self.wanted_rows().len();
         if n_rows == 0 {
             backend.settle(&self.x)?;
         }
-        Ok((logits(backend, config, source, self.x, n_rows)?, means(self.scores, captures)))
+        let (logits, best) = logits(backend, config, source, (self.x, n_rows), best)?;
+        Ok((logits, best, means(self.scores, captures)))
     }
 
     /// Returns the residual stream (of every row, or after the model's last layer of the wanted rows) and the
     /// scores of every span.
     pub(crate) fn hidden(self) -> Result<Outcome, WeightError> {
         let PassInput { backend, captures, .. } = self.input;
-        Ok((backend.read(self.x)?, means(self.scores, captures)))
+        Ok((backend.read(self.x)?, Vec::new(), means(self.scores, captures)))
     }
 }
 
-/// What a pass gives: numbers row by row, and the scores of every span.
-pub(crate) type Outcome = (Vec<f32>, Vec<Option<AttentionScores>>);
+/// What a pass gives: numbers row by row, or the most probable tokens in place of logits; and the scores of
+/// every span.
+pub(crate) type Outcome = (Vec<f32>, Vec<Best>, Vec<Option<AttentionScores>>);
 
 /// Returns the embeddings of `ids`, one row each, `[t, e]`.
 pub(crate) fn embed<B: Backend>(
@@ -477,16 +480,17 @@ pub(crate) fn embed<B: Backend>(
     Ok(x)
 }
 
-/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`.
+/// Returns the logits of `n_rows` rows of the residual stream after the last layer, `[n_rows, v]`. With
+/// `best` it returns the most probable token of each, if the backend finds it without giving out logits.
 pub(crate) fn logits<B: Backend>(
     backend: &B,
     config: &ModelConfig,
     source: &dyn WeightSource,
-    x: B::Rows,
-    n_rows: usize,
-) -> Result<Vec<f32>, WeightError> {
+    (x, n_rows): (B::Rows, usize),
+    best: bool,
+) -> Result<(Vec<f32>, Vec<Best>), WeightError> {
     if n_rows == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     let output = source.output()?;
     let mut normed = backend.rows(n_rows, config.d_model);
@@ -497,11 +501,18 @@ pub(crate) fn logits<B: Backend>(
     if let Some(cap) = config.logit_cap {
         backend.soft_cap(&mut logits, cap);
     }
+    // Tokens that must not be chosen are taken out below.
+    if best
+        && config.suppressed.is_empty()
+        && let Some(best) = backend.best(&logits)?
+    {
+        return Ok((Vec::new(), best));
+    }
     let mut logits = backend.read(logits)?;
     for row in logits.chunks_exact_mut(config.vocab_len) {
         config.suppressed.iter().for_each(|id| row[*id as usize] = SUPPRESSED);
     }
-    Ok(logits)
+    Ok((logits, Vec::new()))
 }
 
 /// Returns the rotations of a layer.

@@ -35,8 +35,8 @@ pub use adapter::{Adapter, AdapterError};
 pub use config::{ModelConfig, SlidingWindow};
 pub use detokenize::Detokenizer;
 pub use engine::{
-    AdapterId, Engine, EngineError, EngineOptions, GpuLayers, GpuUse, SeqOutput, StepControl, StepError,
-    StepSeq, Wanted,
+    AdapterId, Engine, EngineError, EngineOptions, GpuLayers, GpuLoss, GpuUse, SeqOutput, StepControl,
+    StepError, StepSeq, StepSize, Wanted,
 };
 pub use eviction::{EvictError, Kept};
 pub use kv::{BLOCK_TOKENS, KvError, PrefixScope, PrefixStats, SeqId};

@@ -10,6 +10,8 @@
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
 
 mod blocks;
+#[cfg(test)]
+mod faults;
 mod kv;
 mod loader;
 mod placement;
@@ -39,6 +41,15 @@ pub(crate) enum OffloadError {
          context"
     )]
     NoRoom { need: u64, room: u64 },
+    /// The host has no memory for keys and values.
+    #[error(
+        "keys and values need {bytes} bytes of memory: {err}; lower the context, or keep them on the GPU"
+    )]
+    HostMemory {
+        bytes: usize,
+        #[source]
+        err: io::Error,
+    },
     /// The model's file cannot be opened again.
     #[error("the model's file cannot be opened for reading past the page cache: {0}")]
     Open(#[source] io::Error),
@@ -95,11 +106,19 @@ impl Pipeline {
     }
 
     /// Returns of how many layers keys and values are in the GPU's memory that are loaded for each pass: one
-    /// is used while one is loaded and one is saved.
+    /// is used while one is loaded and one is saved. With two slots a load waits for the save before it.
     fn kv_slots(self) -> u64 {
         match self {
             Self::Automatic | Self::Performance => 3,
             Self::MemoryEfficient => 2,
+            Self::Synchronous => 1,
+        }
+    }
+
+    /// Returns how many of those layers are used, or loaded to be used.
+    fn kv_wanted(self) -> usize {
+        match self {
+            Self::Automatic | Self::Performance | Self::MemoryEfficient => 2,
             Self::Synchronous => 1,
         }
     }

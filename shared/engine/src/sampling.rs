@@ -82,6 +82,9 @@ pub struct NotFinite {
     pub value: f32,
 }
 
+/// The most probable token, of equal ones the lowest; or the first token whose logit is not finite.
+pub type Best = Result<TokenId, NotFinite>;
+
 /// Checks that all logits are finite. Call it before sampling, which treats other values as very unlikely.
 ///
 /// # Errors
@@ -143,6 +146,11 @@ impl Sampler {
         &self.params
     }
 
+    /// Whether [`Self::sample`] returns the most probable token, whatever the answer so far.
+    pub fn takes_best(&self) -> bool {
+        self.params.temperature == 0.0 && !self.has_penalty()
+    }
+
     /// Returns the token at `index` of an answer, given the logits `[v]` there and the answer so far.
     ///
     /// Of equal logits, the lowest id counts as more likely. If no logit is above minus infinity, returns
@@ -152,7 +160,7 @@ impl Sampler {
     /// If there are no logits; a model has at least one token.
     pub fn sample(&self, logits: &[f32], index: u64, answer_so_far: &[TokenId]) -> TokenId {
         assert!(!logits.is_empty(), "a vocabulary has at least one token");
-        if self.params.temperature == 0.0 && !self.has_penalty() {
+        if self.takes_best() {
             return greatest(logits).unwrap_or(0);
         }
         self.choose(self.penalized(logits, answer_so_far), index).unwrap_or(0)

@@ -24,7 +24,7 @@ pub(crate) mod uses;
 pub(crate) use mapped::MatrixAt;
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
 pub use recurrent::{DeltaGates, DeltaNetWeights, RecurrentWeights, ShortConvWeights};
-pub(crate) use streamed::direct;
+pub(crate) use streamed::{InMemory, direct};
 pub use streamed::{
     Residency, ResidencyError, ResidencyStats, STREAM_BYTES, StreamedMatrix, StreamedWeights,
 };
@@ -386,6 +386,10 @@ pub struct OutputWeights<'a> {
 
 /// An acquired part.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one is made for each half of a layer: a box would allocate for each"
+)]
 pub enum PartWeights<'a> {
     /// For [`Part::Attention`].
     Attention(AttentionWeights<'a>),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
-use baton_engine::{Capture, HeadId, Sampler, Wanted};
+use baton_engine::{Capture, HeadId, Sampler, SeqOutput, Wanted};
 
 use self::takeover::{Model, OwnText, sample_agreeing};
 use self::verify::Verification;
@@ -268,7 +268,7 @@ impl Answer {
         match row {
             StepRow::Prefill { tokens, end, .. } => Rows {
                 ids: self.feed(tokens.clone()),
-                logits: if *end == PrefillEnd::Sampled { Wanted::Last } else { Wanted::None },
+                logits: if *end == PrefillEnd::Sampled { self.wanted() } else { Wanted::None },
                 capture: if *end == PrefillEnd::More { None } else { self.capture(tokens) },
             },
             StepRow::Verify { tokens, .. } => {
@@ -279,10 +279,35 @@ impl Answer {
                 let all = self.feed_tokens();
                 let mut ids = self.feed(all.saturating_sub(1)..all);
                 ids.extend_from_slice(proposed);
-                let logits = if proposed.is_empty() { Wanted::Last } else { Wanted::All };
+                let logits = if proposed.is_empty() { self.wanted() } else { Wanted::All };
                 Rows { ids, logits, capture: None }
             }
         }
+    }
+
+    /// Returns what the next token is chosen from.
+    fn wanted(&self) -> Wanted {
+        let needs_logits =
+            self.constraint.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
+        if self.sampler.takes_best() && !needs_logits { Wanted::Best } else { Wanted::Last }
+    }
+
+    /// Takes what the engine gave for a row: as [`Self::took`], or the most probable token in place of
+    /// logits.
+    pub fn took_output(
+        &mut self,
+        row: &StepRow,
+        proposed: &[TokenId],
+        output: &SeqOutput,
+        out: &mut Vec<Written>,
+    ) -> Outcome {
+        let Some(best) = output.best else { return self.took(row, proposed, &output.logits, out) };
+        let tokens_before = self.tokens.len();
+        let end = match best {
+            Ok(id) => self.write(id, false, &[], out),
+            Err(err) => Some(self.fail(err.into())),
+        };
+        Outcome { written: self.tokens.len() - tokens_before, end, ..Outcome::default() }
     }
 
     /// Takes the logits of a row, and appends the tokens that they give to `out`.

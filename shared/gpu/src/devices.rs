@@ -2,16 +2,27 @@
 
 use std::cmp::Reverse;
 use std::error::Error;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_engine::Offload;
+use baton_kernels_cpu::Format;
 use baton_kernels_gpu::{Device, Facts, Interface};
 
 use baton_terminal::{chain, size};
 
 use crate::choice::GpuChoice;
+use crate::measure::{ProductRates, measure, measure_cpu};
 use crate::sets;
 use crate::size::VramLimit;
+
+/// The format of the weights by which a GPU is compared with the CPU.
+const COMPARED: Format = Format::Q8_0;
+/// About how long a GPU is measured for that, beside the compiling of kernels; the CPU takes half as long.
+const COMPARE_TIME: Duration = Duration::from_millis(500);
+/// How many times as fast as the CPU it must be, so that chance decides seldom.
+const FASTER: f64 = 1.2;
 
 /// Why a set could not open a device.
 pub(crate) type Reason = Box<dyn Error + Send + Sync>;
@@ -107,13 +118,45 @@ fn those_of(found: &[Facts]) -> String {
 }
 
 /// Opens the GPU that is chosen. With [`GpuChoice::Auto`] it is the first of [`list`] that can be opened; a
-/// GPU that cannot be opened is passed over with a notice. `limit` bounds the memory that the program uses.
+/// GPU that cannot be opened is passed over with a notice. So is one that shares the CPU's memory, unless it
+/// is faster than the CPU: that is measured, in about a second. `limit` bounds the memory that the program
+/// uses.
 ///
 /// # Errors
 /// [`OpenError`] if a named device is not there or cannot be opened.
 pub fn open(choice: GpuChoice, limit: Option<VramLimit>) -> Result<OpenedGpu, OpenError> {
     let found = if choice == GpuChoice::Off { Vec::new() } else { list() };
-    open_of(choice, limit, found, |facts| sets::open(facts, limit.map(|limit| limit.0)))
+    let open = |facts: &Facts| sets::open(facts, limit.map(|limit| limit.0));
+    open_of(choice, limit, found, (&open, &slower_than_the_cpu))
+}
+
+/// Opens a device.
+type Open<'a> = &'a dyn Fn(&Facts) -> Result<Arc<dyn Device>, Reason>;
+/// Returns why a device that shares the CPU's memory is not worth using, if it is not.
+type Slower<'a> = &'a dyn Fn(&dyn Device) -> Option<String>;
+
+/// Compares a device with the CPU by products of weights with one activation row, as for each token of an
+/// answer, and with many, as for a prompt. It must be faster in both.
+fn slower_than_the_cpu(device: &dyn Device) -> Option<String> {
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let measured = measure(device, &[COMPARED], COMPARE_TIME).and_then(|gpu| {
+        let cpu = measure_cpu(threads, COMPARED, COMPARE_TIME / 2)?;
+        Ok(gpu.products.get(COMPARED.name()).and_then(|gpu| slower(gpu, &cpu)))
+    });
+    measured.unwrap_or_else(|err| Some(format!("it cannot be measured: {}", chain(&err))))
+}
+
+/// Says in what a GPU is not clearly faster than the CPU.
+fn slower(gpu: &ProductRates, cpu: &ProductRates) -> Option<String> {
+    let rates = |rates: &ProductRates| [rates.vector_flops / 1e9, rates.matrix_flops / 1e9];
+    let is_slower = rates(gpu).iter().zip(rates(cpu)).any(|(gpu, cpu)| *gpu < FASTER * cpu);
+    let ([gpu_one, gpu_many], [cpu_one, cpu_many]) = (rates(gpu), rates(cpu));
+    is_slower.then(|| {
+        format!(
+            "it is not faster than the CPU: {gpu_one:.0} and {gpu_many:.0} GFLOPS for one token and for \
+             many, the CPU {cpu_one:.0} and {cpu_many:.0}"
+        )
+    })
 }
 
 /// As [`open`], among these devices, the best first.
@@ -121,11 +164,11 @@ fn open_of(
     choice: GpuChoice,
     limit: Option<VramLimit>,
     mut found: Vec<Facts>,
-    open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>,
+    (open, slower): (Open<'_>, Slower<'_>),
 ) -> Result<OpenedGpu, OpenError> {
     let mut opened = match choice {
         GpuChoice::Off => OpenedGpu::default(),
-        GpuChoice::Auto => first_of(found, open),
+        GpuChoice::Auto => first_of(found, (open, slower)),
         GpuChoice::Named { interface, .. } if !sets::has(interface) => {
             return Err(OpenError::NotBuilt(interface));
         }
@@ -150,8 +193,8 @@ fn open_of(
     Ok(opened)
 }
 
-/// Opens the first GPU that can be opened.
-fn first_of(found: Vec<Facts>, open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>) -> OpenedGpu {
+/// Opens the first GPU that can be opened and is worth using.
+fn first_of(found: Vec<Facts>, (open, slower): (Open<'_>, Slower<'_>)) -> OpenedGpu {
     let mut opened = OpenedGpu::default();
     for facts in found {
         if facts.is_software || opened.device.is_some() {
@@ -159,7 +202,18 @@ fn first_of(found: Vec<Facts>, open: impl Fn(&Facts) -> Result<Arc<dyn Device>, 
             continue;
         }
         match open(&facts) {
-            Ok(device) => opened.device = Some(device),
+            Ok(device) => {
+                let why = if facts.shares_memory { slower(&*device) } else { None };
+                let Some(why) = why else {
+                    opened.device = Some(device);
+                    continue;
+                };
+                let label = label(&facts);
+                opened
+                    .notices
+                    .push(format!("{label} is not used, because {why}; to use it, name it (--gpu)"));
+                opened.others.push(facts);
+            }
             Err(err) => opened.refused.push(RefusedGpu { facts, reason: chain(&*err) }),
         }
     }
@@ -255,6 +309,16 @@ mod tests {
         );
     }
 
+    /// As [`super::open_of`], with GPUs that are faster than the CPU.
+    fn open_of(
+        choice: GpuChoice,
+        limit: Option<VramLimit>,
+        found: Vec<Facts>,
+        open: impl Fn(&Facts) -> Result<Arc<dyn Device>, Reason>,
+    ) -> Result<OpenedGpu, OpenError> {
+        super::open_of(choice, limit, found, (&open, &|_| None))
+    }
+
     fn refuse(_: &Facts) -> Result<Arc<dyn Device>, Reason> {
         Err("the driver is too old".into())
     }
@@ -302,6 +366,45 @@ mod tests {
         assert_eq!(opened.refused.iter().map(|gpu| &*gpu.facts.name).collect::<Vec<_>>(), ["vulkan-0"]);
         assert_eq!(opened.others.iter().map(|facts| &*facts.name).collect::<Vec<_>>(), ["vulkan-1"]);
         assert_eq!(opened.notices.len(), 1);
+    }
+
+    #[test]
+    fn auto_takes_a_gpu_that_shares_memory_only_if_it_is_faster() {
+        let product = |vector_flops, matrix_flops| ProductRates {
+            vector_bytes_per_s: vector_flops / 2.0,
+            vector_flops,
+            matrix_flops,
+        };
+        let cpu = product(4e10, 4e11);
+        assert_eq!(slower(&product(5e10, 2e12), &cpu), None);
+        let said = "it is not faster than the CPU: 20 and 2000 GFLOPS for one token and for many, the CPU \
+                    40 and 400";
+        assert_eq!(slower(&product(2e10, 2e12), &cpu).unwrap(), said);
+        assert!(slower(&product(5e10, 4.1e11), &cpu).is_some() && slower(&cpu, &cpu).is_some());
+
+        let found = || vec![integrated(facts(Vulkan, 0, 8)), software(facts(Vulkan, 1, 8))];
+        let open = of_budget(Some(1 << 30));
+        let slow = |_: &dyn Device| Some("it is slow".to_owned());
+        let with = |choice: &str, slower: Slower<'_>| {
+            super::open_of(choice.parse().unwrap(), None, found(), (&open, slower)).unwrap()
+        };
+        let opened = with("auto", &slow);
+        assert!(opened.device.is_none() && opened.refused.is_empty());
+        assert_eq!(opened.others, found());
+        assert_eq!(
+            opened.notices,
+            ["vulkan-0 (vulkan:0, 8.00 GB shared with the CPU) is not used, because it is slow; to use it, \
+              name it (--gpu)"]
+        );
+        assert!(with("auto", &|_| None).device.is_some());
+        // What has memory of its own is not measured, nor is what the user names.
+        let measured = |device: &dyn Device| -> Option<String> { panic!("{device:?} is measured") };
+        let own = super::open_of(GpuChoice::Auto, None, vec![facts(Vulkan, 0, 8)], (&open, &measured));
+        assert!(own.unwrap().device.is_some());
+        if sets::has(Vulkan) {
+            let opened = with("vulkan:0", &measured);
+            assert!(opened.device.is_some() && opened.is_named && opened.notices.is_empty());
+        }
     }
 
     #[test]

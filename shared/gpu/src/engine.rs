@@ -7,8 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use baton_engine::engine::KvFormat;
-use baton_engine::{Engine, EngineError, EngineOptions, GpuLayers, GpuUse, Model, ModelConfig, Offload};
-use baton_kernels_gpu::GpuError;
+use baton_engine::{
+    Engine, EngineError, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, ModelConfig, Offload,
+};
 use baton_terminal::size;
 
 use crate::devices::{OpenedGpu, label};
@@ -98,8 +99,8 @@ impl fmt::Display for GpuPart {
 
 impl OpenedGpu {
     /// Returns the GPU for engines that are told which layers it computes, as those of a ring; `None` if it
-    /// has failed. As for [`Self::engine`], `on_loss` is called once if it fails later.
-    pub fn part(&self, on_loss: fn(&GpuError)) -> Option<GpuUse> {
+    /// has failed. As for [`Self::engine`], `on_loss` is called if it fails later.
+    pub fn part(&self, on_loss: fn(&GpuLoss)) -> Option<GpuUse> {
         let device = self.device.as_ref().filter(|device| device.fault().is_none())?;
         Some(GpuUse { device: Arc::clone(device), layers: GpuLayers::Fit, on_loss })
     }
@@ -130,7 +131,7 @@ impl OpenedGpu {
     }
 
     /// Makes an engine of which the GPU computes as many layers as fit into its memory, or all. Says what it
-    /// computes. `on_loss` is called once if the GPU fails later; the CPU then goes on alone.
+    /// computes. `on_loss` is called if the GPU fails later; the CPU then goes on.
     ///
     /// `options` are those of an engine without a GPU.
     ///
@@ -141,7 +142,7 @@ impl OpenedGpu {
         &self,
         model: Arc<Model>,
         options: EngineOptions,
-        on_loss: fn(&GpuError),
+        on_loss: fn(&GpuLoss),
     ) -> Result<(Engine, GpuPart), EngineError> {
         let Some(device) = &self.device else { return Ok((Engine::new(model, options)?, GpuPart::None)) };
         let gpu = label(device.facts());
@@ -197,6 +198,7 @@ mod tests {
     use baton_engine::engine::KvFormat;
     use baton_engine::{StepSeq, Wanted};
     use baton_kernels_cpu::Format;
+    use baton_kernels_gpu::GpuError;
     use baton_kernels_gpu::cases::HostDevice;
     use baton_synthetic::SyntheticModel;
 
@@ -221,8 +223,8 @@ mod tests {
         engine.step(&[step], &mut ()).unwrap().remove(0).logits
     }
 
-    fn never(err: &GpuError) {
-        panic!("the GPU failed: {err}")
+    fn never(loss: &GpuLoss) {
+        panic!("{loss}")
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //!
 //! What always holds:
 //! - Without the user's word, a program never computes on a device that is itself a program on the CPU.
+//! - Without it, a program computes on a GPU that shares the CPU's memory only if that was measured to be
+//!   faster.
 //! - If the user names a device, the program computes on that one or fails.
 
 mod choice;
@@ -14,7 +16,7 @@ mod measure;
 mod sets;
 mod size;
 
-pub use baton_kernels_gpu::{Device, Facts, GpuError, Interface};
+pub use baton_kernels_gpu::{Device, Facts, GpuError, HEADROOM_BYTES, Interface};
 pub use choice::{ChoiceError, GpuChoice};
 pub use devices::{OpenError, OpenedGpu, RefusedGpu, label, list, open};
 pub use engine::GpuPart;

@@ -8,9 +8,10 @@
 //! half of that; activations and copies take up to 32 MiB more, one measurement after another.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use baton_kernels_cpu::{Format, KernelError, Matrix, quantize_row};
+use baton_kernels_cpu::{Activations, Format, KernelError, Matrix, Pool, matmul, quantize_row};
 use baton_kernels_gpu::ops::{self, Input};
 use baton_kernels_gpu::{Buffer, Device, DeviceMatrix, GpuError, MapOp, Quantized};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,11 @@ const COPY_BYTES: usize = 16 << 20;
 const RUN: Duration = Duration::from_millis(10);
 /// The most runs of one figure.
 const RUNS: usize = 5;
+/// Bytes of the weights that the CPU multiplies with one activation row: more than its caches hold.
+const CPU_MATRIX_BYTES: usize = 64 << 20;
+/// Rows of the matrix that it multiplies with many, and those.
+const CPU_ROWS: usize = 512;
+const CPU_TOKENS: usize = 64;
 /// The most calls of one run: each holds commands in memory until the run ends.
 const CALLS_MAX: u32 = 1024;
 
@@ -91,6 +97,9 @@ pub enum MeasureError {
         #[source]
         err: KernelError,
     },
+    /// The system cannot start threads.
+    #[error("start threads that compute")]
+    Threads(#[source] std::io::Error),
     /// The device has too little memory for a measurement.
     #[error("{free} bytes of GPU memory are free; measuring needs {}", FREE_BYTES_MIN)]
     NoRoom {
@@ -120,6 +129,49 @@ pub fn measure(device: &dyn Device, formats: &[Format], time: Duration) -> Resul
     Ok(Rates { products, copies })
 }
 
+/// Measures products on the CPU with weights in a format, in about the given time.
+///
+/// # Errors
+/// [`MeasureError::Weights`]; [`MeasureError::Threads`] if threads cannot be started.
+pub(crate) fn measure_cpu(
+    threads: NonZeroUsize,
+    format: Format,
+    time: Duration,
+) -> Result<ProductRates, MeasureError> {
+    let pool = Pool::new(threads).map_err(MeasureError::Threads)?;
+    let all = weights(format, CPU_MATRIX_BYTES)?;
+    let row_bytes = format.row_bytes(COLS).unwrap_or(all.len());
+    let rate = |t: usize, rows: usize| -> Result<f64, MeasureError> {
+        let wrong = |err| MeasureError::Weights { format, err };
+        let matrix = Matrix::new(format, rows, COLS, &all[..rows * row_bytes]).map_err(wrong)?;
+        let (numbers, mut out) = (activations(t), vec![0.0; t * rows]);
+        let x = Activations::new(&numbers, COLS);
+        let once = || {
+            matmul(&pool, &matrix, &x, &mut out);
+            Ok(())
+        };
+        let seconds = seconds(time / 2, once, &mut || Ok(()))?;
+        Ok(2.0 * (t * rows * COLS) as f64 / seconds)
+    };
+    let rows = all.len() / row_bytes;
+    let (vector_flops, matrix_flops) = (rate(1, rows)?, rate(CPU_TOKENS, rows.min(CPU_ROWS))?);
+    let vector_bytes_per_s = vector_flops / 2.0 * row_bytes as f64 / COLS as f64;
+    Ok(ProductRates { vector_bytes_per_s, vector_flops, matrix_flops })
+}
+
+/// Returns rows of weights, about so many bytes.
+fn weights(format: Format, bytes: usize) -> Result<Vec<u8>, MeasureError> {
+    let row: Vec<f32> = (0..COLS).map(|at| (at % 31) as f32 / 31.0 - 0.5).collect();
+    let mut one = Vec::new();
+    quantize_row(format, &row, &mut one).map_err(|err| MeasureError::Weights { format, err })?;
+    Ok(one.repeat((bytes / one.len()).max(1)))
+}
+
+/// Returns `t` activation rows.
+fn activations(t: usize) -> Vec<f32> {
+    (0..t * COLS).map(|at| (at % 17) as f32 / 17.0 - 0.5).collect()
+}
+
 /// What the measurements of a device have in common.
 struct Bench<'a> {
     device: &'a dyn Device,
@@ -137,8 +189,7 @@ struct Rows {
 
 impl Rows {
     fn new(device: &dyn Device, format: Format, t: usize) -> Self {
-        let numbers: Vec<f32> = (0..t * COLS).map(|at| (at % 17) as f32 / 17.0 - 0.5).collect();
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let bytes: Vec<u8> = activations(t).iter().flat_map(|number| number.to_le_bytes()).collect();
         let floats = device.alloc(bytes.len() as u64);
         device.write(&floats, 0, &bytes);
         let block = format.block_len();
@@ -179,21 +230,18 @@ impl Bench<'_> {
     }
 
     fn products(&self, format: Format, free: u64) -> Result<ProductRates, MeasureError> {
-        let weights = |err| MeasureError::Weights { format, err };
-        let row: Vec<f32> = (0..COLS).map(|at| (at % 31) as f32 / 31.0 - 0.5).collect();
-        let mut one = Vec::new();
-        quantize_row(format, &row, &mut one).map_err(weights)?;
-        let most = MATRIX_BYTES_MAX.min(free / (2 * MATRICES as u64)) as usize;
-        let all = one.repeat((most / one.len()).max(1));
+        let all = weights(format, MATRIX_BYTES_MAX.min(free / (2 * MATRICES as u64)) as usize)?;
+        let row_bytes = format.row_bytes(COLS).unwrap_or(all.len());
         let copy = |rows: usize| {
-            let matrix = Matrix::new(format, rows, COLS, &all[..rows * one.len()]).map_err(weights)?;
+            let matrix = Matrix::new(format, rows, COLS, &all[..rows * row_bytes]);
+            let matrix = matrix.map_err(|err| MeasureError::Weights { format, err })?;
             Ok(DeviceMatrix::new(self.device, &matrix))
         };
-        let rows_max = all.len() / one.len();
-        let least = (MATRIX_BYTES_MIN as usize).div_ceil(one.len());
+        let rows_max = all.len() / row_bytes;
+        let least = (MATRIX_BYTES_MIN as usize).div_ceil(row_bytes);
         let (rows, vector_s) = self.product(format, 1, (least, rows_max), &copy)?;
         let vector_flops = 2.0 * (rows * COLS) as f64 / vector_s;
-        let vector_bytes_per_s = (rows * one.len()) as f64 / vector_s;
+        let vector_bytes_per_s = (rows * row_bytes) as f64 / vector_s;
         let (rows, matrix_s) = self.product(format, TOKENS, (ROWS_MIN, rows_max.min(ROWS_MAX)), &copy)?;
         let matrix_flops = 2.0 * (rows * COLS * TOKENS) as f64 / matrix_s;
         Ok(ProductRates { vector_bytes_per_s, vector_flops, matrix_flops })
@@ -235,23 +283,8 @@ impl Bench<'_> {
     }
 
     /// Returns the seconds of one call: the median of several runs.
-    fn seconds(&self, mut call: impl FnMut() -> Result<(), GpuError>) -> Result<f64, MeasureError> {
-        self.run(1, &mut call)?; // Compiles the kernel and touches the memory.
-        let begun = Instant::now();
-        let mut calls = 1;
-        let mut spent = self.run(calls, &mut call)?;
-        while spent < RUN && calls < CALLS_MAX {
-            let wanted = RUN.as_secs_f64() / spent.as_secs_f64().max(1e-9);
-            calls = (f64::from(calls) * wanted.clamp(2.0, 64.0)).ceil().min(CALLS_MAX.into()) as u32;
-            spent = self.run(calls, &mut call)?;
-        }
-        let mut all = vec![spent];
-        while all.len() < RUNS && begun.elapsed() < self.time {
-            all.push(self.run(calls, &mut call)?);
-        }
-        all.sort_unstable();
-        // A clock that stands still would make a rate infinite.
-        Ok(all[all.len() / 2].as_secs_f64().max(1e-9) / f64::from(calls))
+    fn seconds(&self, call: impl FnMut() -> Result<(), GpuError>) -> Result<f64, MeasureError> {
+        seconds(self.time, call, &mut || self.done())
     }
 
     /// Returns the time of so many calls, until the device has done them.
@@ -260,16 +293,52 @@ impl Bench<'_> {
         calls: u32,
         call: &mut dyn FnMut() -> Result<(), GpuError>,
     ) -> Result<Duration, MeasureError> {
-        let begun = Instant::now();
-        for _ in 0..calls {
-            call()?;
-        }
-        self.device.read(&self.sink, 0, &mut [0; 4])?;
-        match self.device.fault() {
-            Some(fault) => Err(fault.into()),
-            None => Ok(begun.elapsed()),
-        }
+        run(calls, call, &mut || self.done())
     }
+
+    /// Waits for the device.
+    fn done(&self) -> Result<(), GpuError> {
+        self.device.read(&self.sink, 0, &mut [0; 4])?;
+        self.device.fault().map_or(Ok(()), Err)
+    }
+}
+
+/// Something that may bring the device's fault.
+type Call<'a> = &'a mut dyn FnMut() -> Result<(), GpuError>;
+
+/// Returns the seconds of one call: the median of several runs, in about this time. `done` waits until what
+/// was called is done.
+fn seconds(
+    time: Duration,
+    mut call: impl FnMut() -> Result<(), GpuError>,
+    done: Call<'_>,
+) -> Result<f64, MeasureError> {
+    run(1, &mut call, done)?; // Compiles the kernel and touches the memory.
+    let begun = Instant::now();
+    let mut calls = 1;
+    let mut spent = run(calls, &mut call, done)?;
+    while spent < RUN && calls < CALLS_MAX {
+        let wanted = RUN.as_secs_f64() / spent.as_secs_f64().max(1e-9);
+        calls = (f64::from(calls) * wanted.clamp(2.0, 64.0)).ceil().min(CALLS_MAX.into()) as u32;
+        spent = run(calls, &mut call, done)?;
+    }
+    let mut all = vec![spent];
+    while all.len() < RUNS && begun.elapsed() < time {
+        all.push(run(calls, &mut call, done)?);
+    }
+    all.sort_unstable();
+    // A clock that stands still would make a rate infinite.
+    Ok(all[all.len() / 2].as_secs_f64().max(1e-9) / f64::from(calls))
+}
+
+/// Returns the time of so many calls.
+fn run(calls: u32, call: Call<'_>, done: Call<'_>) -> Result<Duration, MeasureError> {
+    let begun = Instant::now();
+    for _ in 0..calls {
+        call()?;
+    }
+    done()?;
+    Ok(begun.elapsed())
 }
 
 #[cfg(test)]
@@ -300,6 +369,18 @@ mod tests {
         let weights = eights.vector_bytes_per_s / 34.0 * 32.0;
         assert!((eights.vector_flops / weights - 2.0).abs() < 1e-9, "{eights:?}");
         assert_eq!((device.fault(), device.used_bytes()), (None, 0), "all memory is given back");
+    }
+
+    #[test]
+    fn the_cpu_has_the_same_figures() {
+        let two = NonZeroUsize::new(2).unwrap();
+        let rates = measure_cpu(two, Format::Q8_0, Duration::ZERO).unwrap();
+        let figures = [rates.vector_bytes_per_s, rates.vector_flops, rates.matrix_flops];
+        assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{rates:?}");
+        assert!(
+            (rates.vector_flops / (rates.vector_bytes_per_s / 34.0 * 32.0) - 2.0).abs() < 1e-9,
+            "{rates:?}"
+        );
     }
 
     #[test]

@@ -29,6 +29,12 @@ pub struct ModelShape {
     pub vocab: usize,
     /// `b`, bytes of one layer's weights.
     pub layer_bytes: f64,
+    /// Bytes of the experts among them; 0 if the model is no mixture.
+    #[serde(default)]
+    pub expert_bytes: f64,
+    /// The share of a layer's experts that one token uses.
+    #[serde(default)]
+    pub expert_share: f64,
     /// `b_i`, bytes of the embedding.
     pub input_bytes: f64,
     /// `b_o`, bytes of the output head; for a tied embedding, those of the embedding.
@@ -100,10 +106,13 @@ pub struct Gpu {
     /// `t^ram-vram + t^vram-ram`: seconds to copy one hidden state in and back out; 0 for shared memory.
     #[serde(default)]
     pub copy_s: f64,
-    /// Bytes a second at which weights that do not fit into its memory are loaded for each token, while
-    /// others are computed. `None`: it computes only layers that stay there.
+    /// Bytes a second at which weights that do not fit into its memory are loaded for each token. `None`: it
+    /// computes only layers that stay there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_bytes_per_s: Option<f64>,
+    /// Whether it loads while it computes. If not, the two take turns.
+    #[serde(default)]
+    pub loads_beside: bool,
 }
 
 /// The disk that holds the model's file.
@@ -297,6 +306,10 @@ impl ModelShape {
         count("hidden values", self.hidden, usize::MAX)?;
         count("rows of the embedding", self.vocab, usize::MAX)?;
         positive(&self.name, "layer_bytes", self.layer_bytes)?;
+        let (bytes, share) = (self.expert_bytes, self.expert_share);
+        let within = (0.0..=self.layer_bytes).contains(&bytes);
+        range(&self.name, "expert_bytes", bytes, within, "0 to layer_bytes")?;
+        range(&self.name, "expert_share", share, (0.0..=1.0).contains(&share), "0 to 1")?;
         not_negative(&self.name, "input_bytes", self.input_bytes)?;
         not_negative(&self.name, "output_bytes", self.output_bytes)?;
         not_negative(&self.name, "kv_bytes", self.kv_bytes)?;
@@ -314,6 +327,17 @@ impl ModelShape {
     /// Returns the bytes of the KV cache of all layers and sequences.
     pub fn cache_bytes(&self, workload: Workload) -> f64 {
         self.layers as f64 * self.kv_bytes * workload.context as f64 * workload.sequences as f64
+    }
+
+    /// Returns the bytes of one layer's weights that a step with one token of each sequence uses. Each token
+    /// chooses its experts for itself.
+    pub fn used_bytes(&self, workload: Workload) -> f64 {
+        self.layer_bytes - self.expert_bytes * self.unused_share(workload)
+    }
+
+    /// Returns the share of a layer's experts that no token of such a step uses.
+    pub(crate) fn unused_share(&self, workload: Workload) -> f64 {
+        (1.0 - self.expert_share).powf(workload.sequences as f64)
     }
 
     /// Returns the bytes of one embedding row, which one token lookup reads.

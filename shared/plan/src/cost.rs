@@ -4,10 +4,15 @@
 //!
 //! * **Compute and memory.** A layer takes `max(sum_q f^q / s^q, b' / r) + t^kv_cpy` on its processor, since
 //!   products prefetch their weights. `b'` is `b` plus the layer's KV cache, and `r` is the memory's rate
-//!   (the paper's `T`). (prima.cpp, A.3, adds the two terms of the maximum.)
+//!   (the paper's `T`). Of a mixture's `b` only the used experts count here. (prima.cpp, A.3, adds the two
+//!   terms of the maximum.)
+//! * **Loading.** What a GPU has no room for is in the device's memory: weights, keys and values of some
+//!   layers. For each token the used weights are loaded, and the whole KV cache of these layers. Loads run
+//!   while others are computed, if the GPU can do both, else in turn with that.
 //! * **Residency.** Weights fill the memory that KV and buffers leave. A fixed set of weights stays there,
-//!   and the overflow `D` is read for every token. With Metal, a device that is too small reads everything
-//!   (A.3, case 2). Another GPU that shares the memory leaves less of it for the CPU's weights.
+//!   and the overflow `D` is read for every token. Experts come last, and only used ones are read. With
+//!   Metal, a device that is too small reads everything (A.3, case 2). Another GPU that shares the memory
+//!   leaves less of it for the CPU's weights.
 //! * **Reading ahead.** While others compute, a device fills its read buffers of `B` bytes. A part `P` of the
 //!   memory may be kept to read ahead further, in the page cache. Then each token needs `D + P` bytes. Of
 //!   these `k (B + P)` are read before windows begin, and `S = D - k B - (k - 1) P` inside them, while the
@@ -50,7 +55,7 @@ impl LayerTime {
 pub(crate) struct Holding {
     /// Layers that the GPU computes.
     pub(crate) gpu: usize,
-    /// Those among them whose weights are loaded for each token.
+    /// Those among them whose weights, keys and values are loaded for each token.
     pub(crate) loaded: usize,
     /// `C` without copies.
     pub(crate) busy_s: f64,
@@ -155,7 +160,7 @@ impl<'a> Costs<'a> {
         workload.check()?;
         let layer = |device: &Device, kind, processor: &Processor| {
             let copy = workload.sequences as f64 * processor.kv_copy_s;
-            let bytes = model.layer_bytes + kv_bytes(model, workload);
+            let bytes = model.used_bytes(workload) + kv_bytes(model, workload);
             let time = processor_time(model, &model.layer_flops, bytes, workload, device, kind, processor)?;
             Ok::<_, ClusterError>(LayerTime { memory_s: time.memory_s + copy, ..time })
         };
@@ -234,13 +239,23 @@ impl<'a> Costs<'a> {
         (loads && gpu == layers && room > 0).then(|| gpu - (room - 1))
     }
 
-    /// Returns the time of `gpu` layers on the GPU, of which `loaded` are loaded while others are computed.
+    /// Returns the time of `gpu` layers on the GPU, of which `loaded` are loaded, with their keys and values.
     fn gpu_time(&self, at: usize, gpu: usize, loaded: usize) -> LayerTime {
         let each = self.gpu[at].unwrap_or_default();
         let (compute_s, memory_s) = (gpu as f64 * each.compute_s, gpu as f64 * each.memory_s);
-        let rate = self.cluster.devices[at].gpu.as_ref().and_then(|gpu| gpu.load_bytes_per_s);
-        let loading_s = rate.map_or(0.0, |rate| loaded as f64 * self.model.layer_bytes / rate);
-        LayerTime { compute_s, memory_s: memory_s.max(loading_s - compute_s) }
+        let gpu = self.cluster.devices[at].gpu.as_ref();
+        let bytes = loaded as f64 * (self.model.used_bytes(self.workload) + self.kv_bytes());
+        let loading_s = gpu.and_then(|gpu| gpu.load_bytes_per_s).map_or(0.0, |rate| bytes / rate);
+        let beside = gpu.is_some_and(|gpu| gpu.loads_beside);
+        let memory_s = if beside { memory_s.max(loading_s - compute_s) } else { memory_s + loading_s };
+        LayerTime { compute_s, memory_s }
+    }
+
+    /// Returns the bytes that a token reads if there is no memory for `missing` bytes of the weights of these
+    /// layers. Experts are the last that get memory.
+    fn read_bytes(&self, layers: f64, missing: f64) -> f64 {
+        let experts = missing.min(layers * self.model.expert_bytes);
+        missing - experts * self.model.unused_share(self.workload)
     }
 
     /// Returns the most layers that fit a worker's GPU.
@@ -295,7 +310,7 @@ impl<'a> Costs<'a> {
                     return None;
                 }
                 held.room = held.room.min(device.weight_bytes_max.unwrap_or(f64::INFINITY));
-                held.overflow = (weights - held.room).max(0.0);
+                held.overflow = self.read_bytes(in_memory, (weights - held.room).max(0.0));
             }
             _ => {}
         }
@@ -309,8 +324,9 @@ impl<'a> Costs<'a> {
         Some(held)
     }
 
-    /// Returns the ways of holding `layers` that can be best. These are none on the GPU, as many as fit, or
-    /// all, if it loads. If the GPU is slower than the CPU, or takes the CPU's memory, every number that fits.
+    /// Returns the ways of holding `layers` that can be best. These are none on the GPU, as many as fit,
+    /// or all, if it loads. If the GPU is slower than the CPU, or takes the CPU's memory, these are every
+    /// number that fits.
     pub(crate) fn holdings(&self, at: usize, layers: usize, head: bool) -> Vec<Holding> {
         let most = self.gpu_room(at, layers, head);
         let slower = self.gpu[at].is_some_and(|gpu| gpu.total() > self.cpu[at].total());
@@ -461,13 +477,13 @@ impl<'a> Costs<'a> {
 pub struct DeviceTime {
     /// Its name.
     pub device: String,
-    /// Layers whose weights are loaded to its GPU for each token.
+    /// Layers whose weights, keys and values are loaded to its GPU for each token.
     #[serde(default)]
     pub loaded_layers: usize,
     /// Arithmetic.
     pub compute_s: f64,
-    /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, copies to and
-    /// from a GPU, and loading weights to it as far as its work does not hide that.
+    /// Reading weights and KV from memory as far as arithmetic does not hide it, appending KV, and copies to
+    /// and from a GPU. Also loading weights to it as far as its work does not hide that.
     pub memory_s: f64,
     /// Waiting for its disk.
     pub disk_s: f64,
@@ -475,7 +491,7 @@ pub struct DeviceTime {
     pub network_s: f64,
     /// Bytes it reads from disk for each token.
     pub read_bytes: f64,
-    /// The least it could read: the bytes that its memory does not hold.
+    /// The least it could read: the bytes a token uses that its memory does not hold.
     pub overflow_bytes: f64,
     /// `P`.
     pub prefetch_bytes: f64,

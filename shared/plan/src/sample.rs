@@ -40,6 +40,8 @@ pub(crate) fn model(layers: usize) -> ModelShape {
         hidden: 4096,
         vocab: 32_000,
         layer_bytes: 100e6,
+        expert_bytes: 0.0,
+        expert_share: 0.0,
         input_bytes: 80e6,
         output_bytes: 80e6,
         kv_bytes: 4096.0,
@@ -107,6 +109,7 @@ pub(crate) fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, Model
                 buffer_bytes: 1e6,
                 copy_s: if kind == GpuKind::Metal { 0.0 } else { 20e-6 },
                 load_bytes_per_s: (kind == GpuKind::Cuda && draw.chance(0.5)).then(|| draw.within(1e9, 60e9)),
+                loads_beside: seed % 3 > 0,
             });
         }
         all.push(own);

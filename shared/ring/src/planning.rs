@@ -297,6 +297,8 @@ mod tests {
             hidden: 1024,
             vocab: 1000,
             layer_bytes: 1e8,
+            expert_bytes: 0.0,
+            expert_share: 0.0,
             input_bytes: 1e6,
             output_bytes: 1e6,
             kv_bytes: 4096.0,

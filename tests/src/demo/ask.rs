@@ -11,7 +11,7 @@ use baton_protocol::SlotTiming;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use crate::process::program;
+use crate::process::cpu_program;
 
 /// The part of the report of `baton ask --report` that the demo uses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl Ask<'_> {
         let stdout = if self.live { Stdio::inherit() } else { Stdio::null() };
         // If nothing is sent, no consent is needed.
         let sends = !self.options.iter().any(|option| option == "--no-cloud");
-        let status = Command::new(program("baton")?)
+        let status = Command::from(cpu_program("baton")?)
             .args([OsStr::new("ask"), self.document.as_os_str(), OsStr::new(self.question)])
             .args([OsStr::new("--model"), self.model.as_os_str(), OsStr::new("--report"), report.as_os_str()])
             .args([OsStr::new("--config-dir"), self.scratch.as_os_str()])

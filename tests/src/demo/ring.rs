@@ -18,7 +18,7 @@ use tokio::process::Command;
 use super::{Demo, Task, emulation::CLOUD};
 use crate::home::{Home, Planned, Seat};
 use crate::http;
-use crate::process::{AgentProcess, CloudProcess, program};
+use crate::process::{AgentProcess, CloudProcess, cpu_program};
 use crate::proxy::{Cut, Proxy};
 
 /// The devices, the head first.
@@ -140,7 +140,7 @@ fn drawn(ring: &Value) -> anyhow::Result<String> {
 
 async fn status(home: &Home, agent: &AgentProcess) -> anyhow::Result<()> {
     let address = agent.url().trim_start_matches("http://");
-    let status = Command::new(program("baton")?)
+    let status = Command::from(cpu_program("baton")?)
         .args(["ring", "status", "--address", address, "--state"])
         .arg(home.state())
         .stdin(Stdio::null())

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::HANG;
-use crate::process::{CloudProcess, models_folder, program};
+use crate::process::{CloudProcess, cpu_program, models_folder};
 
 /// The administrator of a [`Door`].
 pub const NAME: &str = "ann";
@@ -42,7 +42,7 @@ impl Door {
     pub async fn open() -> Result<Door> {
         let folder = tempfile::tempdir().context("make a folder")?;
         let database = folder.path().join("cloud.db");
-        let made = Command::new(program("baton-cloud")?)
+        let made = Command::from(cpu_program("baton-cloud")?)
             .args(["bootstrap", NAME, "--json", "--database"])
             .arg(&database)
             .output()

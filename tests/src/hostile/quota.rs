@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::bodies::{Reply, reply};
-use crate::process::{CloudProcess, models_folder, program};
+use crate::process::{CloudProcess, cpu_program, models_folder};
 
 /// Starts a service whose callers, the tenant `default`, may use this many tokens a day; its database is in
 /// `folder`.
@@ -19,7 +19,7 @@ use crate::process::{CloudProcess, models_folder, program};
 /// Fails if the program is not built, or does not start.
 pub async fn limited_service(folder: &Path, tokens: u64, options: &[&str]) -> anyhow::Result<CloudProcess> {
     let database = format!("sqlite://{}", folder.join("quota.db").display());
-    let set = Command::new(program("baton-cloud")?)
+    let set = Command::from(cpu_program("baton-cloud")?)
         .args(["tenants", "set", "default", "--tokens-per-day", &tokens.to_string(), "--database", &database])
         .output()
         .await

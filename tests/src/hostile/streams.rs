@@ -14,7 +14,7 @@ use tokio::process::Command;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::process::{CloudProcess, models_folder, program};
+use crate::process::{CloudProcess, cpu_program, models_folder};
 
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ const HANG: Duration = Duration::from_secs(120);
 pub async fn two_tenants(folder: &Path, options: &[&str]) -> anyhow::Result<(CloudProcess, [String; 2])> {
     let database = format!("sqlite://{}", folder.join("tenants.db").display());
     let admin = async |words: &[&str]| {
-        let mut command = Command::new(program("baton-cloud")?);
+        let mut command = Command::from(cpu_program("baton-cloud")?);
         let done = command.args(words).args(["--database", &database, "--json"]).output().await;
         let done = done.with_context(|| format!("run baton-cloud {}", words.join(" ")))?;
         ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

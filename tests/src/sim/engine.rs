@@ -216,7 +216,7 @@ impl SimEngine {
         let mut state = self.voice.state(before);
         let first = match entry.logits {
             Wanted::None => entry.ids.len(),
-            Wanted::Last => entry.ids.len() - 1,
+            Wanted::Last | Wanted::Best => entry.ids.len() - 1,
             Wanted::All => 0,
         };
         let mut logits = Vec::with_capacity((entry.ids.len() - first) * vocab_len);
@@ -227,7 +227,7 @@ impl SimEngine {
             }
         }
         let scores = entry.capture.map(|capture| scores(capture, state, before.len() + entry.ids.len()));
-        Ok(SeqOutput { logits, scores })
+        Ok(SeqOutput { logits, best: None, scores })
     }
 }
 

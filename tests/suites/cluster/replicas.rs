@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -11,7 +10,7 @@ use baton_e2e::{
     demo::emulation::Speed,
     http,
     postgres::{self, Postgres},
-    process::{CloudProcess, models_folder, program},
+    process::{CloudProcess, cpu_program, models_folder},
 };
 use serde_json::Value;
 
@@ -144,7 +143,8 @@ async fn replica(listen: &str, postgres: &Postgres, speed: Speed) -> CloudProces
 }
 
 fn admin(postgres: &Postgres, words: &[&str]) -> String {
-    let out = Command::new(program("baton-cloud").expect("the program is built"))
+    let out = cpu_program("baton-cloud")
+        .expect("the program is built")
         .args(words)
         .env("BATON_DATABASE", postgres.url())
         .output()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_e2e::pair::demo_model;
-use baton_engine::{EngineOptions, GpuLayers, GpuUse};
+use baton_engine::{EngineOptions, GpuLayers, GpuLoss, GpuUse};
 use baton_gpu::{Device, GpuError, Interface};
 use baton_kernels_wgpu::WgpuDevice;
 
@@ -12,8 +12,8 @@ use crate::{best, cpu, device, engine, logits, prompt, written};
 
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
-fn count(err: &GpuError) {
-    assert!(matches!(err, GpuError::Lost(_)), "{err}");
+fn count(loss: &GpuLoss) {
+    assert!(matches!(loss, GpuLoss::Failed(GpuError::Lost(_))), "{loss}");
     LOST.fetch_add(1, Ordering::Relaxed);
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_e2e::hostile::neighbour;
-use baton_e2e::process::{AgentProcess, models_folder, program};
+use baton_e2e::process::{AgentProcess, cpu_program, models_folder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -60,7 +60,7 @@ async fn half_sent_heads_cost_nobody_the_cloud() {
 #[tokio::test]
 async fn half_sent_heads_cost_nobody_the_local_api() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut command = Command::new(program("baton").expect("the program is built"));
+    let mut command = Command::from(cpu_program("baton").expect("the program is built"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--mode", "device", "--threads", "1", "--model"]);
     command.arg(models_folder().join("demo-device.gguf")).env("BATON_CONFIG_DIR", folder.path());
     let agent = AgentProcess::start(&mut command).await.expect("baton serve starts");

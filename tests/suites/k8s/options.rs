@@ -9,7 +9,7 @@ use baton_cloud::{
 };
 use baton_e2e::{
     http,
-    process::{models_folder, program},
+    process::{cpu_program, models_folder},
 };
 use clap::{CommandFactory as _, Parser as _};
 use k8s_openapi::api::core::v1::EnvVar;
@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Variables that the program reads through libraries, not through its own parser.
-const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG"];
+const LIBRARY_VARIABLES: &[&str] = &["RUST_LOG", "XDG_CACHE_HOME"];
 /// Longest time for the program to print its address: a guard against hangs.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
@@ -218,7 +218,7 @@ async fn the_program_answers_on_the_paths_that_are_asked() {
     };
     let pods = pods(render).remove(0);
     let words = words(render, &pods).expect("a command line");
-    let mut child = tokio::process::Command::new(program("baton-cloud").expect("the program is built"))
+    let mut child = tokio::process::Command::from(cpu_program("baton-cloud").expect("the program is built"))
         .args(local(&words))
         .env("RUST_LOG", "error")
         .stdin(Stdio::null())

@@ -272,6 +272,32 @@ fn volumes_are_there_and_used() {
     });
 }
 
+/// The image has no home, and its files cannot be changed. Without a folder of their own a GPU's kernels
+/// would be compiled at each start.
+#[test]
+fn kernels_of_a_gpu_are_kept_on_a_volume() {
+    let mut looked_at = 0;
+    for render in renders() {
+        let pods = pods(render).remove(0);
+        let value = |name: &str| {
+            let mut variables = pods.container().env.iter().flatten();
+            variables.find(|variable| variable.name == name).and_then(|variable| variable.value.as_deref())
+        };
+        let cache = value("XDG_CACHE_HOME");
+        assert_eq!(cache.is_some(), value("BATON_GPU").is_some(), "{}", render.name);
+        let Some(cache) = cache else { continue };
+        let mut mounts = pods.container().volume_mounts.iter().flatten();
+        let mount = mounts.find(|mount| mount.mount_path == cache && mount.read_only != Some(true));
+        let mount = mount.unwrap_or_else(|| panic!("{}: nothing to write to at {cache}", render.name));
+        let mut volumes = pods.spec.volumes.iter().flatten();
+        let volume = volumes.find(|volume| volume.name == mount.name).expect("every volume is there");
+        let is_bounded = volume.empty_dir.as_ref().is_some_and(|folder| folder.size_limit.is_some());
+        assert!(is_bounded, "{}: {volume:?}", render.name);
+        looked_at += 1;
+    }
+    assert!(looked_at > 0 || renders().is_empty(), "no render has a GPU");
+}
+
 #[test]
 fn secrets_are_named_and_never_written() {
     for render in renders() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_e2e::http::client;
-use baton_e2e::process::{AgentProcess, CloudProcess, models_folder, program};
+use baton_e2e::process::{AgentProcess, CloudProcess, cpu_program, models_folder};
 use baton_engine::Model;
 use baton_engine::template::Message;
 use reqwest::{Method, RequestBuilder};
@@ -74,7 +74,7 @@ pub(crate) async fn start() -> (Program, Program) {
     let cloud = CloudProcess::start(&model, &["--api-key".into(), KEY.into()]).await;
     let cloud = cloud.expect("the cloud starts");
     let folder = tempfile::tempdir().expect("make a folder");
-    let mut command = Command::new(program("baton").expect("the program is built"));
+    let mut command = Command::from(cpu_program("baton").expect("the program is built"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--key", KEY]);
     command.arg("--model").arg(&model).arg("--config-dir").arg(folder.path());
     let device = AgentProcess::start(&mut command).await.expect("the agent starts");

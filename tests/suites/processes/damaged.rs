@@ -9,7 +9,7 @@ use std::{
 
 use baton_e2e::{
     http::client,
-    process::{AgentProcess, CloudProcess, models_folder, program},
+    process::{AgentProcess, CloudProcess, cpu_program, models_folder},
 };
 use baton_engine::gguf::Gguf;
 use baton_synthetic::SyntheticModel;
@@ -80,7 +80,7 @@ async fn a_model_that_is_cut_short_in_an_answer_ends_the_answer_and_not_the_agen
     let scratch = tempfile::tempdir().expect("make a folder");
     let (model, log) = (scratch.path().join("endless.gguf"), scratch.path().join("log"));
     endless(&model);
-    let mut command = Command::new(program("baton").expect("the program is built"));
+    let mut command = Command::from(cpu_program("baton").expect("the program is built"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--threads", "1", "--memory", "all"]);
     command.arg("--config-dir").arg(scratch.path().join("config")).arg("--model").arg(&model);
     command.args(["--kv-tokens", &CONTEXT_TOKENS.to_string()]);

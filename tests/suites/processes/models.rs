@@ -1,10 +1,10 @@
 //! Two models in one cloud, and a scene with an adapter that the device has too.
 
-use std::{ffi::OsString, path::Path, process::Command, sync::Arc};
+use std::{ffi::OsString, path::Path, sync::Arc};
 
 use baton_e2e::{
     http::client,
-    process::{CloudProcess, models_folder, program},
+    process::{CloudProcess, cpu_program, models_folder},
 };
 use baton_engine::{
     Adapter, Detokenizer, Engine, EngineOptions, Model, PromptSegment, StepSeq, Wanted, gguf::Gguf,
@@ -72,7 +72,8 @@ fn telling_adapter(model: &Arc<Model>, setting: &Setting, plain: &str) -> (Vec<u
 fn database(scratch: &Path) -> String {
     let path = scratch.join("cloud.db").display().to_string();
     let length = ASSIST_TOKENS.to_string();
-    let set = Command::new(program("baton-cloud").expect("the program is built"))
+    let set = cpu_program("baton-cloud")
+        .expect("the program is built")
         .args(["scenes", "set", "law", "--database", &path, "--model", "small", "--adapter", "law"])
         .args([
             "--system",

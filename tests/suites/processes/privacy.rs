@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use baton_e2e::{
     http::client,
-    process::{AgentProcess, models_folder, program},
+    process::{AgentProcess, cpu_program, models_folder},
     proxy::{Cut, Proxy},
 };
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ fn check_nothing_private(proxy: &Proxy, turns: usize) {
 
 /// Makes a command of `baton` with a cloud at `url`.
 fn baton(command: &str, url: &str, folder: &std::path::Path) -> Command {
-    let mut baton = Command::new(program("baton").expect("the program is built"));
+    let mut baton = Command::from(cpu_program("baton").expect("the program is built"));
     // The cloud writes the whole answer, because a faster device would not wait until the request was sent.
     baton.arg(command).args(["--mode", "cloud", "--cloud", url, "--yes"]);
     baton.arg("--model").arg(models_folder().join("demo-device.gguf")).arg("--config-dir").arg(folder);

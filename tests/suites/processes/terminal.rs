@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_e2e::process::{models_folder, program};
+use baton_e2e::process::{cpu_program, models_folder};
 use baton_protocol::{ErrorBody, ErrorCode};
 
 /// Longest time for a program to print something: a guard against hangs, not a measurement.
@@ -45,7 +45,7 @@ impl Place {
     }
 
     fn baton(&self, command: &str, arguments: &[&str]) -> Command {
-        let mut baton = Command::new(program("baton").expect("the program is built"));
+        let mut baton = cpu_program("baton").expect("the program is built");
         baton.arg(command).args(arguments).args(self.options()).stdin(Stdio::null());
         baton
     }
@@ -108,7 +108,7 @@ fn a_closed_pipe_ends_quietly() {
 
 #[test]
 fn a_closed_pipe_ends_a_bench_quietly() {
-    let mut bench = Command::new(program("baton-bench").expect("the program is built"));
+    let mut bench = cpu_program("baton-bench").expect("the program is built");
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     bench.args(["mask", "--documents", "1"]).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
@@ -147,7 +147,7 @@ fn a_model_without_a_template_is_named() {
     let base = place.path("base.gguf");
     std::fs::write(&base, [&model[..at], other, &model[at + name.len()..]].concat()).expect("write");
     let (base, document) = (base.display().to_string(), place.path("doc.txt").display().to_string());
-    let mut command = Command::new(program("baton").expect("the program is built"));
+    let mut command = cpu_program("baton").expect("the program is built");
     command.args(["ask", &document, "Q", "--no-cloud", "--model", &base, "--max-tokens", "32", "--instant"]);
     let (out, said) = run(command.env("BATON_CONFIG_DIR", place.path("config")));
     assert!(out.status.success() && said.contains("has no chat template"), "{said}");
@@ -258,7 +258,7 @@ fn a_file_is_named_once_and_a_missing_home_is_no_obstacle() {
     let place = Place::new();
     let missing = place.path("none.gguf").display().to_string();
     let document = place.path("doc.txt").display().to_string();
-    let baton = || Command::new(program("baton").expect("the program is built"));
+    let baton = || cpu_program("baton").expect("the program is built");
     let (_, said) = run(baton().args(["ask", &document, "Q", "--no-cloud", "--model", &missing]));
     assert_eq!(said.matches(&missing).count(), 1, "{said}");
     assert!(said.contains("open model") && said.contains("(os error 2)"), "{said}");
@@ -352,6 +352,7 @@ impl Terminal {
         let line = line.collect::<Vec<_>>().join(" ");
         let mut child = Command::new("script")
             .args(["-qefc", &line, "/dev/null"])
+            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -482,7 +483,7 @@ fn a_wrong_command_line_ends_with_2_and_says_what_is_wanted() {
         ("baton-demo", &["--real-model", "ring"], "belong to the demo without a ring"),
         ("baton-demo", &["--document", "d", "--question", "q", "--tokens", "2000"], "--tokens"),
     ] {
-        let mut command = Command::new(program(program_name).expect("the program is built"));
+        let mut command = cpu_program(program_name).expect("the program is built");
         let (out, said) = run(command.args(line).stdin(Stdio::null()));
         assert_eq!(out.status.code(), Some(2), "{line:?}: {said}");
         assert!(said.contains(want) && out.stdout.is_empty(), "{line:?}: {said}");
@@ -495,7 +496,7 @@ fn what_cannot_be_done_is_said_with_what_helps() {
     let document = place.path("doc.txt").display().to_string();
     let state = place.path("ring").display().to_string();
     let check = |program_name: &str, line: &[&str], want: &str| {
-        let mut command = Command::new(program(program_name).expect("the program is built"));
+        let mut command = cpu_program(program_name).expect("the program is built");
         command.env_remove("BATON_KEY").args(line).stdin(Stdio::null());
         let (out, said) = run(&mut command);
         assert_eq!(out.status.code(), Some(1), "{line:?}: {said}");
@@ -527,7 +528,7 @@ fn odd_files_are_refused_in_words() {
     let empty = place.path("empty.txt");
     std::fs::write(&empty, " \n").expect("write");
     let refused = |document: &Path, want: &str| {
-        let mut command = Command::new(program("baton").expect("the program is built"));
+        let mut command = cpu_program("baton").expect("the program is built");
         command.arg("ask").arg(document).args(["Q", "--no-cloud"]).args(place.options()).stdin(Stdio::null());
         let (out, said) = run(&mut command);
         assert_eq!(out.status.code(), Some(1), "{said}");

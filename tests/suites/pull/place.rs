@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_e2e::process::{Running, program};
+use baton_e2e::process::{Running, cpu_program};
 use serde_json::Value;
 use tokio::{io::AsyncReadExt, process::Command};
 
@@ -84,7 +84,7 @@ impl Place {
 
     /// Makes a command of `baton` that knows this folder, and no setting of this machine.
     pub(crate) fn baton(&self, arguments: &[&str]) -> Command {
-        let mut baton = Command::new(program("baton").expect("the program is built"));
+        let mut baton = Command::from(cpu_program("baton").expect("the program is built"));
         for setting in ["HF_TOKEN", "HF_ENDPOINT", "PIP_INDEX_URL", "BATON_MODEL", "BATON_CLOUD"] {
             baton.env_remove(setting);
         }

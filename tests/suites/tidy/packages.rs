@@ -235,6 +235,21 @@ fn products_build_without_a_solver_or_a_reference() {
     check("a product reaches a crate that only benches or other builds may use", &offences);
 }
 
+/// The harness is in the demo, which is built without GPU kernels: their libraries take minutes to build.
+#[test]
+fn only_suites_of_the_harness_use_gpus() {
+    let metadata = metadata();
+    let harness = metadata.packages.iter().find(|package| package.name.as_str() == "baton-e2e");
+    let harness = harness.expect("the harness is a package of the workspace");
+    let kernels = ["baton-gpu", "baton-kernels-cuda", "baton-kernels-wgpu"];
+    let used = harness.dependencies.iter().filter(|used| kernels.contains(&used.name.as_str()));
+    let offences: Vec<String> = used
+        .filter(|used| used.kind != DependencyKind::Development)
+        .map(|used| format!("baton-e2e depends on {}", used.name))
+        .collect();
+    check("the demo would be built with GPU kernels", &offences);
+}
+
 /// The names, versions and checksums that a lock file has from a registry.
 fn registry_packages(lock: &str) -> Vec<&str> {
     lock.split("[[package]]\n")

@@ -113,6 +113,7 @@ mod tests {
             memory_bytes: Some(1_000_000),
             free_bytes: None,
             rates: None,
+            loads_beside: false,
             problem: None,
         };
         let odd =

@@ -288,7 +288,8 @@ mod tests {
         assert_eq!(device.name, "desk-2");
         let gpu = device.gpu.unwrap();
         assert_eq!(gpu.buffer_bytes, buffer_bytes(llama.config().d_model, 0));
-        assert!(gpu.buffer_bytes > 0.0 && gpu.memory_bytes == (1u64 << 30) as f64, "{gpu:?}");
+        // A quarter of so little memory is left to the driver.
+        assert!(gpu.buffer_bytes > 0.0 && gpu.memory_bytes == (3u64 << 28) as f64, "{gpu:?}");
         for (model, format) in [(&llama, KvFormat::Q8), (&recurrent, KvFormat::F16)] {
             assert_eq!(seen(model, format).gpu, None, "{format}");
         }

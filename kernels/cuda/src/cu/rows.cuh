@@ -51,6 +51,59 @@ DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n,
         rms_norm_row(x, weight, x, n, width, eps);                                                           \
     }
 
+// A number that orders like the float of these bits, the same for both zeros; 0 if it is not finite.
+DEVICE u32 order_of(u32 bits) {
+    if ((bits & 0x7f800000u) == 0x7f800000u) return 0u;
+    if (bits == 0x80000000u) bits = 0u;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+#define BEST_THREADS 256u
+
+// The place of a row's greatest number, and of its first one that is not finite.
+DEVICE void best_of_row(const u32* x, u32* out, u32 n, u32 width) {
+    __shared__ u32 orders[BEST_THREADS], places[BEST_THREADS], faults[BEST_THREADS];
+    u32 row = flat_group(), own = threadIdx.x;
+    if (row >= n) return;
+    const u32* numbers = x + (u64)row * width;
+    u32 order = 0u, place = 0u, fault = 0xffffffffu;
+    for (u32 i = own; i < width; i += BEST_THREADS) {
+        u32 next = order_of(numbers[i]);
+        if (next == 0u && fault == 0xffffffffu) fault = i;
+        if (next > order) {
+            order = next;
+            place = i;
+        }
+    }
+    orders[own] = order;
+    places[own] = place;
+    faults[own] = fault;
+    __syncthreads();
+    for (u32 apart = BEST_THREADS / 2u; apart > 0u; apart /= 2u) {
+        if (own < apart) {
+            u32 other = own + apart;
+            bool first = orders[other] == orders[own] && places[other] < places[own];
+            if (orders[other] > orders[own] || first) {
+                orders[own] = orders[other];
+                places[own] = places[other];
+            }
+            if (faults[other] < faults[own]) faults[own] = faults[other];
+        }
+        __syncthreads();
+    }
+    if (own != 0u) return;
+    fault = faults[0];
+    out[3u * (u64)row] = places[0];
+    out[3u * (u64)row + 1u] = fault;
+    out[3u * (u64)row + 2u] = fault == 0xffffffffu ? 0u : numbers[fault];
+}
+
+#define BEST(name)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(BEST_THREADS)                                               \
+        name(const u32* x, u32* out, u32 n, u32 width) {                                                     \
+        best_of_row(x, out, n, width);                                                                       \
+    }
+
 struct Scale {
     DEVICE float apply(float x, float a) { return mul(x, a); }
 };

@@ -104,11 +104,27 @@ impl Device for Altered<'_> {
         self.inner.fault()
     }
 
+    fn recover(&self) -> bool {
+        self.inner.recover()
+    }
+
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
     fn used_bytes(&self) -> u64 {
         self.inner.used_bytes()
     }
 
     fn free_bytes(&self) -> Option<u64> {
         self.inner.free_bytes()
+    }
+
+    fn rounding_bytes(&self, bytes: u64) -> u64 {
+        self.inner.rounding_bytes(bytes)
+    }
+
+    fn headroom_bytes(&self) -> u64 {
+        self.inner.headroom_bytes()
     }
 }

@@ -3,11 +3,11 @@
 use baton_kernels_cpu::attention::{attend_rows_at, score_rows_at};
 use baton_kernels_cpu::{Dispatch, Queries, RowLayout, Visible};
 
-use super::cache::{BLOCK, Stored, buffers};
+use super::cache::{BLOCK, Stored, append, buffers};
 use super::probe::{BLANK, Probe};
 use crate::device::Buffer;
 use crate::kernel::{ATTEND_VECTORS, AttendWidth, Kernel};
-use crate::ops::{self, AttentionArgs, AttentionItem, KvBuffers, ScoreArgs};
+use crate::ops::{self, AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs};
 
 /// The largest error of outputs, relative to the largest magnitude of the vector, and of log-sum-exps.
 const ATTENTION_ERROR: f32 = 3e-6;
@@ -100,7 +100,7 @@ impl Case {
             let (k, v) = (probe.numbers(keys * width, 3.0), probe.numbers(keys * width, 2.0));
             let slot = |key: usize| ids[at + key / BLOCK] * BLOCK + key % BLOCK;
             let places: Vec<(usize, usize)> = (0..*keys).map(|key| (key, slot(key))).collect();
-            ops::append(probe.device, &kv, (&probe.place(&k), &probe.place(&v)), &places);
+            append(probe.device, &kv, (&probe.place(&k), &probe.place(&v)), &places);
             stored.push(Stored::new(&k, &v, heads));
             at += keys.div_ceil(BLOCK);
         }
@@ -187,7 +187,7 @@ impl Case {
             q,
             kv: &self.kv,
             blocks,
-            items,
+            items: &AttentionItems::new(probe.device, items),
             group: self.shape.group,
             scale: self.shape.scale(),
             cap: self.shape.cap,

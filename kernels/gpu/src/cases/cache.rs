@@ -6,6 +6,7 @@ use baton_kernels_cpu::{KvBlock, KvFormat, KvMemory, KvStore};
 use super::altered::Altered;
 use super::probe::Probe;
 use super::words::word;
+use crate::device::{Buffer, Device};
 use crate::kernel::Kernel;
 use crate::ops::{self, KvBuffers};
 
@@ -119,7 +120,7 @@ fn check_append(probe: &mut Probe<'_>, tokens: usize, (heads, d): (usize, usize)
             (want[0][key], want[1][value]) = (word(&k), word(&v));
         }
     }
-    ops::append(probe.device, &kv, (&probe.place(&k), &probe.place(&v)), &places);
+    append(probe.device, &kv, (&probe.place(&k), &probe.place(&v)), &places);
     compare(probe, "keys", &probe.bytes(&kv.keys, want[0].len()), &want[0]);
     compare(probe, "values", &probe.bytes(&kv.values, want[1].len()), &want[1]);
 }
@@ -144,4 +145,10 @@ fn check_keep(probe: &mut Probe<'_>, tokens: usize, (heads, d): (usize, usize)) 
     ops::keep(probe.device, &kv, &moves);
     compare(probe, "keys", &probe.bytes(&kv.keys, n), &want[0]);
     compare(probe, "values", &probe.bytes(&kv.values, n), &want[1]);
+}
+
+/// Appends rows of keys and values: `(row, slot)` each.
+pub(super) fn append(device: &dyn Device, kv: &KvBuffers, of: (&Buffer, &Buffer), places: &[(usize, usize)]) {
+    let list: Vec<u32> = places.iter().flat_map(|(row, slot)| [*row as u32, *slot as u32]).collect();
+    ops::append(device, kv, of, (&ops::table(device, &list), places.len()));
 }

@@ -14,9 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use baton_kernels_cpu::Pool;
 
 use crate::device::{Buffer, Device, Facts, GpuError, Interface, Launch, Tiles};
+use crate::fault::FirstFault;
 
 /// What fresh memory holds: a NaN, and an index that no table has.
 const UNDEFINED: u8 = 0xff;
+
+/// The generation of memory that could not be allocated.
+const NEVER: u64 = u64::MAX;
 
 /// Tile sizes that are no multiples of each other.
 const TILES: Tiles = Tiles { matvec_rows: 3, matmul_rows: 8, matmul_tokens: 5, numbers: 16 };
@@ -27,7 +31,8 @@ pub struct HostDevice {
     facts: Facts,
     budget: Option<u64>,
     used: Arc<AtomicU64>,
-    fault: Mutex<Option<GpuError>>,
+    uploads: AtomicU64,
+    fault: FirstFault,
     /// Held while a command runs.
     order: Mutex<()>,
     pool: Pool,
@@ -39,6 +44,7 @@ struct Memory {
     bytes: RwLock<Vec<u8>>,
     counted: u64,
     used: Arc<AtomicU64>,
+    generation: u64,
 }
 
 impl Drop for Memory {
@@ -63,7 +69,8 @@ impl HostDevice {
             facts,
             budget,
             used: Arc::default(),
-            fault: Mutex::default(),
+            uploads: AtomicU64::new(0),
+            fault: FirstFault::default(),
             order: Mutex::default(),
             pool: Pool::single(),
         }
@@ -76,28 +83,47 @@ impl HostDevice {
         self
     }
 
-    /// Keeps a fault, as if the device had it. For tests of what follows.
-    pub fn fail(&self, fault: GpuError) {
-        self.kept().get_or_insert(fault);
+    /// Returns it as a device whose kernels can use at most so many bytes of a buffer.
+    #[must_use]
+    pub fn of_bindings(mut self, binding_bytes: u64) -> Self {
+        self.facts.binding_bytes = binding_bytes;
+        self
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<GpuError>> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns how many tables were uploaded.
+    pub fn uploads(&self) -> u64 {
+        self.uploads.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a fault, as if the device had it. For tests of what follows.
+    pub fn fail(&self, fault: GpuError) {
+        self.fault.keep(fault);
     }
 
     /// Waits until this command may run. Returns `None` if the device has a fault.
     fn begin(&self) -> Option<MutexGuard<'_, ()>> {
         let turn = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        self.kept().is_none().then_some(turn)
+        (!self.fault.is_set()).then_some(turn)
+    }
+
+    /// As [`Self::begin`], also `None` if a buffer is from before a fault that was forgotten.
+    fn begin_with(&self, buffers: &[&Buffer]) -> Option<MutexGuard<'_, ()>> {
+        let now = self.fault.generation();
+        self.begin().filter(|_| buffers.iter().all(|buffer| handle(buffer).generation == now))
     }
 }
 
-/// Returns the memory of a buffer of this device.
+/// Returns the bytes of a buffer of this device.
 ///
 /// # Panics
 /// If the buffer is another device's.
 fn memory(buffer: &Buffer) -> &RwLock<Vec<u8>> {
-    &buffer.raw::<Memory>().expect("a buffer of this device, which has no fault").bytes
+    &handle(buffer).bytes
+}
+
+/// As [`memory`], with what is known of it.
+fn handle(buffer: &Buffer) -> &Memory {
+    buffer.raw::<Memory>().expect("a buffer of this device")
 }
 
 /// Returns the range of `len` bytes from `at` on.
@@ -119,21 +145,26 @@ impl Device for HostDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Buffer {
-        let Some(_turn) = self.begin() else { return Buffer::new(Arc::new(()), bytes) };
-        let counted = bytes.next_multiple_of(4);
+        let whole = bytes.next_multiple_of(4);
+        let buffer = |counted, generation| {
+            let fresh = RwLock::new(vec![UNDEFINED; if counted > 0 { whole as usize } else { 0 }]);
+            let used = Arc::clone(&self.used);
+            Buffer::new(Arc::new(Memory { bytes: fresh, counted, used, generation }), bytes)
+        };
+        let Some(_turn) = self.begin() else { return buffer(0, NEVER) };
         let used = self.used.load(Ordering::Relaxed);
-        if self.budget.is_some_and(|budget| used + counted > budget) {
+        if self.budget.is_some_and(|budget| used + whole > budget) {
             self.fail(GpuError::OutOfMemory { wanted: bytes, used, budget: self.budget });
-            return Buffer::new(Arc::new(()), bytes);
+            return buffer(0, NEVER);
         }
-        self.used.fetch_add(counted, Ordering::Relaxed);
-        let fresh = RwLock::new(vec![UNDEFINED; counted as usize]);
-        Buffer::new(Arc::new(Memory { bytes: fresh, counted, used: Arc::clone(&self.used) }), bytes)
+        self.used.fetch_add(whole, Ordering::Relaxed);
+        buffer(whole, self.fault.generation())
     }
 
     fn upload(&self, bytes: &[u8]) -> Buffer {
+        self.uploads.fetch_add(1, Ordering::Relaxed);
         let buffer = self.alloc(bytes.len() as u64);
-        if let Some(_turn) = self.begin() {
+        if let Some(_turn) = self.begin_with(&[&buffer]) {
             let mut to = memory(&buffer).write().unwrap_or_else(PoisonError::into_inner);
             to[..bytes.len()].copy_from_slice(bytes);
         }
@@ -141,25 +172,25 @@ impl Device for HostDevice {
     }
 
     fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
-        let Some(_turn) = self.begin() else { return };
+        let Some(_turn) = self.begin_with(&[to]) else { return };
         memory(to).write().unwrap_or_else(PoisonError::into_inner)[range(at, bytes.len())]
             .copy_from_slice(bytes);
     }
 
     fn clear(&self, buffer: &Buffer) {
-        let Some(_turn) = self.begin() else { return };
+        let Some(_turn) = self.begin_with(&[buffer]) else { return };
         memory(buffer).write().unwrap_or_else(PoisonError::into_inner).fill(0);
     }
 
     fn copy(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, bytes: u64) {
-        let Some(_turn) = self.begin() else { return };
+        let Some(_turn) = self.begin_with(&[from, to]) else { return };
         let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
         let mut to = memory(to).try_write().expect("a copy is between two different buffers");
         to[range(to_at, bytes as usize)].copy_from_slice(&from[range(from_at, bytes as usize)]);
     }
 
     fn launch(&self, launch: &Launch<'_>) {
-        let Some(_turn) = self.begin() else { return };
+        let Some(_turn) = self.begin_with(launch.buffers) else { return };
         launches::run(&self.pool, launch);
     }
 
@@ -167,13 +198,22 @@ impl Device for HostDevice {
         let Some(_turn) = self.begin() else {
             return Err(self.fault().expect("a device that does nothing has a fault"));
         };
+        self.fault.check(handle(from).generation)?;
         let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
         out.copy_from_slice(&from[range(at, out.len())]);
         Ok(())
     }
 
     fn fault(&self) -> Option<GpuError> {
-        self.kept().clone()
+        self.fault.get()
+    }
+
+    fn recover(&self) -> bool {
+        self.fault.forget()
+    }
+
+    fn generation(&self) -> u64 {
+        self.fault.generation()
     }
 
     fn used_bytes(&self) -> u64 {
@@ -182,5 +222,15 @@ impl Device for HostDevice {
 
     fn free_bytes(&self) -> Option<u64> {
         self.budget.map(|budget| budget.saturating_sub(self.used_bytes()))
+    }
+
+    /// Sizes are exact.
+    fn rounding_bytes(&self, _: u64) -> u64 {
+        0
+    }
+
+    /// There is no driver.
+    fn headroom_bytes(&self) -> u64 {
+        0
     }
 }

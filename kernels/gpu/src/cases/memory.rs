@@ -3,7 +3,7 @@
 use super::probe::Probe;
 use super::words::{bytes_of, floats};
 use crate::device::{Buffer, Device, Mark};
-use crate::kernel::{Kernel, MapOp};
+use crate::kernel::{Kernel, MapOp, ZipOp};
 use crate::ops::{self, KvBuffers};
 
 /// Reads numbers from a place on.
@@ -20,6 +20,7 @@ pub(super) fn check(device: &dyn Device) {
     probe.shape("copies");
     check_copies(&mut probe);
     check_order(&mut probe);
+    check_tables(&mut probe);
     check_blocks(&mut probe);
     check_loads(&mut probe);
     check_load_order(&mut probe);
@@ -67,6 +68,25 @@ fn check_order(probe: &mut Probe<'_>) {
     let want: Vec<f32> = [3.0f32, 9.0, 15.0].into_iter().flat_map(|x| vec![x; n]).collect();
     probe.equal("in order", &read(device, &copies, 0, 3 * n), &want);
     probe.equal("cleared", &read(device, &buffer, 0, n), &vec![0.0; n]);
+}
+
+/// A table is read as it was uploaded, also if its handle is gone and others were uploaded since.
+fn check_tables(probe: &mut Probe<'_>) {
+    let (device, n) = (probe.device, 1000);
+    // More bytes than a set may keep together.
+    let tables: Vec<_> =
+        (0..300).map(|_| probe.numbers(n, 1.0)).map(|x| (ops::floats(device, &x), x)).collect();
+    let sum = device.alloc(4 * n as u64);
+    device.clear(&sum);
+    let mut want = vec![0.0; n];
+    probe.equal("zeros", &read(device, &sum, 0, n), &want);
+    for (table, x) in tables {
+        ops::zip(device, ZipOp::Add, &sum, &table, n);
+        baton_kernels_cpu::add_assign(&mut want, &x);
+        drop(table);
+        ops::floats(device, &vec![1e9; n]);
+    }
+    probe.equal("the sum of dropped tables", &read(device, &sum, 0, n), &want);
 }
 
 /// Copies of blocks of keys and values.

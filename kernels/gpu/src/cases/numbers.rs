@@ -51,6 +51,47 @@ pub(super) fn check_norms(probe: &mut Probe<'_>, in_place: bool) {
     });
 }
 
+/// All cases of the most probable token.
+pub(super) fn check_best(probe: &mut Probe<'_>) {
+    let faults = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    on_both(probe, |probe| {
+        for width in [1, 2, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 4099] {
+            probe.shape(format!("7 rows of {width}"));
+            let mut x = probe.numbers(7 * width, 3.0);
+            // Few different numbers, so that the greatest is there several times; zeros of both signs; all
+            // negative; the least of all; faults, of which the last row has nothing else.
+            x[width..2 * width].iter_mut().for_each(|x| *x = x.round());
+            x[2 * width..3 * width].iter_mut().for_each(|x| *x = if *x > 0.0 { 0.0 } else { -0.0 });
+            x[3 * width..4 * width].iter_mut().for_each(|x| *x = -x.abs() - 1.0);
+            x[4 * width..5 * width].fill(f32::MIN);
+            for i in 0..1 + width / 100 {
+                let at = probe.random.below(width);
+                x[5 * width + at] = faults[i % 4];
+            }
+            (0..width).for_each(|i| x[6 * width + i] = faults[(i + width) % 4]);
+            let want: Vec<f32> = x.chunks(width).flat_map(best_of).map(f32::from_bits).collect();
+            let (from, out) = (probe.place(&x), probe.blank(want.len()));
+            ops::best(probe.device, &from, (7, width), &out);
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            let got = probe.read(&out, want.len());
+            let differs = bits(&got).iter().zip(bits(&want)).position(|(got, want)| *got != want);
+            if let Some(i) = differs {
+                probe.fail("out", i, got[i], want[i], "");
+            }
+        }
+    });
+}
+
+/// The words of a row by definition.
+fn best_of(row: &[f32]) -> [u32; 3] {
+    let greatest = row.iter().copied().filter(|x| x.is_finite()).fold(f32::NEG_INFINITY, f32::max);
+    let best = row.iter().position(|x| x.is_finite() && *x == greatest).unwrap_or(0);
+    match row.iter().position(|x| !x.is_finite()) {
+        Some(fault) => [best as u32, fault as u32, row[fault].to_bits()],
+        None => [best as u32, u32::MAX, 0],
+    }
+}
+
 /// Lengths around the edges of a workgroup, and one of several workgroups.
 fn lengths(probe: &Probe<'_>) -> Vec<usize> {
     let numbers = probe.device.tiles().numbers;
@@ -238,6 +279,7 @@ pub(super) fn check(probe: &mut Probe<'_>) {
     match probe.kernel {
         Kernel::RmsNorm => check_norms(probe, false),
         Kernel::RmsNormInPlace => check_norms(probe, true),
+        Kernel::Best => check_best(probe),
         Kernel::Map(op) => check_map(probe, op),
         Kernel::Zip(op) => check_zip(probe, op),
         Kernel::AddBias => check_rows(probe, true),

@@ -4,12 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use baton_kernels_cpu::{Format, Matrix};
 
-use super::{HostDevice, Span, Speeds, TimedDevice, check, check_memory};
+use super::{
+    Call, FailingDevice, Failure, HostDevice, LateDevice, Loads, Span, Speeds, TimedDevice, check,
+    check_memory,
+};
 use crate::device::Interface;
-use crate::device::{Buffer, Device, Facts, GpuError, Launch, Tiles};
+use crate::device::{Buffer, Device, Facts, GpuError, Launch, Mark, Tiles};
 use crate::kernel::{AttendWidth, Kernel, MapOp};
 use crate::matrix::DeviceMatrix;
-use crate::ops::{self, AttentionArgs, AttentionItem, Input, KvBuffers};
+use crate::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Input, KvBuffers};
 
 /// Runs the cases of the kernels that `which` names.
 fn host(which: impl Fn(Kernel) -> bool) {
@@ -56,6 +59,10 @@ fn other_kernels_on_the_host_are_those_of_the_definition() {
 #[test]
 fn memory_of_the_host_is_read_as_it_was_written() {
     check_memory(&HostDevice::new(None));
+    check_memory(&FailingDevice::new(None));
+    for loads in Loads::ALL {
+        check_memory(&LateDevice::new(None, loads));
+    }
 }
 
 #[test]
@@ -242,7 +249,7 @@ fn attend(device: &Recorder, items: &[AttentionItem], parts: bool) {
         q: &buffer,
         kv: &kv,
         blocks: &buffer,
-        items,
+        items: &AttentionItems::new(device, items),
         group: 3,
         scale: 0.5,
         cap: None,
@@ -301,8 +308,36 @@ fn a_full_device_keeps_its_fault() {
     ops::map(&device, MapOp::Scale, &second, 10, 2.0);
     device.copy(&second, 0, &first, 0, 8);
     assert_eq!(device.read(&first, 0, &mut [0; 4]), Err(fault));
+    assert!(device.recover() && device.fault().is_none());
+    for buffer in [&first, &second] {
+        ops::map(&device, MapOp::Scale, buffer, 10, 2.0);
+        device.write(buffer, 0, &[0; 4]);
+        assert!(matches!(device.read(buffer, 0, &mut [0; 4]), Err(GpuError::Lost(_))));
+    }
     drop(first);
-    assert_eq!(device.used_bytes(), 0);
+    assert_eq!((device.used_bytes(), device.upload(&[0; 100]).bytes(), device.fault()), (0, 100, None));
+}
+
+#[test]
+fn many_items_of_attention_in_parts_take_several_launches() {
+    let device = Recorder::new(1 << 20);
+    let item = |row| AttentionItem { row, rows: 1, position: 131_071, table_at: 0, head: 0, heads: 3 };
+    let items: Vec<AttentionItem> = (0..7).map(item).collect();
+    // 512 parts of 16 vectors, for two heads: 5.4 MB for each item.
+    attend(&device, &items, true);
+    assert_eq!(device.launches().len(), 2);
+    let items: Vec<AttentionItem> = (0..30).map(item).collect();
+    attend(&device, &items, true);
+    let launches = device.launches();
+    let items_of = |launch: &Recorded| launch.2[0];
+    assert_eq!(launches.iter().map(items_of).collect::<Vec<_>>(), [12, 12, 12, 12, 6, 6]);
+    let states: Vec<u64> = launches.iter().step_by(2).map(|launch| launch.3[5]).collect();
+    let most = ops::attend_states_bytes(30, (2, 80), 131_072);
+    assert_eq!(
+        (most, states.iter().max(), ops::attend_states_bytes(30, (2, 80), 256)),
+        (states[0], Some(&most), 0)
+    );
+    assert!(most <= 64 << 20);
 }
 
 #[test]
@@ -322,4 +357,68 @@ fn a_clock_notes_what_both_engines_do() {
     assert_eq!(loads, [span("load", 0.0, 2.0, 1000), span("load", 3.0, 4.5, 500)]);
     assert_eq!(device.now_s(), 4.5);
     assert_eq!(device.take_spans(), [Vec::new(), Vec::new()], "spans are taken once");
+}
+
+#[test]
+fn a_call_fails_as_it_was_planned_and_no_other() {
+    let fault = GpuError::Lost("unplugged".to_owned());
+    let run = |device: &FailingDevice| -> Result<(), GpuError> {
+        let buffer = device.upload(&[1; 8]);
+        device.write(&buffer, 0, &[2; 4]);
+        ops::map(device, MapOp::Scale, &buffer, 2, 1.0);
+        device.load(&buffer, 0, &[3; 4], &device.mark());
+        device.save(&buffer, 0, &mut [0; 4], &device.mark())?;
+        device.read(&buffer, 0, &mut [0; 4])
+    };
+    for call in Call::ALL {
+        let device = FailingDevice::new(None);
+        device.fail_at(call, 1, Failure::Fault(fault.clone()));
+        assert_eq!(run(&device), Ok(()), "{call:?}: the first one");
+        assert_eq!(run(&device), Err(fault.clone()), "{call:?}: the second one");
+        assert!(!device.forget() && device.used_bytes() == 0, "{call:?}");
+        let device = FailingDevice::new(None);
+        device.fail_at(call, 0, Failure::Panic);
+        let run_one = std::panic::AssertUnwindSafe(|| run(&device));
+        let message = *std::panic::catch_unwind(run_one).unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(message, format!("planned for a call of {call:?}"));
+        assert_eq!(run(&device), Ok(()), "{call:?}: after the panic");
+        device.fail_at(call, 9, Failure::Panic);
+        assert!(device.forget() && run(&device) == Ok(()), "{call:?}: nothing is planned");
+    }
+}
+
+/// Writes 1, loads 2 behind the mark and copies. Returns the copies before and after the load.
+fn load_between(loads: Loads, is_marked: bool, is_waited_for: bool) -> [u8; 2] {
+    let device = LateDevice::new(None, loads);
+    let [buffer, before, after] = [4, 4, 4].map(|bytes| device.alloc(bytes));
+    device.write(&buffer, 0, &[1; 4]);
+    device.copy(&buffer, 0, &before, 0, 4);
+    let mark = if is_marked { device.mark() } else { Mark::passed() };
+    let loaded = device.load(&buffer, 0, &[2; 4], &mark);
+    if is_waited_for {
+        device.wait(&loaded);
+    }
+    device.copy(&buffer, 0, &after, 0, 4);
+    [before, after].map(|copy| {
+        let mut bytes = [0; 4];
+        device.read(&copy, 0, &mut bytes).unwrap();
+        bytes[0]
+    })
+}
+
+#[test]
+fn a_mark_or_a_wait_that_is_missing_shows_as_wrong_bytes() {
+    for loads in Loads::ALL {
+        assert_eq!(load_between(loads, true, true), [1, 2], "{loads:?}");
+    }
+    assert_eq!(load_between(Loads::Late, true, false), [1, 1], "nobody waits for the load");
+    // The write that should be before the load comes behind it.
+    assert_eq!(load_between(Loads::Early, false, true), [1, 1], "the load is behind nothing");
+    let device = LateDevice::new(None, Loads::Late);
+    let buffer = device.upload(&[1; 4]);
+    let mark = device.mark();
+    device.write(&buffer, 0, &[2; 4]);
+    let mut saved = [0; 4];
+    device.save(&buffer, 0, &mut saved, &mark).unwrap();
+    assert_eq!(saved, [1; 4], "a save sees what is before its mark");
 }

@@ -178,6 +178,10 @@ impl Device for TimedDevice {
         self.host.read(from, at, out)
     }
 
+    fn loads_beside_commands(&self) -> bool {
+        true
+    }
+
     fn wait(&self, mark: &Mark) {
         let end_s = mark.raw::<f64>().copied().unwrap_or_default();
         let mut clock = self.clock();
@@ -188,11 +192,27 @@ impl Device for TimedDevice {
         self.host.fault()
     }
 
+    fn recover(&self) -> bool {
+        self.host.recover()
+    }
+
+    fn generation(&self) -> u64 {
+        self.host.generation()
+    }
+
     fn used_bytes(&self) -> u64 {
         self.host.used_bytes()
     }
 
     fn free_bytes(&self) -> Option<u64> {
         self.host.free_bytes()
+    }
+
+    fn rounding_bytes(&self, bytes: u64) -> u64 {
+        self.host.rounding_bytes(bytes)
+    }
+
+    fn headroom_bytes(&self) -> u64 {
+        self.host.headroom_bytes()
     }
 }

@@ -1,9 +1,14 @@
 //! Launches of attention: keys and values in blocks of 32 slots, queries in items.
 
+use baton_kernels_cpu::PART;
+
 use crate::device::{Buffer, Device, Launch};
 use crate::kernel::{ATTEND_VECTORS, AttendWidth, Kernel};
 
 use super::{each, table, words};
+
+/// The most bytes of states in one launch of [`attend_parts`], unless one item has more.
+const STATES_BYTES_MAX: u64 = 64 << 20;
 
 /// The keys and values of one layer, `[blocks, heads, 32, d]` each, as [`Kernel::Append`] lays them out.
 #[derive(Debug, Clone)]
@@ -42,6 +47,35 @@ pub struct AttentionItem {
     pub heads: usize,
 }
 
+/// Items of attention, uploaded.
+#[derive(Debug, Clone)]
+pub struct AttentionItems {
+    /// The items.
+    pub list: Vec<AttentionItem>,
+    /// Their [words](item_words).
+    pub table: Buffer,
+}
+
+impl AttentionItems {
+    /// Uploads items.
+    pub fn new(device: &dyn Device, list: &[AttentionItem]) -> Self {
+        Self { list: list.to_vec(), table: table(device, &item_words(list)) }
+    }
+}
+
+/// Returns the words of items, as [`Kernel::Attend`] reads them.
+///
+/// # Panics
+/// If an item has too many vectors.
+pub fn item_words(items: &[AttentionItem]) -> Vec<u32> {
+    let words = |item: &AttentionItem| {
+        let AttentionItem { row, rows, position, table_at, head, heads } = *item;
+        assert!(rows * heads <= ATTEND_VECTORS, "{rows} rows of {heads} heads in one item");
+        [row, rows, position, table_at, head, heads, 0, 0].map(|n| n as u32)
+    };
+    items.iter().flat_map(words).collect()
+}
+
 /// What all items of one attention have in common.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionArgs<'a> {
@@ -52,7 +86,7 @@ pub struct AttentionArgs<'a> {
     /// Ids of blocks, uploaded.
     pub blocks: &'a Buffer,
     /// The items.
-    pub items: &'a [AttentionItem],
+    pub items: &'a AttentionItems,
     /// Query heads of a key head.
     pub group: usize,
     /// The factor of query-key products.
@@ -80,7 +114,7 @@ impl AttentionArgs<'_> {
 
     fn params(&self) -> Vec<u32> {
         vec![
-            self.items.len() as u32,
+            self.items.list.len() as u32,
             self.kv.heads as u32,
             self.group as u32,
             self.kv.d as u32,
@@ -93,15 +127,9 @@ impl AttentionArgs<'_> {
         ]
     }
 
-    fn uploaded(&self, device: &dyn Device) -> (Buffer, Buffer) {
-        let item = |item: &AttentionItem| {
-            let AttentionItem { row, rows, position, table_at, head, heads } = *item;
-            assert!(rows * heads <= ATTEND_VECTORS, "{rows} rows of {heads} heads in one item");
-            [row, rows, position, table_at, head, heads, 0, 0].map(|n| n as u32)
-        };
-        let items: Vec<u32> = self.items.iter().flat_map(item).collect();
-        let sinks = self.sinks.cloned().unwrap_or_else(|| table(device, &[]));
-        (table(device, &items), sinks)
+    /// Returns the sinks; if there are none, something that no kernel reads then.
+    fn sinks(&self) -> &Buffer {
+        self.sinks.unwrap_or(&self.items.table)
     }
 }
 
@@ -110,12 +138,13 @@ impl AttentionArgs<'_> {
 /// # Panics
 /// If heads are wider than [`AttendWidth`] has variants, or an item has too many vectors.
 pub fn attend(device: &dyn Device, args: &AttentionArgs<'_>) {
-    if args.items.is_empty() {
+    let AttentionItems { list, table } = args.items;
+    if list.is_empty() {
         return;
     }
-    let (items, sinks) = args.uploaded(device);
-    let groups = [args.items.len() as u32, args.kv.heads as u32, 1];
-    let buffers = &[args.q, &args.kv.keys, &args.kv.values, args.blocks, &items, &sinks, args.out, args.lse];
+    let groups = [list.len() as u32, args.kv.heads as u32, 1];
+    let (keys, values) = (&args.kv.keys, &args.kv.values);
+    let buffers = &[args.q, keys, values, args.blocks, table, args.sinks(), args.out, args.lse];
     device.launch(&Launch { kernel: Kernel::Attend(args.width()), groups, params: &args.params(), buffers });
 }
 
@@ -125,28 +154,57 @@ pub fn attend(device: &dyn Device, args: &AttentionArgs<'_>) {
 /// # Panics
 /// As [`attend`].
 pub fn attend_parts(device: &dyn Device, args: &AttentionArgs<'_>) {
-    let Some(last) = args.items.iter().map(|item| item.position + item.rows).max() else { return };
-    let parts = last.div_ceil(baton_kernels_cpu::PART);
-    let (items, sinks) = args.uploaded(device);
-    let states = args.items.len() * args.kv.heads * parts * ATTEND_VECTORS * (2 + args.kv.d);
-    let states = device.alloc(words(states));
+    let list = &args.items.list;
+    let Some(keys) = list.iter().map(|item| item.position + item.rows).max() else { return };
+    let parts = keys.div_ceil(PART);
+    let one = states_bytes((args.kv.heads, args.kv.d), parts);
+    let most = (STATES_BYTES_MAX / one).max(1) as usize;
+    if list.len() <= most {
+        return attend_in_parts(device, args, parts);
+    }
+    for some in list.chunks(most) {
+        let items = &AttentionItems::new(device, some);
+        attend_in_parts(device, &AttentionArgs { items, ..*args }, parts);
+    }
+}
+
+/// Returns the bytes of the states of one item.
+fn states_bytes((heads, d): (usize, usize), parts: usize) -> u64 {
+    words(heads * parts * ATTEND_VECTORS * (2 + d))
+}
+
+/// Returns the most bytes that [`attend_parts`] allocates for so many items with up to `keys` keys.
+pub fn attend_states_bytes(items: usize, heads_and_d: (usize, usize), keys: usize) -> u64 {
+    if keys <= PART {
+        return 0;
+    }
+    let one = states_bytes(heads_and_d, keys.div_ceil(PART));
+    one * (items as u64).min((STATES_BYTES_MAX / one).max(1))
+}
+
+fn attend_in_parts(device: &dyn Device, args: &AttentionArgs<'_>, parts: usize) {
+    let AttentionItems { list, table: items } = args.items;
+    let states = device.alloc(list.len() as u64 * states_bytes((args.kv.heads, args.kv.d), parts));
     let mut params = args.params();
     params.push(parts as u32);
-    let groups = [args.items.len() as u32, args.kv.heads as u32, parts as u32];
-    let buffers = &[args.q, &args.kv.keys, &args.kv.values, args.blocks, &items, &states];
+    let groups = [list.len() as u32, args.kv.heads as u32, parts as u32];
+    let buffers = &[args.q, &args.kv.keys, &args.kv.values, args.blocks, items, &states];
     device.launch(&Launch { kernel: Kernel::AttendPart(args.width()), groups, params: &params, buffers });
-    let groups = [args.items.len() as u32, args.kv.heads as u32, 1];
-    let buffers = &[&states, &items, &sinks, args.out, args.lse];
+    let groups = [list.len() as u32, args.kv.heads as u32, 1];
+    let buffers = &[&states, items, args.sinks(), args.out, args.lse];
     device.launch(&Launch { kernel: Kernel::AttendJoin(args.width()), groups, params: &params, buffers });
 }
 
-/// Writes keys and values: row `places[i].0` of `k` and `v` to slot `places[i].1`.
-pub fn append(device: &dyn Device, kv: &KvBuffers, (k, v): (&Buffer, &Buffer), places: &[(usize, usize)]) {
-    let list: Vec<u32> = places.iter().flat_map(|(row, slot)| [*row as u32, *slot as u32]).collect();
-    let list = table(device, &list);
-    let n = places.len() * kv.heads * kv.d / 2;
+/// Writes keys and values of `t` rows: `places` is a table of `[t, 2]`, each with a row of `k` and `v`, and
+/// its slot.
+pub fn append(
+    device: &dyn Device,
+    kv: &KvBuffers,
+    (k, v): (&Buffer, &Buffer),
+    (places, t): (&Buffer, usize),
+) {
     let params = [kv.heads as u32, kv.d as u32];
-    each(device, Kernel::Append, n, &params, &[k, v, &list, &kv.keys, &kv.values]);
+    each(device, Kernel::Append, t * kv.heads * kv.d / 2, &params, &[k, v, places, &kv.keys, &kv.values]);
 }
 
 /// Copies the keys and values of single tokens of single heads: `(head, slot from, slot to)`. No slot is

@@ -62,6 +62,76 @@ fn put(i: u32, value: f32) {
     x[i] = value;
 }
 
+//@ best
+// The place of a row's greatest number, and of its first one that is not finite. Numbers are compared by
+// their bits, since a compiler may assume that there is no NaN.
+const THREADS = 256u;
+const NOWHERE = 0xffffffffu;
+
+var<workgroup> orders: array<u32, THREADS>;
+var<workgroup> places: array<u32, THREADS>;
+var<workgroup> faults: array<u32, THREADS>;
+
+// A number that orders like the float, the same for both zeros; 0 if it is not finite.
+fn order_of(bits: u32) -> u32 {
+    if (bits & 0x7f800000u) == 0x7f800000u {
+        return 0u;
+    }
+    let one_zero = select(bits, 0u, bits == 0x80000000u);
+    return select(one_zero | 0x80000000u, ~one_zero, (one_zero & 0x80000000u) != 0u);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row = group.y * groups.x + group.x;
+    if row >= params.n {
+        return;
+    }
+    let start = row * params.width;
+    var order = 0u;
+    var place = 0u;
+    var fault = NOWHERE;
+    for (var i = thread; i < params.width; i += THREADS) {
+        let own = order_of(x[start + i]);
+        if own == 0u {
+            fault = min(fault, i);
+        } else if own > order {
+            order = own;
+            place = i;
+        }
+    }
+    orders[thread] = order;
+    places[thread] = place;
+    faults[thread] = fault;
+    workgroupBarrier();
+    for (var apart = THREADS / 2u; apart > 0u; apart /= 2u) {
+        if thread < apart {
+            let other = thread + apart;
+            let is_equal = orders[other] == orders[thread] && places[other] < places[thread];
+            if orders[other] > orders[thread] || is_equal {
+                orders[thread] = orders[other];
+                places[thread] = places[other];
+            }
+            faults[thread] = min(faults[thread], faults[other]);
+        }
+        workgroupBarrier();
+    }
+    if thread == 0u {
+        fault = faults[0];
+        out[3u * row] = places[0];
+        out[3u * row + 1u] = fault;
+        if fault == NOWHERE {
+            out[3u * row + 2u] = 0u;
+        } else {
+            out[3u * row + 2u] = x[start + fault];
+        }
+    }
+}
+
 //@ quantize
 // One block of numbers. A thread makes one word of four bytes, so BLOCK / 4 threads.
 var<workgroup> largest_bits: atomic<u32>;

@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_kernels_cpu::{Matrix, PART, RopeStyle};
-use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, Groups, Input, ScoreArgs};
-use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, MapOp, Quantized, ZipOp};
+use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Groups, Input, ScoreArgs};
+use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, Quantized, ZipOp};
 
 use super::gpu_kv::GpuKv;
 use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
@@ -20,11 +20,12 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::sampling::{Best, NotFinite};
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
 
 /// With fewer workgroups than this, the parts of the keys are divided among workgroups too.
-const GROUPS_MIN: usize = 128;
+pub(crate) const GROUPS_MIN: usize = 128;
 
 /// Copies matrices to the device shortly before they are used.
 pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
@@ -40,9 +41,13 @@ pub(crate) trait MatrixLoads: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct GpuBackend {
     device: Arc<dyn Device>,
+    /// That of the device when this was made: its memory is of that time.
+    generation: u64,
     matrices: ResidentMatrices,
     loads: OnceLock<Arc<dyn MatrixLoads>>,
     vectors: Mutex<HashMap<(usize, usize), Buffer>>,
+    /// Tables of the pass under way that layer after layer uses, by their numbers.
+    tables: Mutex<HashMap<Vec<u32>, Buffer>>,
 }
 
 /// A matrix's place in the host's memory: address and bytes.
@@ -96,8 +101,9 @@ impl GpuRows {
 
 impl GpuBackend {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
-        let (matrices, vectors) = (ResidentMatrices::default(), Mutex::default());
-        Self { device, matrices, loads: OnceLock::new(), vectors }
+        let (vectors, tables, generation) = (Mutex::default(), Mutex::default(), device.generation());
+        let (matrices, loads) = (ResidentMatrices::default(), OnceLock::new());
+        Self { device, generation, matrices, loads, vectors, tables }
     }
 
     /// Returns the device.
@@ -149,6 +155,21 @@ impl GpuBackend {
         ops::table(self.dev(), &numbers)
     }
 
+    fn tables(&self) -> MutexGuard<'_, HashMap<Vec<u32>, Buffer>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a table that other layers of the pass use too.
+    fn shared_table(&self, numbers: Vec<u32>) -> Buffer {
+        let mut tables = self.tables();
+        if let Some(table) = tables.get(&numbers) {
+            return table.clone();
+        }
+        let table = ops::table(self.dev(), &numbers);
+        tables.insert(numbers, table.clone());
+        table
+    }
+
     fn alloc(&self, t: usize, width: usize) -> GpuRows {
         let bytes = (4 * t * width).max(4) as u64;
         GpuRows { data: self.device.alloc(bytes), t, width }
@@ -162,8 +183,20 @@ impl GpuBackend {
         ops::zip(self.dev(), op, &x.data, &y.data, x.len());
     }
 
+    /// Fails if the device has a fault, or has given up memory since this was made.
     fn fault(&self) -> Result<(), WeightError> {
+        if self.device.generation() != self.generation {
+            let given_up = "what it kept was given up, because its memory was full".to_owned();
+            return Err(GpuError::Lost(given_up).into());
+        }
         self.device.fault().map_or(Ok(()), |err| Err(err.into()))
+    }
+
+    /// Reads from the start of a buffer, which ends the pass or a part of it.
+    fn read_bytes(&self, from: &Buffer, out: &mut [u8]) -> Result<(), WeightError> {
+        self.tables().clear();
+        self.device.read(from, 0, out)?;
+        self.fault()
     }
 }
 
@@ -355,9 +388,11 @@ impl Backend for GpuBackend {
     }
 
     fn append(&self, kv: &mut GpuKv, layer: usize, k: &GpuRows, v: &GpuRows, spans: &[SeqSpan]) {
-        let places: Vec<_> = spans.iter().flat_map(GpuKv::places).collect();
+        let places: Vec<u32> =
+            spans.iter().flat_map(GpuKv::places).flat_map(|(row, slot)| [row as u32, slot as u32]).collect();
+        let t = places.len() / 2;
         let own = kv.layer(layer, spans, false);
-        ops::append(self.dev(), &own, (&k.data, &v.data), &places);
+        ops::append(self.dev(), &own, (&k.data, &v.data), (&self.shared_table(places), t));
         kv.written(layer, spans);
     }
 
@@ -371,13 +406,14 @@ impl Backend for GpuBackend {
         out: &mut GpuRows,
         lse: &mut GpuRows,
     ) {
-        let (items, blocks) = items(spans, shape.group());
+        let (list, blocks) = items(spans, shape.group());
+        let items = AttentionItems { table: self.shared_table(ops::item_words(&list)), list };
         let (window, first_keys) = visible(shape);
         let sinks = (!shape.sinks.is_empty()).then(|| self.vector(shape.sinks));
         let args = AttentionArgs {
             q: &q.data,
             kv: &kv.layer(layer, spans, true),
-            blocks: &ops::table(self.dev(), &blocks),
+            blocks: &self.shared_table(blocks),
             items: &items,
             group: shape.group(),
             scale: shape.scale,
@@ -389,8 +425,8 @@ impl Backend for GpuBackend {
             lse: &lse.data,
             lse_width: lse.width,
         };
-        let is_long = items.iter().any(|item| item.position + item.rows > PART);
-        if is_long && items.len() * shape.n_kv_heads < GROUPS_MIN {
+        let is_long = items.list.iter().any(|item| item.position + item.rows > PART);
+        if is_long && items.list.len() * shape.n_kv_heads < GROUPS_MIN {
             ops::attend_parts(self.dev(), &args);
         } else {
             ops::attend(self.dev(), &args);
@@ -410,7 +446,7 @@ impl Backend for GpuBackend {
     ) -> Result<(), WeightError> {
         let keys = span.start + span.rows.len();
         let (window, first_keys) = visible(shape);
-        let blocks = self.table(span.blocks.iter().map(|block| block.0 as usize));
+        let blocks = self.shared_table(span.blocks.iter().map(|block| block.0).collect());
         let sums: Vec<GpuRows> = targets.iter().map(|_| self.alloc(1, keys)).collect();
         let kv = kv.layer(layer, std::slice::from_ref(span), true);
         for (target, sum) in targets.iter().zip(&sums) {
@@ -446,13 +482,25 @@ impl Backend for GpuBackend {
 
     fn read(&self, x: GpuRows) -> Result<Vec<f32>, WeightError> {
         let mut bytes = vec![0; 4 * x.len()];
-        self.device.read(&x.data, 0, &mut bytes)?;
+        self.read_bytes(&x.data, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
     }
 
+    fn best(&self, logits: &GpuRows) -> Result<Option<Vec<Best>>, WeightError> {
+        let out = self.alloc(logits.t, 3);
+        ops::best(self.dev(), &logits.data, (logits.t, logits.width), &out.data);
+        let mut bytes = vec![0; 4 * out.len()];
+        self.read_bytes(&out.data, &mut bytes)?;
+        let words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let best = |[best, fault, bits]: &[u32; 3]| match *fault {
+            u32::MAX => Ok(*best),
+            id => Err(NotFinite { id, value: f32::from_bits(*bits) }),
+        };
+        Ok(Some(words.as_chunks().0.iter().map(best).collect()))
+    }
+
     fn settle(&self, x: &GpuRows) -> Result<(), WeightError> {
-        self.device.read(&x.data, 0, &mut [0; 4])?;
-        Ok(())
+        self.read_bytes(&x.data, &mut [0; 4])
     }
 }
 

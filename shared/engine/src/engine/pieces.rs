@@ -260,13 +260,13 @@ impl Engine {
         step.chunk(&rows)?;
         let (n, config) = (step.wanted(&rows), self.model.config());
         hidden.check((n, config.d_model))?;
-        let all = logits_of(&self.model, &self.host, self.gpu.as_ref(), (hidden.values, n))?;
+        let all = logits_of(&self.model, &self.host, self.gpu.as_ref(), (hidden.values, n), false)?.0;
         self.model.intact()?;
         let mut rest = all.as_slice();
         let outputs = step.seqs.iter().map(|part| {
             let (own, others) = rest.split_at(overlap(&part.wanted, &rows).len() * config.vocab_len);
             rest = others;
-            SeqOutput { logits: own.to_vec(), scores: None }
+            SeqOutput { logits: own.to_vec(), best: None, scores: None }
         });
         Ok(outputs.collect())
     }

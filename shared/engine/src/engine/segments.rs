@@ -15,6 +15,7 @@ use crate::forward::{Adapted, Pass, PassInput, logits};
 use crate::kv::states::StateMoves;
 use crate::kv::{BlockCopy, KvError};
 use crate::model::Model;
+use crate::sampling::Best;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 use crate::weights::{WeightError, WeightSource};
@@ -61,14 +62,18 @@ impl<'a> StepInput<'a> {
 pub(super) enum End {
     /// Logits of the wanted rows.
     Logits,
+    /// The most probable token of each wanted row, or logits if they cost nothing more.
+    Best,
     /// Hidden states: of every row, or after the model's last layer of the wanted rows.
     Hidden,
 }
 
 /// The result of a run through some layers.
 pub(super) struct Computed {
-    /// Logits or hidden states, row by row.
+    /// Logits or hidden states, row by row; empty if `best` is not.
     pub(super) values: Vec<f32>,
+    /// The most probable token of each wanted row, if they were asked for and found without logits.
+    pub(super) best: Vec<Best>,
     pub(super) scores: Vec<Option<AttentionScores>>,
 }
 
@@ -94,10 +99,10 @@ impl Lanes<'_> {
         control: &mut dyn StepControl,
     ) -> Result<Computed, StepError> {
         let stretches = stretches(layers.clone(), |layer| self.is_on_gpu(layer));
-        let (mut x, mut scores) = (x, Vec::new());
+        let (mut x, mut scores, mut best) = (x, Vec::new(), Vec::new());
         // Logits of the last stretch's backend, or of the CPU after it.
         let gpu_output = self.gpu.as_ref().is_some_and(|gpu| gpu.output);
-        let apart = end == End::Logits && stretches.last().is_some_and(|(on_gpu, _)| *on_gpu != gpu_output);
+        let apart = end != End::Hidden && stretches.last().is_some_and(|(on_gpu, _)| *on_gpu != gpu_output);
         for (on_gpu, own) in stretches {
             let is_last = own.end == layers.end && !apart;
             let stretch = Stretch { input, model: self.model, layers: own, end: is_last.then_some(end) };
@@ -113,14 +118,15 @@ impl Lanes<'_> {
                 _ => stretch.run(self.host, self.model.weights(), adapted, x.take(), control)?,
             };
             add_scores(&mut scores, computed.scores);
-            x = Some(computed.values);
+            (x, best) = (Some(computed.values), computed.best);
         }
         let mut values = x.unwrap_or_default();
         if apart {
             let n = input.wanted.iter().map(Range::len).sum();
-            values = logits_of(self.model, self.host, self.gpu.as_deref(), (values, n))?;
+            let from = (values, n);
+            (values, best) = logits_of(self.model, self.host, self.gpu.as_deref(), from, end == End::Best)?;
         }
-        Ok(Computed { values, scores })
+        Ok(Computed { values, best, scores })
     }
 
     fn is_on_gpu(&self, layer: usize) -> bool {
@@ -128,16 +134,18 @@ impl Lanes<'_> {
     }
 }
 
-/// Returns the logits of rows of hidden states after the last layer, and as many rows.
+/// Returns the logits of so many rows of hidden states after the last layer; or their most probable tokens,
+/// if only those are needed and logits cost more.
 pub(super) fn logits_of(
     model: &Model,
     host: &Lane<CpuBackend>,
     gpu: Option<&GpuLane>,
-    (hidden, n): (Vec<f32>, usize),
-) -> Result<Vec<f32>, WeightError> {
+    hidden: (Vec<f32>, usize),
+    best: bool,
+) -> Result<(Vec<f32>, Vec<Best>), WeightError> {
     match gpu {
-        Some(gpu) if gpu.output => logits_by(&gpu.lane.backend, model, model.mapped_weights(), hidden, n),
-        _ => logits_by(&host.backend, model, model.weights(), hidden, n),
+        Some(gpu) if gpu.output => logits_by(&gpu.lane.backend, model, model.mapped_weights(), hidden, best),
+        _ => logits_by(&host.backend, model, model.weights(), hidden, best),
     }
 }
 
@@ -145,11 +153,11 @@ fn logits_by<B: Backend>(
     backend: &B,
     model: &Model,
     source: &dyn WeightSource,
-    hidden: Vec<f32>,
-    n: usize,
-) -> Result<Vec<f32>, WeightError> {
+    (hidden, n): (Vec<f32>, usize),
+    best: bool,
+) -> Result<(Vec<f32>, Vec<Best>), WeightError> {
     let x = backend.write(hidden, model.config().d_model);
-    logits(backend, model.config(), source, x, n)
+    logits(backend, model.config(), source, (x, n), best)
 }
 
 /// Consecutive layers of one backend.
@@ -186,11 +194,12 @@ impl Stretch<'_, '_> {
                 return Err(StepError::Cancelled { done, total });
             }
         }
-        let (values, scores) = match self.end {
-            Some(End::Logits) => pass.finish()?,
+        let (values, best, scores) = match self.end {
+            Some(End::Logits) => pass.finish(false)?,
+            Some(End::Best) => pass.finish(true)?,
             Some(End::Hidden) | None => pass.hidden()?,
         };
-        Ok(Computed { values, scores })
+        Ok(Computed { values, best, scores })
     }
 }
 

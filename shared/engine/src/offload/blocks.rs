@@ -10,13 +10,14 @@ use baton_kernels_gpu::{Buffer, Device, Mark, last_word};
 use super::loader::{Scratch, Task};
 use crate::model::Model;
 use crate::weights::direct::{Buffer as ReadBuffer, DirectFile};
-use crate::weights::{MatrixAt, WeightError};
+use crate::weights::{InMemory, MatrixAt, WeightError};
 
 /// Where bytes of weights come from.
 pub(super) enum From {
     /// The mapped file, which is in memory.
     Memory(Arc<Model>),
-    /// The mapped file as far as it stays in memory. The others are read past the page cache.
+    /// The mapped file as far as it stays in memory, and experts that are kept. The others are read past the
+    /// page cache.
     Disk {
         model: Arc<Model>,
         files: Vec<DirectFile>,
@@ -83,9 +84,15 @@ impl Block {
         };
         let (part, whole) = matrix.extent();
         let range = whole.start + bytes.start..whole.start + bytes.end;
-        let kept = model.streamed().map_or(0, |weights| weights.in_memory(part, &range)) / 4 * 4;
-        let mut marks = if kept > 0 { mapped(model, bytes.start..bytes.start + kept) } else { Vec::new() };
-        let (file, rest) = (&files[part], range.start + kept..range.end);
+        let weights = model.streamed();
+        let first = match weights.map(|weights| weights.in_memory(part, &range)) {
+            Some(InMemory::Kept(kept)) => return Ok(self.send(device, 0, &kept, after)),
+            // In whole words.
+            Some(InMemory::First(first)) => first / 4 * 4,
+            None => 0,
+        };
+        let mut marks = if first > 0 { mapped(model, bytes.start..bytes.start + first) } else { Vec::new() };
+        let (file, rest) = (&files[part], range.start + first..range.end);
         if !rest.is_empty() {
             let read = ReadBuffer::with_room(scratch, rest.len());
             file.read(&rest, read).map_err(|err| WeightError::Read {
@@ -95,7 +102,10 @@ impl Block {
                 err,
             })?;
             read_bytes.fetch_add(rest.len() as u64, Ordering::Relaxed);
-            marks.extend(self.send(device, kept as u64, read.bytes(), after));
+            marks.extend(self.send(device, first as u64, read.bytes(), after));
+            if let Some(weights) = weights.filter(|_| first == 0) {
+                weights.keep(part, &range, read.bytes());
+            }
         }
         Ok(marks)
     }

@@ -2,8 +2,9 @@
 //!
 //! Blocks have the same ids and the same layout as in the GPU's memory. A few slots of the GPU hold one layer
 //! each. When a layer is computed, the blocks that its queries see are loaded into its slot. Those of the
-//! next layers are loaded meanwhile. New keys and values are saved behind the kernel that writes them. A slot
-//! is used again when its saves are done, which is a layer later at the earliest (PIPO, section 3.1).
+//! next layer are loaded meanwhile. New keys and values are saved behind the kernel that writes them. A slot
+//! is used again when its saves are done. With three slots that is asked a layer later at the earliest (PIPO,
+//! section 3.1).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use baton_kernels_gpu::ops::KvBuffers;
-use baton_kernels_gpu::{Buffer, Device, GpuError, Mark};
+use baton_kernels_gpu::{Buffer, Device, Mark};
+use memmap2::MmapMut;
 
 use super::loader::{Loader, Task, Ticket};
-use super::{OffloadStats, Pipeline};
+use super::{OffloadError, OffloadStats, Pipeline};
 use crate::backend::SeqSpan;
 use crate::config::SlidingWindow;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
@@ -41,8 +43,8 @@ impl HostLayer {
     }
 }
 
-/// The keys, or the values, of all blocks of a layer.
-type Store = Arc<RwLock<Vec<u8>>>;
+/// The keys, or the values, of all blocks of a layer. The system gives memory as they are written.
+type Store = Arc<RwLock<MmapMut>>;
 
 /// How keys and values go to the host's memory and back.
 #[derive(Debug, Clone, Copy)]
@@ -84,7 +86,7 @@ struct State {
     stats: OffloadStats,
 }
 
-fn lock_all(store: &Store) -> std::sync::RwLockWriteGuard<'_, Vec<u8>> {
+fn lock_all(store: &Store) -> std::sync::RwLockWriteGuard<'_, MmapMut> {
     store.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,23 +108,28 @@ impl HostKv {
     /// Sets memory of the host aside, and allocates slots.
     ///
     /// # Errors
-    /// [`GpuError::OutOfMemory`].
+    /// [`OffloadError::HostMemory`], and [`GpuError::OutOfMemory`](baton_kernels_gpu::GpuError::OutOfMemory).
     pub(crate) fn new(
         device: Arc<dyn Device>,
         loader: Arc<Loader>,
         layers: Vec<HostLayer>,
         options: HostKvOptions,
-    ) -> Result<Self, GpuError> {
-        let bytes = |layer: &HostLayer| layer.block_bytes() * options.n_blocks;
+    ) -> Result<Self, OffloadError> {
+        let bytes = |layer: &HostLayer| layer.block_bytes().saturating_mul(options.n_blocks);
+        let store = |layer| {
+            let bytes = bytes(layer);
+            let named = |err| OffloadError::HostMemory { bytes, err };
+            Ok::<Store, OffloadError>(Arc::new(RwLock::new(MmapMut::map_anon(bytes).map_err(named)?)))
+        };
+        let stores = layers.iter().map(|layer| Ok::<_, OffloadError>([store(layer)?, store(layer)?]));
+        let stores = stores.collect::<Result<Vec<[Store; 2]>, _>>()?;
         let largest = layers.iter().map(bytes).max().unwrap_or(0) as u64;
         let slots = options.pipeline.kv_slots();
         let slot = || Slot(std::array::from_fn(|_| device.alloc(largest)));
         let free: Vec<Slot> = (0..slots).map(|_| slot()).collect();
         if let Some(fault) = device.fault() {
-            return Err(fault);
+            return Err(fault.into());
         }
-        let store = |layer| Arc::new(RwLock::new(vec![0; bytes(layer)]));
-        let stores: Vec<[Store; 2]> = layers.iter().map(|layer| [store(layer), store(layer)]).collect();
         let stats = OffloadStats {
             kv_host_bytes: layers.iter().map(|layer| 2 * bytes(layer) as u64).sum(),
             kv_slot_bytes: slots * 2 * largest,
@@ -154,7 +161,7 @@ impl HostKv {
     /// Returns the layers that should be in slots while the one at `place` is computed, in the order of use.
     fn wanted(&self, place: usize) -> Vec<usize> {
         let n = self.layers.len();
-        (0..n.min(self.options.pipeline.kv_slots() as usize)).map(|step| (place + step) % n).collect()
+        (0..n.min(self.options.pipeline.kv_wanted())).map(|step| (place + step) % n).collect()
     }
 
     /// Begins to load what a pass over these spans needs first.
@@ -173,7 +180,7 @@ impl HostKv {
         let held = state.held.get_mut(&place).expect("the first wanted layer is held");
         let begun = Instant::now();
         for ticket in held.loading.drain(..) {
-            // Only a lost device fails, and it keeps the fault.
+            // Only a lost device or a panic fails. Device and loader keep the fault.
             ticket.settle().iter().flatten().for_each(|mark| self.device.wait(mark));
         }
         state.stats.waited += begun.elapsed();
@@ -182,19 +189,25 @@ impl HostKv {
         KvBuffers { keys: keys.clone(), values: values.clone(), heads, d }
     }
 
+    /// Returns a slot: one that is free, or that of the layer which was used longest ago.
+    fn slot(&self, state: &mut State, wanted: &[usize]) -> Slot {
+        if let Some(slot) = state.free.pop() {
+            return slot;
+        }
+        let n = self.layers.len();
+        let behind = |place: &usize| (wanted[0] + n - place) % n;
+        let over = state.held.keys().copied().filter(|held| !wanted.contains(held)).max_by_key(behind);
+        let held = over.and_then(|over| state.held.remove(&over));
+        self.give_up(held.expect("there are as many slots as wanted layers"))
+    }
+
     /// Sees to it that layers are in slots, or on their way there.
     fn hold(&self, state: &mut State, wanted: &[usize], spans: &[SeqSpan], is_written: bool) {
-        let over: Vec<usize> = state.held.keys().copied().filter(|held| !wanted.contains(held)).collect();
-        for place in over {
-            if let Some(held) = state.held.remove(&place) {
-                state.free.push(self.give_up(held));
-            }
-        }
         for (nth, &place) in wanted.iter().enumerate() {
             // Layers ahead are not written yet.
             let needed = self.needed(place, spans, is_written && nth == 0);
             if !state.held.contains_key(&place) {
-                let slot = state.free.pop().expect("there are as many slots as wanted layers");
+                let slot = self.slot(state, wanted);
                 let held = Held { slot, blocks: HashSet::new(), loading: Vec::new(), saving: Vec::new() };
                 state.held.insert(place, held);
             }
@@ -282,7 +295,7 @@ impl HostKv {
             ticket.settle().iter().flatten().for_each(|mark| self.device.wait(mark));
         }
         for ticket in held.saving {
-            // Only a lost device fails, and it keeps the fault.
+            // Only a lost device or a panic fails. Device and loader keep the fault.
             let _ = ticket.settle();
         }
         held.slot
@@ -366,6 +379,64 @@ impl std::fmt::Debug for HostKv {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::num::NonZeroUsize;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use baton_kernels_gpu::cases::HostDevice;
+
+    use crate::kv::pool::BlockId;
+
+    #[test]
+    fn a_layer_is_entered_while_the_one_before_is_saved() {
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(None));
+        let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
+        let layers = (0..4).map(|layer| HostLayer { layer, heads: 1, d: 32, window: None }).collect();
+        let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks: 4 };
+        let kv = HostKv::new(device, Arc::clone(&loader), layers, options).unwrap();
+        // The first tokens of a sequence: nothing is loaded.
+        let spans = [SeqSpan { rows: 0..3, start: 0, evicted: 0, cached: 0, blocks: vec![BlockId(0)] }];
+        kv.enter(0, &spans, false);
+        // Holds the only thread, so that no save ends. It goes on by itself only if nobody lets it.
+        let (go_on, gate) = mpsc::channel::<()>();
+        let is_stuck = Arc::new(AtomicBool::new(false));
+        let stuck = Arc::clone(&is_stuck);
+        let task: Task = Box::new(move |_| {
+            stuck.store(gate.recv_timeout(Duration::from_secs(20)).is_err(), Ordering::SeqCst);
+            Ok(Vec::new())
+        });
+        let held = loader.begin(vec![task]);
+        kv.save(0, &spans);
+        kv.enter(1, &spans, false);
+        assert!(!is_stuck.load(Ordering::SeqCst), "the second layer waited for the save of the first");
+        go_on.send(()).unwrap();
+        held.settle().unwrap();
+        kv.save(1, &spans);
+        // Two layers later the slot is used again.
+        kv.enter(2, &spans, false);
+        let places = |kv: &HostKv| {
+            let mut places: Vec<usize> = kv.state().held.keys().copied().collect();
+            places.sort_unstable();
+            places
+        };
+        assert_eq!(places(&kv), [1, 2, 3]);
+        kv.enter(3, &spans, false);
+        assert_eq!(places(&kv), [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_cache_that_no_memory_holds_is_an_error() {
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(None));
+        let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
+        for n_blocks in [1 << 40, usize::MAX] {
+            let layers = vec![HostLayer { layer: 0, heads: 8, d: 128, window: None }];
+            let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks };
+            let made = HostKv::new(Arc::clone(&device), Arc::clone(&loader), layers, options);
+            assert!(matches!(made, Err(OffloadError::HostMemory { .. })), "{n_blocks} blocks: {made:?}");
+        }
+    }
 
     #[test]
     fn blocks_that_follow_each_other_move_together() {

@@ -2,14 +2,19 @@
 //!
 //! A thread is not bound to a unit or a kind of task (PIPO, section 3.2). Each takes the next task. Who needs
 //! a unit waits for its [`Ticket`].
+//!
+//! What always holds: nobody waits for ever. A task that panics ends with an error, and its thread goes on.
+//! The loader keeps the panic as a fault of the GPU, since keys and values may be missing from then on.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use baton_kernels_gpu::Mark;
+use baton_kernels_gpu::{GpuError, Mark};
 
 use crate::weights::WeightError;
 use crate::weights::direct::Buffer as ReadBuffer;
@@ -49,7 +54,8 @@ impl Ticket {
     /// Waits until every task is done or passed over, and returns the ends of the copies to the device.
     ///
     /// # Errors
-    /// [`WeightError::Read`] if bytes could not be read.
+    /// [`WeightError::Read`] if bytes could not be read; [`WeightError::Gpu`] if the device failed, or a task
+    /// panicked.
     pub(super) fn settle(&self) -> Result<Vec<Mark>, WeightError> {
         let mut progress = lock(&self.progress);
         while progress.left > 0 {
@@ -94,6 +100,8 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     has_changed: Condvar,
+    /// The first panic of a task.
+    fault: OnceLock<GpuError>,
 }
 
 /// The threads.
@@ -126,6 +134,14 @@ impl Loader {
         self.shared.has_changed.notify_all();
         ticket
     }
+
+    /// Checks that no task has panicked so far. Whoever ignores what [`Ticket::settle`] says relies on this.
+    ///
+    /// # Errors
+    /// [`WeightError::Gpu`]; it stays.
+    pub(super) fn intact(&self) -> Result<(), WeightError> {
+        self.shared.fault.get().map_or(Ok(()), |fault| Err(fault.clone().into()))
+    }
 }
 
 impl Drop for Loader {
@@ -146,8 +162,17 @@ impl Shared {
     fn work(&self) {
         let mut scratch = None;
         while let Some(Job { task, ticket }) = self.next() {
-            ticket.finish(if ticket.is_wanted() { task(&mut scratch) } else { Ok(Vec::new()) });
+            ticket.finish(if ticket.is_wanted() { self.run(task, &mut scratch) } else { Ok(Vec::new()) });
         }
+    }
+
+    /// Runs a task. A panic becomes the fault that it returns.
+    fn run(&self, task: Task, scratch: &mut Scratch) -> Result<Vec<Mark>, WeightError> {
+        catch_unwind(AssertUnwindSafe(|| task(scratch))).unwrap_or_else(|panic| {
+            let fault =
+                GpuError::Lost(format!("a thread that moves its data panicked: {}", message(&*panic)));
+            Err(self.fault.get_or_init(|| fault).clone().into())
+        })
     }
 
     fn next(&self) -> Option<Job> {
@@ -160,6 +185,58 @@ impl Shared {
                 return Some(job);
             }
             queue = self.has_changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Returns what a panic says.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::resume_unwind;
+
+    use super::*;
+
+    fn loader(threads: usize) -> Loader {
+        Loader::start(NonZeroUsize::new(threads).unwrap()).unwrap()
+    }
+
+    fn done() -> Task {
+        Box::new(|_| Ok(vec![Mark::passed()]))
+    }
+
+    /// Unlike `panic!`, this prints nothing.
+    fn panicking() -> Task {
+        Box::new(|_| resume_unwind(Box::new("no such buffer".to_owned())))
+    }
+
+    #[test]
+    fn a_ticket_ends_when_its_tasks_have() {
+        for threads in [1, 3] {
+            let loader = loader(threads);
+            let tickets = [0, 1, 7].map(|n| (n, loader.begin((0..n).map(|_| done()).collect())));
+            for (n, ticket) in tickets {
+                assert_eq!(ticket.settle().unwrap().len(), n, "{threads} threads");
+            }
+            loader.intact().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_task_that_panics_ends_with_an_error_and_its_thread_goes_on() {
+        for threads in [1, 3] {
+            let loader = loader(threads);
+            let ticket = loader.begin(vec![done(), panicking(), done()]);
+            let WeightError::Gpu(fault) = ticket.settle().unwrap_err() else { panic!("a fault of the GPU") };
+            let says = "a thread that moves its data panicked: no such buffer";
+            assert_eq!(fault, GpuError::Lost(says.to_owned()), "{threads} threads");
+            assert_eq!(loader.begin(vec![done(), done()]).settle().unwrap().len(), 2, "{threads} threads");
+            let WeightError::Gpu(kept) = loader.intact().unwrap_err() else { panic!("a fault of the GPU") };
+            assert_eq!(kept, fault, "{threads} threads");
         }
     }
 }

@@ -26,8 +26,9 @@ pub(super) struct Sizes {
     pub(super) slots: [u64; 2],
     /// A slot for any expert; 0 if there are none.
     pub(super) expert_slot: u64,
-    /// Experts of all layers.
+    /// Experts of all layers, and those among them that a token uses.
     pub(super) experts: u64,
+    pub(super) experts_used: u64,
     /// Keys and values of each layer that has its own.
     pub(super) kv: Vec<u64>,
     /// The projection to logits; `None` if the CPU computes it anyway.
@@ -139,10 +140,13 @@ impl Sizes {
         self.units.iter().zip(stays).filter(|(_, stays)| **stays).map(|(size, _)| size).sum()
     }
 
-    /// Returns the bytes that a placement moves for a pass, and the experts that it has no slots for.
+    /// Returns the bytes that a placement moves for a pass of one token. Experts count as often as they are
+    /// used and have no slot, if all are used alike.
     fn moved(&self, placed: &Placement) -> u64 {
         let weights = self.units.iter().sum::<u64>() - self.kept(&placed.stays);
-        let experts = (self.experts - placed.expert_slots) * self.expert_slot;
+        let elsewhere = u128::from(self.experts - placed.expert_slots) * u128::from(self.expert_slot);
+        let used = elsewhere * u128::from(self.experts_used);
+        let experts = used.checked_div(u128::from(self.experts)).unwrap_or(0) as u64;
         let on_host = self.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| !**stays);
         let kv: u64 = on_host.map(|(size, _)| size).sum();
         weights + experts + kv * CONTEXT_USED_PERCENT / 100
@@ -254,6 +258,21 @@ mod tests {
     }
 
     #[test]
+    fn of_experts_only_those_that_are_used_are_moved() {
+        // Room for ten of 800 experts, or for 25 more if keys and values are in the host's memory.
+        let sizes = Sizes { output: None, expert_slot: 10, experts: 800, ..sizes() };
+        let placed = |experts_used| {
+            let sizes = Sizes { experts_used, ..sizes.clone() };
+            sizes.place(1600 + 400 + 100, &Offload::default(), true).expect("there is room")
+        };
+        // All are used: 25 experts are more than half of the keys and values.
+        let all = placed(800);
+        assert_eq!((all.kv_slots, all.expert_slots), (3, 35));
+        let few = placed(100);
+        assert_eq!((few.kv_slots, few.expert_slots), (0, 10));
+    }
+
+    #[test]
     fn the_memory_efficient_pipeline_is_taken_if_the_other_does_not_fit() {
         let least = 2 * 100 + 2 * 50;
         let tight = placed(least, &Offload::default());
@@ -294,7 +313,7 @@ mod tests {
         ) {
             let slots = [*units.iter().max().unwrap(), small];
             let experts = if expert_slot > 0 { experts } else { 0 };
-            let sizes = Sizes { units, slots, expert_slot, experts, kv, output };
+            let sizes = Sizes { units, slots, expert_slot, experts, experts_used: experts / 2, kv, output };
             for host_has_room in [true, false] {
                 let Ok(placed) = sizes.place(room, &Offload::default(), host_has_room) else { continue };
                 let kv_kept: u64 =

@@ -24,6 +24,8 @@ pub(crate) struct Offloaded {
     device: Arc<dyn Device>,
     matrices: ResidentMatrices,
     pipeline: Pipeline,
+    /// The layer that a pass begins with.
+    first_layer: Option<usize>,
     /// Bytes that one thread loads at once, in whole words.
     block_bytes: usize,
     /// In the order of a pass, without experts.
@@ -72,6 +74,7 @@ struct Shapes {
 
 /// Units of layers, and what of them stays.
 pub(crate) struct Planned {
+    first_layer: Option<usize>,
     units: Vec<Unit>,
     shapes: Shapes,
     placement: Placement,
@@ -91,20 +94,27 @@ impl Planned {
         room: u64,
     ) -> Result<Self, OffloadError> {
         let (units, shapes) = units(model, device, layers)?;
-        let experts = model.config().experts.map_or(0, |experts| experts.count) as u64;
+        let weights = model.mapped_weights();
+        let mixtures = layers.iter().filter(|layer| weights.has_experts(**layer)).count();
+        let of_layer = model.config().experts.map_or([0; 2], |experts| [experts.count, experts.used]);
+        let [experts, experts_used] = of_layer.map(|of_layer| (of_layer * mixtures) as u64);
         let sizes = Sizes {
             units: units.iter().map(Unit::bytes).collect(),
             slots: shapes.units.each_ref().map(SlotShape::bytes),
             expert_slot: shapes.experts.bytes(),
-            experts: experts * layers.len() as u64,
+            experts,
+            experts_used,
             kv: kv.to_vec(),
             output,
         };
         // A model that is read from the disk leaves the host no memory for keys and values.
-        let host_has_room = model.streamed().is_none();
+        let needed = || layers.iter().map(|layer| weights.layer_bytes(*layer)).sum::<u64>();
+        let host_has_room = model
+            .streamed()
+            .is_none_or(|streamed| needed() + weights.output_bytes() <= streamed.budget_bytes());
         let placed = sizes.place(room, options, host_has_room);
         let placement = placed.map_err(|need| OffloadError::NoRoom { need, room })?;
-        Ok(Self { units, shapes, placement })
+        Ok(Self { first_layer: layers.first().copied(), units, shapes, placement })
     }
 
     /// Returns what stays.
@@ -125,7 +135,7 @@ impl Offloaded {
         (loader, options): (Arc<Loader>, &Offload),
         planned: Planned,
     ) -> Result<Self, OffloadError> {
-        let Planned { units, shapes, placement } = planned;
+        let Planned { first_layer, units, shapes, placement } = planned;
         let Placement { pipeline, stays, slots, expert_slots, .. } = placement;
         let bytes = |of: bool| {
             let chosen = units.iter().zip(&stays).filter(|(_, stays)| **stays || !of);
@@ -163,6 +173,7 @@ impl Offloaded {
             device,
             matrices,
             pipeline,
+            first_layer,
             block_bytes,
             units,
             index,
@@ -379,6 +390,12 @@ impl WeightSource for Offloaded {
         match part {
             Part::Expert(expert) => self.enter_expert(layer, expert)?,
             Part::Attention => {
+                // No layer of a GPU that loads is the CPU's, whose weights would begin the pass.
+                if self.first_layer == Some(layer)
+                    && let Some(weights) = self.model.streamed()
+                {
+                    weights.begin_pass();
+                }
                 let state = &mut *self.state();
                 // Each layer is a part of a pass.
                 state.uses.pass(1.0 / self.model.config().n_layers as f64);
@@ -420,6 +437,8 @@ impl WeightSource for Offloaded {
 
 impl MatrixLoads for Offloaded {
     fn ready(&self, place: MatrixPlace) -> Result<(), WeightError> {
+        // Keys and values that were not moved are noticed here, at the next product.
+        self.loader.intact()?;
         self.index.get(&place).map_or(Ok(()), |at| self.enter(*at))
     }
 }

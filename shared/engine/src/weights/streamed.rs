@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use baton_kernels_cpu::{Format, Matrix};
+use memmap2::MmapMut;
 
 use super::mapped::{MappedWeights, MatrixAt};
 use super::{InputWeights, OutputWeights, Part, PartWeights, Weight, WeightError, WeightSource};
@@ -115,6 +116,14 @@ pub struct StreamedWeights {
     kept_expert_bytes: AtomicU64,
     kept: Mutex<Kept>,
     reader: Reader,
+}
+
+/// What of some bytes of a model's file is in memory.
+pub(crate) enum InMemory {
+    /// So many of the first bytes are mapped, and in the page cache.
+    First(usize),
+    /// All, in memory of this process.
+    Kept(Arc<MmapMut>),
 }
 
 /// One matrix `[rows, cols]` whose first rows are in memory and whose other rows are waited for.
@@ -234,6 +243,11 @@ impl StreamedWeights {
         self.wanted_mut().budget_bytes = bytes;
     }
 
+    /// Returns how many bytes of weights may stay in memory from the next token on.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.wanted_mut().budget_bytes
+    }
+
     /// Changes how many of those bytes are for reading ahead, from the next token on.
     pub fn set_prefetch(&self, bytes: u64) {
         self.wanted_mut().prefetch_bytes = bytes;
@@ -274,9 +288,29 @@ impl StreamedWeights {
         Ok(())
     }
 
-    /// Returns how many of the first of these bytes of a file of the model are in memory.
-    pub(crate) fn in_memory(&self, part: usize, bytes: &Range<usize>) -> usize {
-        self.choice().resident_of(part, bytes)
+    /// Returns what of these bytes of a file of the model is in memory. For who loads them: counts a use if
+    /// they are of an expert.
+    pub(crate) fn in_memory(&self, part: usize, bytes: &Range<usize>) -> InMemory {
+        let piece = Extent { part, bytes: bytes.clone() };
+        let choice = self.choice();
+        let Some(matrix) = choice.around(&piece) else { return InMemory::First(0) };
+        let first = matrix.end.saturating_sub(bytes.start).min(bytes.len());
+        if !matrix.is_expert {
+            return InMemory::First(first);
+        }
+        let kept = if matrix.keeps { self.kept().take(&piece) } else { None };
+        let count = if kept.is_some() { &self.kept_expert_bytes } else { &self.expert_bytes };
+        count.fetch_add((bytes.len() - first) as u64, Ordering::Relaxed);
+        kept.map_or(InMemory::First(first), InMemory::Kept)
+    }
+
+    /// Keeps bytes that were read because none of them was in memory, if they are of an expert that is used
+    /// enough.
+    pub(crate) fn keep(&self, part: usize, bytes: &Range<usize>, read: &[u8]) {
+        let piece = Extent { part, bytes: bytes.clone() };
+        if self.choice().keeps(&piece) {
+            self.kept().offer(&piece, read);
+        }
     }
 
     /// Returns the statistics so far.
@@ -292,6 +326,7 @@ impl StreamedWeights {
             passes: self.passes.load(Ordering::Relaxed),
             all_expert_bytes: choice.walk.expert_bytes(),
             kept_bytes: choice.kept_bytes,
+            held_expert_bytes: self.kept().bytes() as u64,
             expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
             kept_expert_bytes: self.kept_expert_bytes.load(Ordering::Relaxed),
             reads: counts.reads,
@@ -317,8 +352,15 @@ impl StreamedWeights {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the beginning of a token's walk.
-    fn begin_pass(&self) {
+    /// Begins a pass, unless a GPU that loads layers does.
+    fn begin_own_pass(&self) {
+        if !self.choice().walk.is_loaded {
+            self.begin_pass();
+        }
+    }
+
+    /// Marks the beginning of a token's walk. A GPU that computes all layers calls it with the first of them.
+    pub(crate) fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         self.kept().begin_pass();
         self.reader.begin_pass();
@@ -399,7 +441,7 @@ impl WeightSource for StreamedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         let begins = part == Part::Attention && self.choice().walk.layers.first() == Some(&layer);
         if begins && !self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let weights = self.part(layer, part)?;
         if let PartWeights::Expert(network) = &weights {
@@ -415,7 +457,7 @@ impl WeightSource for StreamedWeights {
 
     fn inputs(&self) -> Result<Option<InputWeights<'_>>, WeightError> {
         if self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let choice = self.choice();
         self.mapped.inputs_part(&|at, rows| self.weight(&choice, at, rows))
@@ -426,7 +468,7 @@ impl WeightSource for StreamedWeights {
             return Err(WeightError::EndsElsewhere);
         }
         if self.choice().walk.layers.is_empty() && !self.begins_with_inputs() {
-            self.begin_pass();
+            self.begin_own_pass();
         }
         let choice = self.choice();
         self.mapped.output_part(&|at, rows| self.weight(&choice, at, rows))

@@ -1,8 +1,8 @@
 //! How much parts of a model are used, so that those used most stay in memory.
 //!
 //! A use counts half as much after [`HALF_LIFE`] passes. All counts fall alike, so the order of two parts
-//! changes only if one is used. What is kept here is the logarithm of the count, with what it will have fallen
-//! added, which stays the same between uses.
+//! changes only if one is used. What is kept here is the logarithm of the count, with what it will have
+//! fallen added, which stays the same between uses.
 
 use std::collections::HashMap;
 use std::hash::Hash;

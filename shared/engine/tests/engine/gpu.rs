@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_engine::engine::{EngineError, KvFormat};
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuUse, HeadId, Kept, Model, SlidingWindow, StepControl,
-    StepError, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Kept, Model, Offload, SlidingWindow,
+    StepControl, StepError, StepSeq, StepSize, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::cases::HostDevice;
@@ -24,7 +24,7 @@ use crate::{
     FAMILIES, adapters, all_logits, assert_same_bits, engine, family, one, open, prompt, ragged, tiny,
 };
 
-fn ignore(_: &GpuError) {}
+fn ignore(_: &GpuLoss) {}
 
 fn on(device: &Arc<HostDevice>, layers: GpuLayers) -> EngineOptions {
     let device: Arc<dyn Device> = Arc::clone(device) as _;
@@ -199,8 +199,8 @@ impl StepControl for FailAt {
 
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
-fn count_loss(err: &GpuError) {
-    assert!(matches!(err, GpuError::Lost(_)), "{err}");
+fn count_loss(loss: &GpuLoss) {
+    assert!(matches!(loss, GpuLoss::Failed(GpuError::Lost(_))), "{loss}");
     LOSSES.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -309,4 +309,189 @@ fn a_reset_gives_the_gpu_other_layers() {
     assert!(engine.gpu_layers().is_empty());
     drop(engine);
     assert_eq!(device.used_bytes(), 0, "all memory is given back");
+}
+
+static REFUSALS: AtomicUsize = AtomicUsize::new(0);
+
+fn count_refusal(loss: &GpuLoss) {
+    let GpuLoss::Refused { reason } = loss else { panic!("{loss}") };
+    assert!(reason.contains("activations need") && reason.contains("are free"), "{reason}");
+    REFUSALS.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_reset_to_layers_that_the_gpu_refuses_is_told_and_the_next_one_tries_again() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let ids = prompt(2, 40);
+    let mut cpu = engine(&model, 1, EngineOptions::default());
+    let seq = cpu.create();
+    let want = all_logits(&mut cpu, seq, &ids);
+    let device = Arc::new(HostDevice::new(Some(1000)));
+    let mut options = on(&device, GpuLayers::Only(vec![]));
+    options.gpu.as_mut().unwrap().on_loss = count_refusal;
+    let mut engine = engine(&model, 1, options);
+    let seq = engine.create();
+    for refusals in 1..3 {
+        engine.reset(None, GpuLayers::Offloaded(Offload::default())).unwrap();
+        assert_eq!(REFUSALS.load(Ordering::Relaxed), refusals);
+        assert!(engine.gpu_layers().is_empty() && device.fault().is_none());
+        assert_same_bits(&all_logits(&mut engine, seq, &ids), &want, "the CPU computes");
+    }
+}
+
+/// The most probable token of each row.
+fn best_of(logits: &[f32], vocab_len: usize) -> Vec<usize> {
+    let best =
+        |row: &[f32]| (0..vocab_len).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap();
+    logits.chunks(vocab_len).map(best).collect()
+}
+
+static FULL: AtomicUsize = AtomicUsize::new(0);
+static GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
+
+fn count_shortage(loss: &GpuLoss) {
+    match loss {
+        GpuLoss::Full { fault: GpuError::OutOfMemory { .. }, layers } => {
+            assert!((1..3).contains(layers), "{layers} layers");
+            FULL.fetch_add(1, Ordering::Relaxed);
+        }
+        GpuLoss::Failed(GpuError::OutOfMemory { .. }) => _ = GIVEN_UP.fetch_add(1, Ordering::Relaxed),
+        loss => panic!("{loss}"),
+    }
+}
+
+#[test]
+fn a_step_that_the_gpu_has_no_room_for_goes_on_with_fewer_layers_or_without_it() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let (ids, vocab_len) = (prompt(9, 100), model.config().vocab_len);
+    let steps = [&ids[..3], &ids[3..80], &ids[80..81], &ids[81..]];
+    let mut cpu = engine(&model, 1, EngineOptions::default());
+    let (seq, other) = (cpu.create(), cpu.create());
+    let want: Vec<Vec<f32>> = steps.iter().map(|part| all_logits(&mut cpu, seq, part)).collect();
+    let want_other = all_logits(&mut cpu, other, &ids[..40]);
+    let mut kept = BTreeSet::new();
+    for budget in (0..40).map(|step| (1 << 18) + (step << 15)) {
+        let device = Arc::new(HostDevice::new(Some(budget)));
+        // Memory is set aside for smaller steps than there are.
+        let largest_step = StepSize { tokens: 4, logit_rows: 4 };
+        let mut options = EngineOptions { largest_step, kv_tokens: 256, ..on(&device, GpuLayers::Fit) };
+        options.gpu.as_mut().unwrap().on_loss = count_shortage;
+        let mut engine = engine(&model, 1, options);
+        let before = engine.gpu_layers().len();
+        let (seq, other) = (engine.create(), engine.create());
+        all_logits(&mut engine, other, &ids[..2]);
+        for (part, want) in steps.iter().zip(&want) {
+            let have = all_logits(&mut engine, seq, part);
+            assert_near(&have, want, &format!("budget {budget}"));
+            assert_eq!(best_of(&have, vocab_len), best_of(want, vocab_len), "budget {budget}");
+        }
+        let have = all_logits(&mut engine, other, &ids[2..40]);
+        assert_near(&have, &want_other[2 * vocab_len..], "another sequence");
+        kept.insert((before, engine.gpu_layers().len()));
+        drop(engine);
+        assert_eq!((device.fault(), device.used_bytes()), (None, 0), "budget {budget}");
+    }
+    assert!(kept.contains(&(3, 3)) && kept.iter().any(|(before, now)| *now > 0 && now < before), "{kept:?}");
+    assert!(FULL.load(Ordering::Relaxed) > 0 && GIVEN_UP.load(Ordering::Relaxed) > 0, "{kept:?}");
+}
+
+static OTHER_LOSSES: AtomicUsize = AtomicUsize::new(0);
+
+fn count_other(loss: &GpuLoss) {
+    assert!(matches!(loss, GpuLoss::Failed(GpuError::Lost(_))), "{loss}");
+    OTHER_LOSSES.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn an_engine_notices_that_another_one_had_no_room_on_the_same_device() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let (ids, whole) = (prompt(9, 100), EngineOptions::default());
+    let mut cpu = engine(&model, 1, whole);
+    let seq = cpu.create();
+    let want = all_logits(&mut cpu, seq, &ids);
+    let device = Arc::new(HostDevice::new(None));
+    let mut options = on(&device, GpuLayers::Fit);
+    options.gpu.as_mut().unwrap().on_loss = count_other;
+    let mut engine = engine(&model, 1, options);
+    let seq = engine.create();
+    all_logits(&mut engine, seq, &ids[..50]);
+    device.fail(GpuError::OutOfMemory { wanted: 1, used: 1, budget: None });
+    assert!(device.recover());
+    let have = all_logits(&mut engine, seq, &ids[50..]);
+    assert_near(&have, &want[50 * model.config().vocab_len..], "after the other's shortage");
+    assert_eq!((OTHER_LOSSES.load(Ordering::Relaxed), engine.gpu_layers().len()), (1, 0));
+}
+
+#[test]
+fn adapters_have_memory_that_layers_would_have() {
+    let model = open(&tiny("llama", Format::Q8_0));
+    let ids = prompt(5, 40);
+    let lora = adapters::adapter(&model, &SyntheticAdapter::of_seed(8));
+    let layers = |budget: u64| {
+        let options = on(&Arc::new(HostDevice::new(Some(budget))), GpuLayers::Fit);
+        Engine::new(Arc::clone(&model), EngineOptions { kv_tokens: 128, ..options }).unwrap()
+    };
+    let least = (1..1 << 12).map(|step| step << 12).find(|budget| layers(*budget).gpu_layers().len() == 3);
+    let mut own = layers(least.expect("a device of 16 MB holds the model"));
+    let mut cpu = engine(&model, 1, EngineOptions::default());
+    let plain = own.create();
+    all_logits(&mut own, plain, &ids[..20]);
+    let answers = [&mut own, &mut cpu].map(|engine| {
+        let id = engine.add_adapter(Arc::clone(&lora)).unwrap();
+        let seq = engine.create_with(Some(id)).unwrap();
+        all_logits(engine, seq, &ids)
+    });
+    assert_eq!(own.gpu_layers(), [1, 2], "the adapter takes the room of one layer");
+    assert_near(&answers[0], &answers[1], "with an adapter");
+    let seq = cpu.create();
+    let want = all_logits(&mut cpu, seq, &ids);
+    let have = all_logits(&mut own, plain, &ids[20..]);
+    assert_near(&have, &want[20 * model.config().vocab_len..], "a sequence from before");
+}
+
+#[test]
+fn the_most_probable_token_comes_from_the_gpu_without_logits() {
+    for name in ["llama", "gemma2", "mixtral"] {
+        let model = open(&family(name, Format::Q8_0));
+        let (ids, vocab_len) = (prompt(3, 60), model.config().vocab_len);
+        let mut own = engine(&model, 1, whole());
+        let seqs = [own.create(), own.create(), own.create()];
+        let want = best_of(&all_logits(&mut own, seqs[0], &ids), vocab_len);
+        let step = |seq, ids, logits| StepSeq { seq, ids, logits, capture: None };
+        let batch = [step(seqs[1], &ids[..40], Wanted::Best), step(seqs[2], &ids[..20], Wanted::None)];
+        let have = own.step(&batch, &mut ()).unwrap();
+        assert_eq!((have[0].best, have[0].logits.len()), (Some(Ok(want[39] as u32)), 0), "{name}");
+        assert_eq!((have[1].best, have[1].logits.len()), (None, 0), "{name}");
+        // Beside rows that need logits, and of layers whose logits the CPU computes, there are logits.
+        let batch = [step(seqs[1], &ids[40..50], Wanted::Best), step(seqs[2], &ids[20..40], Wanted::Last)];
+        let have = own.step(&batch, &mut ()).unwrap();
+        let bests = have.iter().map(|output| best_of(&output.logits, vocab_len)[0]).collect::<Vec<_>>();
+        assert_eq!((have[0].best, bests), (None, vec![want[49], want[39]]), "{name}");
+        let some = on(&Arc::new(HostDevice::new(None)), GpuLayers::Only(vec![1]));
+        let mut mixed = engine(&model, 1, some);
+        let seq = mixed.create();
+        let have = mixed.step(&[step(seq, &ids, Wanted::Best)], &mut ()).unwrap().remove(0);
+        assert_eq!((have.best, best_of(&have.logits, vocab_len)), (None, vec![want[59]]), "{name}");
+    }
+}
+
+#[test]
+fn tables_are_uploaded_once_a_pass_and_not_for_each_layer() {
+    let uploads = |n_layers: u32| {
+        let model = open(&SyntheticModel { n_layers, ..tiny("llama", Format::Q8_0) });
+        let device = Arc::new(HostDevice::new(None));
+        let mut own = engine(&model, 1, on(&device, GpuLayers::Fit));
+        let (seq, ids) = (own.create(), prompt(3, 40));
+        let mut counts = Vec::new();
+        for part in [&ids[..30], &ids[30..31], &ids[31..32]] {
+            let before = device.uploads();
+            one(&mut own, seq, part, None);
+            counts.push(device.uploads() - before);
+        }
+        counts
+    };
+    let few = uploads(2);
+    assert_eq!(few, uploads(5));
+    // Rotations are two; then places, items and blocks.
+    assert_eq!(few[1..], [5, 5]);
 }

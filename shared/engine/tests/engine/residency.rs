@@ -163,6 +163,8 @@ fn experts_that_are_used_stay_within_the_budget_and_are_not_read_again() {
         let kept = stats.kept_expert_bytes as f64 / needed as f64;
         assert!(kept >= 0.9 * percent as f64 / 100.0, "{percent} %: {kept}");
         assert!(stats.expert_bytes < before, "{percent} %: {stats:?}");
+        assert!(stats.held_expert_bytes <= stats.kept_bytes, "{percent} %: {stats:?}");
+        assert_eq!(stats.held_expert_bytes > 0, percent > 0, "{percent} %: {stats:?}");
         before = stats.expert_bytes;
         // Each read may have a block more at each end.
         let most = stats.expert_bytes + stats.reads * 2 * 4096;

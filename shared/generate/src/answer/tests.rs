@@ -124,9 +124,19 @@ fn take_one(answer: &mut Answer, model: &FakeModel, decode: bool, out: &mut Vec<
     } else {
         StepRow::Prefill { id: ID, tokens: 0..sequence.len(), end: PrefillEnd::Sampled }
     };
-    let ids = answer.rows(&row, &[]).ids;
-    assert_eq!(ids, sequence[if decode { sequence.len() - 1 } else { 0 }..]);
-    answer.took(&row, &[], &model.logits(&sequence), out)
+    let rows = answer.rows(&row, &[]);
+    assert_eq!(rows.ids, sequence[if decode { sequence.len() - 1 } else { 0 }..]);
+    answer.took_output(&row, &[], &output_of(rows.logits, model.logits(&sequence)), out)
+}
+
+/// Returns what an engine gives that can tell the most probable token without logits.
+fn output_of(wanted: Wanted, logits: Vec<f32>) -> SeqOutput {
+    if wanted != Wanted::Best {
+        return SeqOutput { logits, best: None, scores: None };
+    }
+    let greedy = Sampler::new(SamplingParams::default()).unwrap();
+    let best = check_logits(&logits).map(|()| greedy.sample(&logits, 0, &[]));
+    SeqOutput { logits: Vec::new(), best: Some(best), scores: None }
 }
 
 /// Writes to the end of the answer; returns the end.

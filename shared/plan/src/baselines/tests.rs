@@ -59,6 +59,7 @@ fn the_fastest_gpu_is_filled_first() {
         buffer_bytes: 0.0,
         copy_s: 1e-5,
         load_bytes_per_s: None,
+        loads_beside: false,
     });
     let found = layers(Baseline::FillFastestGpusFirst, vec![device("head", 4.0), with_gpu], 8);
     assert_eq!(found, named([("head", 3), ("gpu", 5)]), "what the GPU does not hold goes to the first CPU");

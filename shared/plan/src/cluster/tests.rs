@@ -38,6 +38,10 @@ fn models_are_checked_too() {
     assert_eq!(shape.check(), Ok(()));
     shape.layer_bytes = 0.0;
     assert!(shape.check().unwrap_err().to_string().contains("layer_bytes is 0"));
+    shape = ModelShape { expert_bytes: 101e6, ..model(4) };
+    assert!(shape.check().unwrap_err().to_string().contains("expert_bytes is 101000000"));
+    shape = ModelShape { expert_share: 1.5, ..model(4) };
+    assert!(shape.check().unwrap_err().to_string().contains("expert_share is 1.5"));
     shape = model(LAYERS_MAX + 1);
     assert!(shape.check().unwrap_err().to_string().contains("layers: 1025"));
 }

@@ -125,6 +125,7 @@ fn metal_gives_all_back_and_a_slow_disk_takes_nothing_over() {
         buffer_bytes: 0.0,
         copy_s: 0.0,
         load_bytes_per_s: None,
+        loads_beside: false,
     });
     let mut slow = device("slow", 2.0);
     slow.disk.sequential_bytes_per_s = 0.09e9;
@@ -153,6 +154,7 @@ fn a_gpu_that_shares_the_memory_takes_it_from_the_cpu_s_layers() {
             buffer_bytes: 0.0,
             copy_s: 0.0,
             load_bytes_per_s: None,
+            loads_beside: false,
         });
         cluster(vec![laptop])
     };
@@ -216,6 +218,7 @@ fn a_gpu_loads_what_it_has_no_room_for_if_that_is_faster_than_the_cpu() {
             buffer_bytes: 0.0,
             copy_s: 0.0,
             load_bytes_per_s,
+            loads_beside: true,
         });
         cluster(vec![desk])
     };
@@ -233,6 +236,87 @@ fn a_gpu_loads_what_it_has_no_room_for_if_that_is_faster_than_the_cpu() {
     let described = with(Some(60e9));
     let costs = Costs::new(&described, &shape, workload).unwrap();
     let all = costs.holding(0, 10, 10, false).unwrap();
-    assert!((all.busy_s - 800e6 / 60e9).abs() < 1e-9, "eight layers at the rate of loads: {all:?}");
+    let bytes = 8.0 * (100e6 + 10.0 * 4096.0);
+    assert!((all.busy_s - bytes / 60e9).abs() < 1e-9, "eight layers at the rate of loads: {all:?}");
     assert!(costs.holding(0, 10, 9, false).is_none(), "it loads for all layers or for none");
+}
+
+#[test]
+fn loads_are_of_used_experts_and_of_the_whole_context() {
+    use crate::cluster::{Gpu, GpuKind};
+    let mut desk = device("desk", 20.0);
+    let processor = Processor { read_bytes_per_s: 400e9, ..desk.cpu.clone() };
+    let flops = processor.flops.keys().map(|format| (format.clone(), 1e15)).collect();
+    desk.gpu = Some(Gpu {
+        kind: GpuKind::Cuda,
+        processor: Processor { flops, ..processor },
+        memory_bytes: 250e6,
+        buffer_bytes: 0.0,
+        copy_s: 0.0,
+        load_bytes_per_s: Some(10e9),
+        loads_beside: true,
+    });
+    let described = cluster(vec![desk]);
+    let mixture = ModelShape { expert_bytes: 80e6, expert_share: 0.25, ..model(10) };
+    let loaded_bytes = |shape: &ModelShape, context, sequences| {
+        let costs = Costs::new(&described, shape, Workload { context, sequences }).unwrap();
+        let held = costs.holding(0, 10, 10, false).unwrap();
+        // What is computed takes less time than loads.
+        (held.busy_s * 10e9 / held.loaded as f64, held.loaded)
+    };
+    let check = |shape: &ModelShape, (context, sequences), want: f64| {
+        let (bytes, loaded) = loaded_bytes(shape, context, sequences);
+        assert!((bytes - want).abs() < 1.0, "{bytes} bytes of each of {loaded} layers, want {want}");
+    };
+    check(&model(10), (10, 1), 100e6 + 10.0 * 4096.0);
+    check(&model(10), (1000, 1), 100e6 + 1000.0 * 4096.0);
+    check(&model(10), (1000, 2), 100e6 + 2000.0 * 4096.0);
+    check(&mixture, (10, 1), 40e6 + 10.0 * 4096.0);
+    // Two tokens share some of their experts.
+    check(&mixture, (10, 2), 20e6 + 80e6 * (1.0 - 0.75 * 0.75) + 20.0 * 4096.0);
+    // Nor does the disk: of ten layers six fit, and experts are the last that get memory.
+    let small = cluster(vec![device("small", 6.0)]);
+    let overflow = |shape: &ModelShape| {
+        let costs = Costs::new(&small, shape, Workload { context: 10, sequences: 1 }).unwrap();
+        costs.holding(0, 10, 0, false).unwrap().overflow
+    };
+    let missing = overflow(&model(10));
+    assert!((overflow(&mixture) - 0.25 * missing).abs() < 1.0 && missing > 300e6, "{missing}");
+    let few_experts = ModelShape { expert_bytes: 10e6, ..mixture.clone() };
+    assert!((overflow(&few_experts) - (missing - 0.75 * 100e6)).abs() < 1.0);
+    // The CPU reads no others from memory either.
+    let of_cpu = |shape: &ModelShape| {
+        Costs::new(&described, shape, Workload { context: 10, sequences: 1 }).unwrap().cpu_layer(0)
+    };
+    let (all, used) = (of_cpu(&model(10)), of_cpu(&mixture));
+    assert!(used.memory_s < all.memory_s && used.compute_s == all.compute_s, "{used:?} {all:?}");
+}
+
+#[test]
+fn a_gpu_that_loads_and_computes_in_turn_takes_the_sum_of_both() {
+    use crate::cluster::{Gpu, GpuKind};
+    let seconds = |loads_beside, rate| {
+        let mut desk = device("desk", 20.0);
+        desk.gpu = Some(Gpu {
+            kind: GpuKind::Cuda,
+            processor: desk.cpu.clone(),
+            memory_bytes: 350e6,
+            buffer_bytes: 0.0,
+            copy_s: 0.0,
+            load_bytes_per_s: Some(rate),
+            loads_beside,
+        });
+        let (described, shape) = (cluster(vec![desk]), model(10));
+        let costs = Costs::new(&described, &shape, Workload { context: 10, sequences: 1 }).unwrap();
+        let held = costs.holding(0, 10, 10, false).unwrap();
+        let computing_s = 10.0 * costs.gpu_layer(0).unwrap().total();
+        let loading_s = held.loaded as f64 * (100e6 + 10.0 * 4096.0) / rate;
+        (held.busy_s, computing_s, loading_s)
+    };
+    for rate in [10e9, 30e9] {
+        let (beside, computing_s, loading_s) = seconds(true, rate);
+        assert!((beside - computing_s.max(loading_s)).abs() < 1e-9, "{rate}: {beside}");
+        let (in_turn, ..) = seconds(false, rate);
+        assert!((in_turn - computing_s - loading_s).abs() < 1e-9, "{rate}: {in_turn}");
+    }
 }

@@ -34,7 +34,7 @@ impl Rows {
             begin = rows.end;
             let first = match wanted {
                 Wanted::None => rows.end,
-                Wanted::Last => rows.end.saturating_sub(1).max(rows.start),
+                Wanted::Last | Wanted::Best => rows.end.saturating_sub(1).max(rows.start),
                 Wanted::All => rows.start,
             };
             RowSpan { wanted: first..rows.end, rows }

@@ -272,7 +272,7 @@ impl FakeEngine {
             }
             let wanted = match span.wanted {
                 Wanted::None => rows.end..rows.end,
-                Wanted::Last => rows.end.saturating_sub(1).max(rows.start)..rows.end,
+                Wanted::Last | Wanted::Best => rows.end.saturating_sub(1).max(rows.start)..rows.end,
                 Wanted::All => rows.clone(),
             };
             first = rows.end;

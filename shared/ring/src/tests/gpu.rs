@@ -104,6 +104,22 @@ fn a_worker_s_gpu_loads_what_it_has_no_room_for() {
 }
 
 #[test]
+fn a_worker_computes_on_the_cpu_if_its_gpu_refuses_the_plan_s_layers() {
+    let ids = prompt(3, 70);
+    let want = written(&mut one_engine(), &ids, 8);
+    let theirs = Arc::new(HostDevice::new(None).of_bindings(1 << 12));
+    let home = home_with(&theirs);
+    let mut head = home.head_with(model(), Box::new(first(mixed(0, 2))), |options| {
+        options.health = Duration::ZERO;
+    });
+    let have = written(&mut head, &ids, 8);
+    assert_same_bits(&have.0, &want.0, "the CPU computes");
+    assert_eq!((have.1, theirs.used_bytes()), (want.1, 0));
+    let stats = head.handle().stats();
+    assert!(stats.lost.is_empty() && stats.recoveries == 0, "{stats:?}");
+}
+
+#[test]
 fn a_ring_with_keys_that_no_gpu_keeps_has_its_layers_on_cpus() {
     let ids = prompt(5, 60);
     let format = |options: EngineOptions| EngineOptions { kv_format: KvFormat::Q8, ..options };

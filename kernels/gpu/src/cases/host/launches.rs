@@ -75,6 +75,7 @@ pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
             product(pool, &args, format, (rows, args.groups(0) * TILES.matmul_tokens as usize));
         }
         Kernel::RmsNorm | Kernel::RmsNormInPlace => norms(&args, launch.kernel == Kernel::RmsNorm),
+        Kernel::Best => best(&args),
         Kernel::Map(op) => map(&args, op),
         Kernel::Zip(op) => zip(&args, op),
         Kernel::AddBias | Kernel::ScaleRows => rows(&args, launch.kernel == Kernel::AddBias),
@@ -98,6 +99,7 @@ fn expected(kernel: Kernel) -> (usize, usize) {
         Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. } => (3, 5),
         Kernel::RmsNorm => (3, 3),
         Kernel::RmsNormInPlace => (2, 3),
+        Kernel::Best => (2, 2),
         Kernel::Map(_) => (1, 2),
         Kernel::Zip(_) => (2, 1),
         Kernel::AddBias | Kernel::ScaleRows => (2, 2),
@@ -161,6 +163,25 @@ fn norms(args: &Args<'_>, apart: bool) {
     for (i, x) in x.chunks(width).enumerate() {
         rms_norm(x, &weight, eps, &mut out);
         put_floats(&mut to, i * width, &out);
+    }
+}
+
+fn best(args: &Args<'_>) {
+    let (n, width) = (args.number(0).min(args.flat()), args.number(1));
+    let (x, mut out) = (args.ro(0), args.rw(1));
+    for row in 0..n {
+        let numbers = floats(&x, row * width..(row + 1) * width);
+        let (mut best, mut fault) = (None, None);
+        for (i, number) in numbers.iter().enumerate() {
+            if !number.is_finite() {
+                fault = fault.or(Some(i));
+            } else if best.is_none_or(|best: usize| *number > numbers[best]) {
+                best = Some(i);
+            }
+        }
+        let bits = fault.map_or(0, |at| numbers[at].to_bits());
+        let words = [best.unwrap_or(0) as u32, fault.map_or(u32::MAX, |at| at as u32), bits];
+        words.into_iter().enumerate().for_each(|(i, word)| put(&mut out, 3 * row + i, word));
     }
 }
 

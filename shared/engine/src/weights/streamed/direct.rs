@@ -5,6 +5,9 @@
 //! once, and [`DirectFile::is_direct`] returns false. Never: writes, or uses more memory than the buffer it
 //! is given.
 
+#[cfg(test)]
+pub(crate) mod planted;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -92,7 +95,7 @@ impl DirectFile {
     /// # Errors
     /// The system's error; `UnexpectedEof` if the file is shorter.
     pub(crate) fn read(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
-        let done = read(&self.file, self.direct, range, buffer)?;
+        let done = self.fill(&self.file, self.direct, range, buffer)?;
         if !self.direct {
             self.forget(range.clone());
         }
@@ -104,7 +107,7 @@ impl DirectFile {
     /// # Errors
     /// As [`Self::read`].
     pub(crate) fn read_cached(&self, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<()> {
-        read(&self.cached, false, range, buffer)?;
+        self.fill(&self.cached, false, range, buffer)?;
         self.forget(range.clone());
         Ok(())
     }
@@ -124,29 +127,48 @@ impl DirectFile {
     pub(crate) fn forget(&self, range: Range<usize>) {
         platform::forget(&self.cached, range);
     }
-}
 
-fn read(file: &File, direct: bool, range: &Range<usize>, buffer: &mut Buffer) -> io::Result<usize> {
-    let first = range.start / ALIGNED * ALIGNED;
-    let wanted = range.end - first;
-    let room = wanted.next_multiple_of(ALIGNED);
-    let memory = &mut buffer.memory[buffer.start..buffer.start + room];
-    let mut done = 0;
-    while done < wanted {
-        match platform::read_at(file, &mut memory[done..], (first + done) as u64) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            // A short read continues at an aligned position, unless it has all wanted bytes.
-            Ok(more) if done + more >= wanted => done += more,
-            Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
-            Ok(_) if direct => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(more) => done += more,
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
+    /// Reads the aligned superset of `range` from one of the two handles. Returns how many bytes were read.
+    fn fill(
+        &self,
+        file: &File,
+        direct: bool,
+        range: &Range<usize>,
+        buffer: &mut Buffer,
+    ) -> io::Result<usize> {
+        let first = range.start / ALIGNED * ALIGNED;
+        let wanted = range.end - first;
+        let room = wanted.next_multiple_of(ALIGNED);
+        let memory = &mut buffer.memory[buffer.start..buffer.start + room];
+        let mut done = 0;
+        while done < wanted {
+            match self.read_at(file, &mut memory[done..], (first + done) as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                // A short read continues at an aligned position, unless it has all wanted bytes.
+                Ok(more) if done + more >= wanted => done += more,
+                Ok(more) if more >= ALIGNED => done += more / ALIGNED * ALIGNED,
+                Ok(_) if direct => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(more) => done += more,
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) => return Err(err),
+            }
         }
+        let start = buffer.start + range.start - first;
+        buffer.held = start..start + range.len();
+        Ok(done)
     }
-    let start = buffer.start + range.start - first;
-    buffer.held = start..start + range.len();
-    Ok(done)
+
+    /// Reads once.
+    #[cfg(not(test))]
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        platform::read_at(file, buffer, offset)
+    }
+
+    /// Reads once, unless a fault is planted.
+    #[cfg(test)]
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        planted::read_at(&self.path, file, buffer, offset)
+    }
 }
 
 /// Whether a direct read works: some file systems accept the flag and refuse each read.
@@ -185,6 +207,37 @@ mod tests {
                 file.cache(range.clone());
                 file.read_cached(&range, &mut buffer).unwrap();
                 assert!(buffer.bytes() == &bytes[range.clone()], "{range:?} from the page cache");
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_that_is_short_or_interrupted_goes_on_and_one_that_fails_says_why() {
+        let (file, bytes) = file(300_001);
+        let opened = DirectFile::open(file.path()).unwrap();
+        let mut buffer = Buffer::new(100_000);
+        // Reads of one block and of many, and which of the blocks' reads fails.
+        for (range, nth) in
+            [(32..100_032, 0), (4095..4097, 0), (200_001..300_001, 0), (7..8, 0), (9..9_000, 1)]
+        {
+            for fault in planted::ReadFault::ALL {
+                planted::plant(file.path(), nth, fault);
+                let read = || opened.read(&range, &mut buffer);
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+                let what = format!("{range:?}: {fault:?}");
+                // One read has all the bytes, so there is no second one.
+                let want = if planted::remove(file.path()) { None } else { fault.error() };
+                match (result, want) {
+                    (Ok(Ok(_)), None) => {
+                        assert!(buffer.bytes() == &bytes[range.clone()], "{what}");
+                    }
+                    (Ok(Err(err)), Some(want)) => {
+                        let both = [&err, &want].map(|err| (err.kind(), err.raw_os_error()));
+                        assert_eq!(both[0], both[1], "{what}");
+                    }
+                    (Err(_), Some(_)) => assert_eq!(fault, planted::ReadFault::Panic, "{what}"),
+                    (other, want) => panic!("{what}: {other:?}, must be {want:?}"),
+                }
             }
         }
     }

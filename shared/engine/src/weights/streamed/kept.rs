@@ -5,11 +5,16 @@
 //! kept if there is room, or if it is used clearly more than those that would make room for it. Otherwise
 //! experts that are used alike would push each other out, and none would be there when it is needed.
 //!
+//! Each piece has a mapping of its own: an allocator may keep memory that is freed, and other programs need
+//! it.
+//!
 //! What always holds: kept bytes are at most the capacity.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+use memmap2::MmapMut;
 
 use super::queue::Extent;
 use crate::weights::uses::Uses;
@@ -49,7 +54,7 @@ impl Ord for Order {
 #[derive(Debug)]
 struct Piece {
     rank: f64,
-    bytes: Arc<Vec<u8>>,
+    bytes: Arc<MmapMut>,
 }
 
 /// Pieces of experts in memory.
@@ -78,6 +83,11 @@ impl Kept {
         }
     }
 
+    /// Returns the bytes of all pieces.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Counts a pass.
     pub(super) fn begin_pass(&mut self) {
         self.uses.pass(1.0);
@@ -89,7 +99,7 @@ impl Kept {
     }
 
     /// Counts the use of a piece, and returns its bytes if it is kept.
-    pub(super) fn take(&mut self, extent: &Extent) -> Option<Arc<Vec<u8>>> {
+    pub(super) fn take(&mut self, extent: &Extent) -> Option<Arc<MmapMut>> {
         let rank = self.uses.count(extent.clone());
         let piece = self.pieces.get_mut(extent)?;
         self.order.remove(&Order::new(extent, piece.rank));
@@ -105,13 +115,15 @@ impl Kept {
             return false;
         };
         // Memory of the same size is used again: to get new memory takes as long as to fill it.
-        let mut memory = Vec::new();
+        let mut memory = None;
         for gone in goes {
             let gone = self.remove(&gone).and_then(Arc::into_inner);
-            memory = gone.filter(|gone| gone.capacity() == bytes.len()).unwrap_or(memory);
+            memory = gone.filter(|gone| gone.len() == bytes.len()).or(memory);
         }
-        memory.clear();
-        memory.extend_from_slice(bytes);
+        // If the system gives none, the piece is read again the next time.
+        let new = || MmapMut::map_anon(bytes.len()).ok();
+        let Some(mut memory) = memory.or_else(new) else { return false };
+        memory.copy_from_slice(bytes);
         self.bytes += bytes.len();
         self.order.insert(Order::new(extent, rank), extent.clone());
         self.pieces.insert(extent.clone(), Piece { rank, bytes: Arc::new(memory) });
@@ -132,7 +144,7 @@ impl Kept {
         Some(goes)
     }
 
-    fn remove(&mut self, extent: &Extent) -> Option<Arc<Vec<u8>>> {
+    fn remove(&mut self, extent: &Extent) -> Option<Arc<MmapMut>> {
         let piece = self.pieces.remove(extent)?;
         self.order.remove(&Order::new(extent, piece.rank));
         self.bytes -= extent.bytes.len();
@@ -179,7 +191,7 @@ mod tests {
                     _ => {
                         let extent = Extent { part: 0, bytes: start * BYTES..(start + len) * BYTES };
                         match kept.take(&extent) {
-                            Some(have) => prop_assert_eq!(&*have, &bytes(&extent)),
+                            Some(have) => prop_assert_eq!(&have[..], &bytes(&extent)),
                             None => _ = kept.offer(&extent, &bytes(&extent)),
                         }
                     }
@@ -190,6 +202,28 @@ mod tests {
                 prop_assert_eq!(kept.order.len(), kept.pieces.len());
             }
         }
+    }
+
+    /// An allocator has to be got to keep freed memory: after a large block was freed, it takes blocks of
+    /// this size from its heap.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_goes_back_to_the_system_when_the_capacity_shrinks() {
+        const PIECE: usize = 1 << 20;
+        drop(std::hint::black_box(vec![1_u8; 16 << 20]));
+        let own_bytes = || crate::platform::own_bytes().unwrap();
+        let (mut kept, read) = (Kept::default(), vec![7; PIECE]);
+        kept.set(128 * PIECE, |_| true);
+        for number in 0..128 {
+            let extent = Extent { part: 0, bytes: number * PIECE..(number + 1) * PIECE };
+            assert!(kept.offer(&extent, &read), "there is room for it");
+        }
+        let before = own_bytes();
+        // The last piece stays.
+        kept.set(PIECE, |_| true);
+        assert_eq!(kept.bytes(), PIECE);
+        let freed = before.saturating_sub(own_bytes());
+        assert!(freed > 64 << 20, "{freed} bytes went back to the system");
     }
 
     /// Returns the share of uses of 64 experts that were kept, 16 of which fit. `draw` chooses an expert.

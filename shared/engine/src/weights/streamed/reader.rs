@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -286,11 +287,14 @@ impl Shared {
 
     fn read(&self, Read { ticket, extent, mut buffer, cached }: Read<Buffer>) {
         let file = &self.files[extent.part];
-        let result = match cached {
+        let read = || match cached {
             // Counted when it was brought into the page cache.
             true => file.read_cached(&extent.bytes, &mut buffer).map(|()| 0),
             false => file.read(&extent.bytes, &mut buffer),
         };
+        // A panic is a bug. It must not leave a pass waiting for ever.
+        let result = catch_unwind(AssertUnwindSafe(read))
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that reads has panicked")));
         let mut state = self.lock();
         state.end_read();
         state.counts.reads += 1;

@@ -25,6 +25,9 @@ pub struct ResidencyStats {
     pub all_expert_bytes: u64,
     /// Bytes among those that stay that hold experts used most; 0 if all experts stay or none.
     pub kept_bytes: u64,
+    /// Bytes of those experts that are in this process's memory now. No file backs them, and a smaller budget
+    /// gives them back.
+    pub held_expert_bytes: u64,
     /// Bytes of experts that passes needed so far and that were not in memory: the least that could be read
     /// of them.
     pub expert_bytes: u64,

@@ -1,7 +1,6 @@
 //! The matrices that a token uses, in their order, and what of them stays in memory.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::checks::{ResidencyError, check_layers};
@@ -13,6 +12,7 @@ use crate::weights::mapped::{MappedWeights, MatrixAt};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) at: MatrixAt,
+    /// Whether it is of experts, which a pass reads if it needs them.
     pub(super) sometimes: bool,
     /// Whether it is the projection to logits.
     pub(super) output: bool,
@@ -21,11 +21,6 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whether it is of experts that a pass reads if it needs them.
-    pub(super) fn is_expert(&self) -> bool {
-        self.sometimes && !self.loaded
-    }
-
     pub(super) fn walked(&self) -> Walked {
         let Self { at, sometimes, output, .. } = *self;
         Walked { rows: at.rows, row_bytes: at.row_bytes(), sometimes, output }
@@ -44,6 +39,8 @@ pub(super) struct Wanted {
 pub(super) struct Walk {
     pub(super) layers: Vec<usize>,
     pub(super) places: Vec<Place>,
+    /// Whether somebody else loads layers, and begins the passes.
+    pub(super) is_loaded: bool,
 }
 
 impl Walk {
@@ -65,7 +62,7 @@ impl Walk {
         if ends {
             places.push(Place { at: *mapped.head_at(), sometimes: false, output: true, loaded: false });
         }
-        Ok(Self { layers, places })
+        Ok(Self { layers, places, is_loaded: false })
     }
 
     /// Returns the bytes of all experts.
@@ -82,6 +79,7 @@ impl Walk {
         experts_of: &[usize],
     ) -> Self {
         let place = |sometimes| move |at| Place { at, sometimes, output: false, loaded: true };
+        self.is_loaded = true;
         self.places.extend(matrices.iter().copied().map(place(false)));
         let experts = experts_of.iter().flat_map(|layer| mapped.expert_matrices(*layer));
         self.places.extend(experts.map(place(true)));
@@ -95,6 +93,8 @@ pub(super) struct Resident {
     pub(super) rows: usize,
     /// Behind the last byte of these rows in the file.
     pub(super) end: usize,
+    /// Whether it is of experts.
+    pub(super) is_expert: bool,
     /// Whether other rows are kept if they are used most.
     pub(super) keeps: bool,
 }
@@ -124,7 +124,7 @@ pub(super) fn extent(at: &MatrixAt) -> Extent {
 
 /// Takes the rows of experts back if not all of them stay. Returns the bytes of those.
 fn leave_experts(places: &[Place], rows: &mut [usize], cut: &Cut) -> u64 {
-    let can_leave = |place: &Place| place.is_expert() && place.at.row_bytes() <= cut.read_bytes_max;
+    let can_leave = |place: &Place| place.sometimes && place.at.row_bytes() <= cut.read_bytes_max;
     let experts = || places.iter().enumerate().filter(|(_, place)| can_leave(place));
     if experts().all(|(at, place)| rows[at] == place.at.rows) {
         return 0;
@@ -160,8 +160,9 @@ impl Choice {
         for (place, rows) in walk.places.iter().zip(&choice.rows) {
             let (whole, row_bytes) = (extent(&place.at), place.at.row_bytes());
             let end = whole.bytes.start + rows * row_bytes;
-            let keeps = kept_bytes > 0 && place.is_expert();
-            choice.by_place.insert((whole.part, whole.bytes.start), Resident { rows: *rows, end, keeps });
+            let is_expert = place.sometimes;
+            let resident = Resident { rows: *rows, end, is_expert, keeps: kept_bytes > 0 && is_expert };
+            choice.by_place.insert((whole.part, whole.bytes.start), resident);
             choice.resident_bytes += (rows * row_bytes) as u64;
             if !place.sometimes && !place.loaded {
                 choice.streamed_bytes += ((place.at.rows - rows) * row_bytes) as u64;
@@ -180,16 +181,14 @@ impl Choice {
         self.resident(at).map(|resident| resident.rows)
     }
 
-    /// Whether a piece belongs to a matrix whose rows are kept if they are used most.
-    pub(super) fn keeps(&self, piece: &Extent) -> bool {
+    /// Returns what stays of the matrix that a piece belongs to.
+    pub(super) fn around(&self, piece: &Extent) -> Option<&Resident> {
         let before = self.by_place.range(..=(piece.part, piece.bytes.start)).next_back();
-        before.is_some_and(|((of, _), resident)| *of == piece.part && resident.keeps)
+        before.filter(|((of, _), _)| *of == piece.part).map(|(_, resident)| resident)
     }
 
-    /// Returns how many of the first of these bytes of a file stay.
-    pub(super) fn resident_of(&self, part: usize, bytes: &Range<usize>) -> usize {
-        let before = self.by_place.range(..=(part, bytes.start)).next_back();
-        let end = before.filter(|((of, _), _)| *of == part).map_or(0, |(_, resident)| resident.end);
-        end.saturating_sub(bytes.start).min(bytes.len())
+    /// Whether a piece belongs to a matrix whose rows are kept if they are used most.
+    pub(super) fn keeps(&self, piece: &Extent) -> bool {
+        self.around(piece).is_some_and(|resident| resident.keeps)
     }
 }

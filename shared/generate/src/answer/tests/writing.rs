@@ -185,8 +185,9 @@ fn write(case: &Case, mut propose: impl FnMut(&Answer) -> Vec<TokenId>, random: 
         let row = StepRow::Decode { id: ID, proposed: proposed.len() + random.below(2) };
         let rows = answer.rows(&row, &proposed);
         assert_eq!(rows.ids, sequence[start..]);
-        assert_eq!(rows.logits, if proposed.is_empty() { Wanted::Last } else { Wanted::All });
-        let outcome = answer.took(&row, &proposed, &case.model.rows(&sequence, start), &mut out);
+        assert_eq!(rows.logits == Wanted::All, !proposed.is_empty());
+        let output = output_of(rows.logits, case.model.rows(&sequence, start));
+        let outcome = answer.took_output(&row, &proposed, &output, &mut out);
         let new = &answer.tokens()[before..];
         assert_eq!((outcome.proposed, outcome.written), (proposed.len(), new.len()));
         let right = new.iter().zip(&proposed).take_while(|(a, b)| a == b).count();
@@ -307,11 +308,12 @@ fn a_window_is_captured_with_the_end_of_the_prompt_and_never_reused() {
     let heads = vec![HeadId { layer: 0, head: 1 }];
     let window = Window { tokens: 5..8, heads: heads.clone() };
     let options = plain(&model, &samplers(5)[0], (0..10).collect());
+    let wanted = if options.sampler.takes_best() { Wanted::Best } else { Wanted::Last };
     let mut answer = Answer::new(AnswerOptions { window: Some(window), ..options });
     let row = |tokens: Range<usize>, end| StepRow::Prefill { id: ID, tokens, end };
     assert_eq!(answer.rows(&row(0..10, PrefillEnd::More), &[]).capture, None);
     let captured = Capture { window: 1..4, heads };
-    for (end, logits) in [(PrefillEnd::Held, Wanted::None), (PrefillEnd::Sampled, Wanted::Last)] {
+    for (end, logits) in [(PrefillEnd::Held, Wanted::None), (PrefillEnd::Sampled, wanted)] {
         let rows = answer.rows(&row(4..10, end), &[]);
         assert_eq!((rows.capture, rows.logits), (Some(captured.clone()), logits));
     }

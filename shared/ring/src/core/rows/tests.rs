@@ -16,7 +16,7 @@ fn counted(counts: &[(usize, Wanted)], rows: &Range<usize>) -> usize {
     for (count, wanted) in counts {
         flags.extend((0..*count).map(|at| match wanted {
             Wanted::None => false,
-            Wanted::Last => at + 1 == *count,
+            Wanted::Last | Wanted::Best => at + 1 == *count,
             Wanted::All => true,
         }));
     }

@@ -243,7 +243,7 @@ impl HeadEngine {
             }
         };
         self.open = Some(open);
-        self.left.outputs = vec![SeqOutput { logits: Vec::new(), scores: None }; seqs];
+        self.left.outputs = vec![SeqOutput { logits: Vec::new(), best: None, scores: None }; seqs];
         Ok(HeadDone::Done)
     }
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use baton_engine::engine::OpenStep;
 use baton_engine::{
-    Engine, EngineOptions, GpuLayers, GpuUse, KvError, Model, SeqId, StepControl, StepError, StepSeq,
+    Engine, EngineError, EngineOptions, GpuLayers, GpuUse, KvError, Model, SeqId, StepControl, StepError,
+    StepSeq,
 };
 use baton_terminal::chain;
 
@@ -126,9 +127,9 @@ impl WorkerEngine {
             prefix_cache_percent: configure.prefix_percent,
             layers: Some(layers),
             gpu: gpu.map(|gpu| GpuUse { layers: GpuLayers::Only(on_gpu), ..gpu }),
+            ..EngineOptions::default()
         };
-        let engine = Engine::new(Arc::clone(model), options);
-        let engine = engine.map_err(|err| WorkerDone::Engine(chain(&err)))?;
+        let engine = engine_of(model, options).map_err(|err| WorkerDone::Engine(chain(&err)))?;
         engine.share_weights().map_err(|err| WorkerDone::Weights(chain(&err)))?;
         self.replica = Some(Replica { engine, seqs: BTreeMap::new(), open: None });
         Ok(())
@@ -155,6 +156,17 @@ impl WorkerEngine {
             Err(StepError::Cancelled { .. }) => Err(WorkerDone::Stopped),
             Err(err) => Err(WorkerDone::Engine(chain(&err))),
         }
+    }
+}
+
+/// Makes an engine. If the GPU refuses its layers or fails, the CPU computes all of them.
+fn engine_of(model: &Arc<Model>, options: EngineOptions) -> Result<Engine, EngineError> {
+    match Engine::new(Arc::clone(model), options.clone()) {
+        Err(err @ (EngineError::Gpu(_) | EngineError::GpuRefused { .. })) => {
+            tracing::warn!(err = %chain(&err), "the CPU computes the layers that the plan gives to the GPU");
+            Engine::new(Arc::clone(model), EngineOptions { gpu: None, ..options })
+        }
+        made => made,
     }
 }
 

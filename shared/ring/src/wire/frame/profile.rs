@@ -30,6 +30,7 @@ pub(super) fn write_device(out: &mut Writer<'_>, device: &Device) {
         write_processor(out, &gpu.processor);
         [gpu.memory_bytes, gpu.buffer_bytes, gpu.copy_s].into_iter().for_each(|value| out.f64(value));
         write_some(out, gpu.load_bytes_per_s);
+        out.u8(u8::from(gpu.loads_beside));
     }
     write_some(out, device.weight_bytes_max);
     let rest = [device.memory_bytes, device.swap_bytes, device.buffer_bytes, device.stream_bytes];
@@ -80,6 +81,7 @@ fn read_gpu(from: &mut Reader<'_>) -> Result<Gpu, FrameError> {
         buffer_bytes: from.f64("gpu buffers")?,
         copy_s: from.f64("gpu copy")?,
         load_bytes_per_s: read_some(from, "rate of loads")?,
+        loads_beside: from.flag("loads beside computing")?,
     })
 }
 

@@ -26,6 +26,7 @@ fn device(gpu: bool) -> Device {
         buffer_bytes: 3e8,
         copy_s: 0.0,
         load_bytes_per_s: Some(1e10),
+        loads_beside: true,
     };
     Device {
         name: "desk".into(),

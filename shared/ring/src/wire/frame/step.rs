@@ -268,7 +268,8 @@ fn write_operation(out: &mut Writer<'_>, operation: &Operation) {
                 out.u64(span.start);
                 out.u8(match span.wanted {
                     Wanted::None => 0,
-                    Wanted::Last => 1,
+                    // Other devices compute hidden states, whatever becomes of them.
+                    Wanted::Last | Wanted::Best => 1,
                     Wanted::All => 2,
                 });
                 out.ids(&span.ids);

@@ -1,0 +1,36 @@
+//! How often the host hands commands to the device.
+
+use std::sync::Arc;
+
+use baton_e2e::pair::demo_model;
+use baton_engine::{GpuLayers, StepSeq, Wanted};
+use baton_gpu::{Device, Interface};
+use baton_kernels_wgpu::WgpuDevice;
+
+use crate::{device, engine, logits, on, prompt};
+
+#[test]
+fn a_token_is_one_submission() {
+    let Some(shared) = device() else { return };
+    let facts = shared.facts();
+    if facts.interface == Interface::Cuda {
+        return println!("skipped: gpu: CUDA's commands are not submitted together");
+    }
+    let own: Arc<WgpuDevice> =
+        baton_kernels_wgpu::open(facts.interface, facts.index, None).expect("opened once before");
+    let model = demo_model("demo-device.gguf").expect("the demo model is in the checkout");
+    let ids = prompt(7, 80, model.config().vocab_len);
+    let device = Arc::clone(&own) as Arc<dyn Device>;
+    let mut engine = engine(&model, on(&device, GpuLayers::Fit, 512));
+    let seq = engine.create();
+    // The first token brings the weights of its kernels.
+    for part in [&ids[..70], &ids[70..71]] {
+        logits(&mut engine, seq, part);
+    }
+    for (id, wanted) in ids[71..].iter().zip([Wanted::Last, Wanted::Best].into_iter().cycle()) {
+        let before = own.submissions();
+        let step = StepSeq { seq, ids: &[*id], logits: wanted, capture: None };
+        let output = engine.step(&[step], &mut ()).expect("a step").remove(0);
+        assert_eq!((own.submissions() - before, output.best.is_some()), (1, wanted == Wanted::Best));
+    }
+}
