@@ -26,7 +26,7 @@ const HARNESS: &str = "baton-e2e";
 
 /// Suites of the harness that start real processes: one test at a time.
 const ONE_THREAD: &[&str] =
-    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai", "gpu"];
+    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai", "apis", "gpu"];
 
 /// Suites of the harness that start no program.
 const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
