@@ -217,9 +217,9 @@ def responses_whole_and_streamed(client):
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert events[-1].response.output_text == whole.output_text
     with client.responses.stream(model="default", input=SAY, temperature=0, max_output_tokens=6) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        final = stream.get_final_response()
-    assert final.output_text == text
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].response.output_text == text
 
 
 @case
