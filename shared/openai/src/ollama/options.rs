@@ -80,11 +80,9 @@ impl OptionsBody {
             })?),
         };
         request.max_tokens = limit;
-        request.top_k = match self.top_k.filter(|&count| count > 0) {
-            None => None,
-            // Too many are refused by their range.
-            Some(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
-        };
+        // Too many are refused by their range.
+        let top_k = self.top_k.filter(|&count| count > 0);
+        request.top_k = top_k.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         request.temperature = self.temperature;
         request.top_p = self.top_p;
         request.min_p = self.min_p;
