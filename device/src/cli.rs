@@ -65,7 +65,7 @@ enum Command {
     /// Hold a conversation, turn by turn
     #[command(after_help = chat::HELP)]
     Chat(chat::ChatArgs),
-    /// Serve the OpenAI chat API to programs on this machine
+    /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
     /// Get and keep models, make GGUF files and adapters
     Model(model::ModelArgs),

@@ -25,8 +25,20 @@ use crate::{
 const HARNESS: &str = "baton-e2e";
 
 /// Suites of the harness that start real processes: one test at a time.
-const ONE_THREAD: &[&str] =
-    &["dist", "processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai", "gpu"];
+const ONE_THREAD: &[&str] = &[
+    "dist",
+    "processes",
+    "pull",
+    "ring",
+    "hostile",
+    "clients",
+    "console",
+    "image",
+    "cluster",
+    "openai",
+    "apis",
+    "gpu",
+];
 
 /// Suites of the harness that start no program.
 const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];

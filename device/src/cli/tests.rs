@@ -5,16 +5,8 @@ use super::*;
 #[test]
 fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
-    let cli = Cli::try_parse_from([
-        "baton",
-        "ask",
-        "doc.txt",
-        "Why?",
-        "--refine-mode",
-        "bm25",
-        "--ratio",
-        "0.5",
-    ]);
+    let cli =
+        Cli::try_parse_from(["baton", "ask", "doc.txt", "Why?", "--refine-mode", "bm25", "--ratio", "0.5"]);
     assert!(cli.is_ok(), "{cli:?}");
     let draft = ["baton", "ask", "d", "q", "--speculate", "draft=small.gguf"];
     assert!(Cli::try_parse_from(draft).is_ok());
@@ -25,14 +17,10 @@ fn the_command_line_is_consistent() {
     let err = memory("much").unwrap_err();
     assert!(err.to_string().contains("want auto, all or a size like 2GB or 800MB"), "{err}");
     let adapter = ["baton", "ask", "d", "q", "--adapter", "law=a.gguf", "--adapter", "med=b=c.gguf"];
-    let Command::Ask(_) = Cli::try_parse_from(adapter).unwrap().command else {
-        panic!("the command is ask")
-    };
-    let alone =
-        ["baton", "model", "adapter", "dir=0.5", "--model", "m.gguf", "--out", "a.gguf", "--force"];
+    let Command::Ask(_) = Cli::try_parse_from(adapter).unwrap().command else { panic!("the command is ask") };
+    let alone = ["baton", "model", "adapter", "dir=0.5", "--model", "m.gguf", "--out", "a.gguf", "--force"];
     assert_eq!(Cli::try_parse_from(alone).is_ok(), cfg!(feature = "import"));
-    let import =
-        ["baton", "model", "import", "dir", "--out", "m.gguf", "--quant", "q8_0", "--lora", "a=0.5"];
+    let import = ["baton", "model", "import", "dir", "--out", "m.gguf", "--quant", "q8_0", "--lora", "a=0.5"];
     assert_eq!(Cli::try_parse_from(import).is_ok(), cfg!(feature = "import"));
     for bad in [
         &["baton", "ask", "doc.txt"][..],
@@ -66,9 +54,7 @@ fn ask_args(options: &[&str]) -> AnswerArgs {
 #[test]
 fn options_take_their_documented_limits_and_nothing_beyond() {
     let long = "x".repeat(limits::STOP_BYTES_MAX);
-    for good in
-        [&["--ratio", "0.01"][..], &["--ratio", "1"], &["--stop", &long], &["--temperature", "10"]]
-    {
+    for good in [&["--ratio", "0.01"][..], &["--ratio", "1"], &["--stop", &long], &["--temperature", "10"]] {
         assert!(ask_args(good).sampling().check().is_ok(), "{good:?}");
     }
     assert_eq!(ask_args(&["--max-tokens", "65536"]).max_tokens, ANSWER_TOKENS_MAX);
@@ -124,9 +110,7 @@ fn options_that_would_do_nothing_are_refused() {
         let said = refused(&["model", "pull", source, option, "x"]);
         assert!(said.contains(want), "{said}");
     }
-    assert!(
-        Cli::of(["baton", "model", "pull", "hf:a/b", "--hub", "http://h", "--revision", "v1"]).is_ok()
-    );
+    assert!(Cli::of(["baton", "model", "pull", "hf:a/b", "--hub", "http://h", "--revision", "v1"]).is_ok());
     let plan = ["ring", "plan", "--devices", "d.json", "--model", "m.gguf"];
     for (more, want) in [
         (&["--planner", "halda", "--rounds", "2"][..], "--rounds is for --planner exact"),
@@ -158,9 +142,7 @@ fn an_address_without_a_scheme_gets_one() {
         let said = cloud_address(bad).unwrap_err();
         assert!(said.contains("want https://HOST"), "{bad}: {said}");
     }
-    for secret in
-        ["https://ann:pw@a.example", "ann@a.example", "http://:pw@127.0.0.1:8300", "ann:pw@[::1]"]
-    {
+    for secret in ["https://ann:pw@a.example", "ann@a.example", "http://:pw@127.0.0.1:8300", "ann:pw@[::1]"] {
         let said = cloud_address(secret).unwrap_err();
         assert!(said.contains("by --cloud-key") && !said.contains("pw"), "{secret}: {said}");
     }
