@@ -17,7 +17,7 @@ use crate::settings::Settings;
 use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, EngineOptions, Model, Sequences};
+use baton_engine::{Adapter, AdapterId, EngineOptions, Model, Sequences};
 use baton_pacing::PaceMode;
 use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
@@ -26,6 +26,7 @@ use reqwest::Url;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tracing::warn;
 
 /// Path of the demo model in a checkout.
@@ -91,14 +92,7 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
         } else {
             (Box::new(gpu::engine(&opened, model.clone(), options).context("start the engine")?), None)
         };
-        let mut adapters = BTreeMap::new();
-        for AdapterFile { name, path } in files {
-            let opened =
-                Adapter::open(&path, &model).with_context(|| format!("open adapter `{}`", path.display()))?;
-            if adapters.insert(name.clone(), engine.add_adapter(opened)?).is_some() {
-                bail!("two adapters are named `{name}`");
-            }
-        }
+        let adapters = add_adapters(&mut *engine, &model, files)?;
         // A ring computes every live sequence again when it loses a device, so it keeps few.
         let idle_sequences = if ring { 1 } else { answers };
         let options = LocalOptions {
@@ -115,6 +109,23 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode, ring })
+}
+
+/// Opens the adapters and gives them to the engine. Returns their numbers by name.
+fn add_adapters(
+    engine: &mut dyn Sequences,
+    model: &Arc<Model>,
+    files: Vec<AdapterFile>,
+) -> anyhow::Result<BTreeMap<String, AdapterId>> {
+    let mut adapters = BTreeMap::new();
+    for AdapterFile { name, path } in files {
+        let opened =
+            Adapter::open(&path, model).with_context(|| format!("open adapter `{}`", path.display()))?;
+        if adapters.insert(name.clone(), engine.add_adapter(opened)?).is_some() {
+            bail!("two adapters are named `{name}`");
+        }
+    }
+    Ok(adapters)
 }
 
 /// Says that a model only continues texts, if it has no chat template.

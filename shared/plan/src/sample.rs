@@ -109,7 +109,7 @@ pub(crate) fn drawn(seed: u64, devices: usize, layers: usize) -> (Cluster, Model
                 buffer_bytes: 1e6,
                 copy_s: if kind == GpuKind::Metal { 0.0 } else { 20e-6 },
                 load_bytes_per_s: (kind == GpuKind::Cuda && draw.chance(0.5)).then(|| draw.within(1e9, 60e9)),
-                loads_beside: seed % 3 > 0,
+                loads_beside: !seed.is_multiple_of(3),
             });
         }
         all.push(own);

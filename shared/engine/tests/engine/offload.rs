@@ -469,7 +469,7 @@ fn keys_and_values_may_be_in_memory_if_all_weights_are_there_whatever_limits_the
     let on_host = |model: &Arc<Model>| {
         let device = Arc::new(HostDevice::new(Some(room)));
         let own = GpuLayers::Offloaded(Offload::default());
-        let own = engine(model, 1, EngineOptions { kv_tokens: 1024, ..on(device, own) });
+        let own = engine(model, 1, EngineOptions { kv_tokens: 768, ..on(device, own) });
         stats(&own).kv_host_bytes
     };
     let want = on_host(&mapped);

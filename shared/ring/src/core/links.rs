@@ -20,6 +20,10 @@ pub enum Purpose {
 
 /// What happened to a link.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most events are frames; a box would be one more allocation for each"
+)]
 pub enum LinkEvent {
     /// The answer to [`LinkEffect::Connect`]. A link that failed is gone; no [`LinkEvent::Gone`] follows.
     /// The error is a message for people.

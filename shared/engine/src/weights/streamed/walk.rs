@@ -16,7 +16,7 @@ pub(super) struct Place {
     pub(super) sometimes: bool,
     /// Whether it is the projection to logits.
     pub(super) output: bool,
-    /// Whether somebody else loads what does not stay ([`StreamedWeights::set_loaded`]).
+    /// Whether somebody else loads what does not stay ([`super::StreamedWeights::set_loaded`]).
     pub(super) loaded: bool,
 }
 
