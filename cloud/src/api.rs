@@ -1,4 +1,5 @@
-//! The HTTP API: `/v1/scenes`, `/v1/assist`, the OpenAI chat and text completion API, health and figures.
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, OpenAI's chat, text completion and responses API, health and
+//! figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
 //! prompt. Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`. Only
@@ -193,7 +194,11 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     };
     let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
     let assist = OpenApiRouter::default().routes(routes!(assist::assist)).routes(routes!(assist::resume));
-    let chat = OpenApiRouter::default().routes(routes!(chat::complete)).routes(routes!(chat::continue_text));
+    let chat = OpenApiRouter::default()
+        .routes(routes!(chat::complete))
+        .routes(routes!(chat::continue_text))
+        .routes(routes!(chat::respond))
+        .routes(routes!(chat::embed));
     let models = OpenApiRouter::default().routes(routes!(status::models)).routes(routes!(status::model));
     let stats = OpenApiRouter::default().routes(routes!(status::stats));
     OpenApiRouter::with_openapi(openapi::frame())

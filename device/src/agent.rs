@@ -7,6 +7,7 @@ mod commands;
 mod error;
 mod fit;
 mod next;
+mod prompt;
 mod recent;
 mod report;
 mod running;

@@ -1,4 +1,5 @@
-//! The OpenAI chat and text completion API for programs on this machine.
+//! The APIs for programs on this machine: OpenAI's chat completions, text completions and responses,
+//! Anthropic's messages, and Ollama's API.
 //!
 //! Loopback only, unless a key is set. A request is refused if its `Host` is not served, or if its body is
 //! not declared as JSON. It is also refused if it comes from a page of another origin (another port of this
@@ -10,25 +11,30 @@ mod body;
 mod chat;
 mod error;
 mod guard;
+mod messages;
+mod ollama;
 mod ring;
 
 pub(crate) use baton_openai::capabilities::DEVICE_TOKENS_MAX as ANSWER_TOKENS_MAX;
 pub use body::{BODY_BYTES_MAX, Bodies};
 pub(crate) use guard::{listening_host, served_host};
+pub use ollama::{ModelStore, ServedModel};
 pub use ring::RingView;
 
 use crate::agent::Agent;
 use crate::relay::RelayMode;
 use axum::Json;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::Method;
 use axum::middleware;
-use axum::routing::{get, post};
-use baton_openai::FieldError;
+use axum::routing::{MethodRouter, get, post};
 use baton_openai::models::{ModelCard, ModelList};
 use baton_openai::request::MODEL_DEFAULT;
+use baton_openai::writer::Read;
+use baton_openai::{FieldError, anthropic, embeddings, responses, stream};
 use baton_pacing::PaceMode;
 use baton_protocol::SceneInfo;
 use error::ApiError;
@@ -62,6 +68,10 @@ pub struct ApiState {
     pub places: Arc<Semaphore>,
     /// Limits of bodies that are being read and parsed.
     pub bodies: Bodies,
+    /// What is said about the model.
+    pub served: ServedModel,
+    /// Where models are kept, if there is a folder for them.
+    pub models: ModelStore,
 }
 
 /// Why the API is not served at an address.
@@ -86,10 +96,15 @@ pub fn check_address(address: SocketAddr, key: Option<&str>) -> Result<(), Needs
 /// Returns the routes.
 pub fn router(state: Arc<ApiState>) -> Router {
     Router::new()
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/v1/completions", post(chat::continue_text))
+        .route("/v1/chat/completions", answers(stream::read_chat))
+        .route("/v1/completions", answers(stream::read_text))
+        .route("/v1/responses", answers(responses::read_responses))
+        .route("/v1/messages", answers(anthropic::read_messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/embeddings", post(no_embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .nest("/api", ollama::routes())
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))
@@ -97,7 +112,17 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .fallback(async || ApiError::NoSuchPath)
         .method_not_allowed_fallback(async |method: Method| ApiError::NoSuchMethod(method))
         .layer(middleware::from_fn_with_state(state.clone(), guard::origin))
+        .layer(middleware::from_fn(error::in_dialect))
         .with_state(state)
+}
+
+/// Answers requests that `read` reads.
+fn answers(read: Read) -> MethodRouter<Arc<ApiState>> {
+    post(move |State(state): State<Arc<ApiState>>, body: Body| chat::answer(state, body, read))
+}
+
+async fn no_embeddings() -> ApiError {
+    embeddings::refusal().into()
 }
 
 async fn models(State(state): State<Arc<ApiState>>) -> Json<ModelList> {

@@ -265,6 +265,7 @@ impl RelayCore {
             self.answer.drop_incomplete();
         }
         self.answer.finish(held_text);
+        self.timeline.stopped_text = self.answer.stopped_text();
         let ending = if self.answer.stopped() && ending == Ending::Length { Ending::Stop } else { ending };
         self.ending = Some(ending);
         // A stream that has sent all its tokens still has its `end`, which reports costs, so it stays open.

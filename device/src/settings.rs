@@ -1,13 +1,14 @@
-//! Settings that the device remembers between runs: consent to use a cloud, scenes with their tags, and
-//! profiles of the device.
+//! Settings that the device remembers between runs: consent to use a cloud, scenes with their tags, profiles of
+//! the device, and the options that the user wants in every command.
 //!
 //! They are small JSON files in one folder, written whole and then renamed into place. A broken or missing
-//! file means "not known". They never hold user text or keys. If the system has such rights, files and
+//! file means "not known", except the user's own options. They never hold user text or keys. If the system has such rights, files and
 //! folders made here belong to the user alone.
 
 use baton_protocol::SceneInfo;
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 /// Environment variable that names the folder.
 pub const CONFIG_DIR_ENV: &str = "BATON_CONFIG_DIR";
 const CONSENT_FILE: &str = "consent.json";
+/// The file of options that the user wants in every command.
+const CONFIG_FILE: &str = "config.json";
 /// Files over this many bytes are not read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -25,6 +28,15 @@ pub enum SettingsError {
     /// There is no home folder, and no folder was given.
     #[error("no folder for settings: pass --config-dir or set {CONFIG_DIR_ENV}")]
     NoFolder,
+    /// The user's own file cannot be read. It is not taken for missing: the options in it are wanted.
+    #[error("read `{path}`: mend the file, or delete it")]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        err: io::Error,
+    },
     /// A file could not be written.
     #[error("write `{path}`")]
     Write {
@@ -109,6 +121,37 @@ impl Settings {
     /// Returns the path of the consent file. If it is deleted, the user is asked about every cloud again.
     pub fn consent_file(&self) -> Option<PathBuf> {
         self.folder.as_ref().map(|folder| folder.join(CONSENT_FILE))
+    }
+
+    /// Returns the options that the user wants in every command, by their long names. None if there is no file.
+    ///
+    /// # Errors
+    /// [`SettingsError::Broken`] if the file is there, and is not an object in JSON.
+    pub fn config(&self) -> Result<BTreeMap<String, Value>, SettingsError> {
+        let Some(path) = self.config_file() else { return Ok(BTreeMap::new()) };
+        let read = || -> io::Result<BTreeMap<String, Value>> {
+            if std::fs::metadata(&path)?.len() > FILE_BYTES_MAX {
+                return Err(io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+            }
+            Ok(serde_json::from_slice(&std::fs::read(&path)?)?)
+        };
+        match read() {
+            Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            read => read.map_err(|err| SettingsError::Broken { path: path.clone(), err }),
+        }
+    }
+
+    /// Stores the options that the user wants in every command.
+    ///
+    /// # Errors
+    /// [`SettingsError`] if there is no folder, or the file cannot be written.
+    pub fn remember_config(&self, config: &BTreeMap<String, Value>) -> Result<(), SettingsError> {
+        self.write(Path::new(CONFIG_FILE), config)
+    }
+
+    /// Returns the path of the file of [`Self::config`].
+    pub fn config_file(&self) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.join(CONFIG_FILE))
     }
 
     /// Returns the scene as it was last fetched from this cloud.
@@ -268,6 +311,21 @@ mod tests {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         settings.allow_cloud(&url("https://a.example"), false).unwrap();
         assert_eq!(mode(&file), 0o600);
+    }
+
+    #[test]
+    fn options_are_remembered_and_a_broken_file_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings::open(Some(dir.path().to_owned()));
+        assert_eq!(settings.config().unwrap(), BTreeMap::new());
+        let config = BTreeMap::from([("model".to_owned(), Value::from("smollm2"))]);
+        settings.remember_config(&config).unwrap();
+        assert_eq!(settings.config().unwrap(), config);
+        for broken in ["{\"model\": ", "[1]", "\"model\""] {
+            std::fs::write(settings.config_file().unwrap(), broken).unwrap();
+            let err = settings.config().unwrap_err();
+            assert!(matches!(err, SettingsError::Broken { .. }), "{broken}: {err}");
+        }
     }
 
     #[test]

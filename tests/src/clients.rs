@@ -115,7 +115,11 @@ pub fn real_models() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-fn python_for(kind: &str) -> Result<PathBuf, String> {
+/// Installs Python with the locked packages of one folder of scripts; returns the folder of its programs.
+///
+/// # Errors
+/// As [`python`].
+pub fn python_for(kind: &str) -> Result<PathBuf, String> {
     let lock = scripts().join(kind).join("requirements.txt");
     let _turn = turn();
     let (folder, ready) = installed(kind, &lock);
@@ -137,11 +141,20 @@ fn python_for(kind: &str) -> Result<PathBuf, String> {
 /// # Errors
 /// Node or its registry is missing; the message says which.
 pub fn node() -> Result<PathBuf, String> {
+    node_for("node")
+}
+
+/// Makes a folder with the script of one folder of scripts, and the locked packages beside it.
+///
+/// # Errors
+/// As [`node`].
+pub fn node_for(kind: &str) -> Result<PathBuf, String> {
+    let scripts = scripts().join(kind);
     let _turn = turn();
-    let (folder, ready) = installed("node", &scripts().join("node/package-lock.json"));
+    let (folder, ready) = installed(kind, &scripts.join("package-lock.json"));
     std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
     for file in ["package.json", "package-lock.json", "cases.mjs"] {
-        std::fs::copy(scripts().join("node").join(file), folder.join(file)).map_err(|err| err.to_string())?;
+        std::fs::copy(scripts.join(file), folder.join(file)).map_err(|err| err.to_string())?;
     }
     if !ready {
         let mut npm = Command::new("npm");

@@ -16,6 +16,7 @@ Baton: ask about a long document; the cloud writes the first tokens, the device 
   ./x k8s                    renders every Kubernetes overlay and checks it, offline
   ./x lint                   fmt, clippy, docs, tidy walls, licences
   ./x bench NAME [OPTIONS]   one claim, measured; last line is JSON                      (./x bench --help)
+  ./x dist [OPTIONS]         archives of the agent with digests, installer and packages, as people get them
 
 Each command explains itself: ./x test --help
 ";
@@ -29,6 +30,7 @@ pub(crate) fn of(command: &str) -> Option<&'static str> {
         "k8s" => K8S,
         "lint" => LINT,
         "bench" => BENCH,
+        "dist" => DIST,
         _ => return None,
     })
 }
@@ -120,6 +122,21 @@ const BENCH: &str = "\
   ./x bench --help        the names, from the benches themselves (they are built first)
   ./x bench NAME --help   the options of one of them
   ./x bench engine        also fetches and builds llama.cpp, by python3
+";
+
+const DIST: &str = "\
+./x dist [OPTIONS]: builds the agent with the profile dist, and packs it for people who have no Rust.
+
+  --target TARGET    of Rust, may be given several times [default: this machine's, and the static programs for
+                     Linux that can be built here]
+  --out DIR          where everything is written [default: dist-archives in the target folder]
+  --program FILE     packs a program that is built already, for the one --target (default: this machine's)
+  --downloads URL    where the archives will be; Homebrew's formula is made only with it
+
+For each target: baton-VERSION-TARGET.tar.gz with the program, manual pages, completions and service files, and
+its list of parts (CycloneDX). Beside them SHA256SUMS, install.sh, a Debian package (dpkg-deb) and an image of
+the static program (podman). What cannot be made here is named in a line `skipped:`.
+Programs for macOS and Windows are packed on such a machine, or by --program.
 ";
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use run::Run;
 
 mod arm64;
 mod cargo;
+mod dist;
 mod fuzz;
 mod gpu;
 mod help;
@@ -65,6 +66,7 @@ fn command(arguments: &[OsString]) -> Outcome {
             lint::lint()
         }
         "bench" => bench(rest),
+        "dist" => dist::dist(&words(rest)),
         "help" | "-h" | "--help" => show_help(rest.first().map(|word| word.to_string_lossy()).as_deref()),
         _ => Err(Stop::usage(format!("unknown command `{name}`\n{}", help::COMMANDS))),
     }

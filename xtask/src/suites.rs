@@ -25,8 +25,20 @@ use crate::{
 const HARNESS: &str = "baton-e2e";
 
 /// Suites of the harness that start real processes: one test at a time.
-const ONE_THREAD: &[&str] =
-    &["processes", "pull", "ring", "hostile", "clients", "console", "image", "cluster", "openai", "gpu"];
+const ONE_THREAD: &[&str] = &[
+    "dist",
+    "processes",
+    "pull",
+    "ring",
+    "hostile",
+    "clients",
+    "console",
+    "image",
+    "cluster",
+    "openai",
+    "apis",
+    "gpu",
+];
 
 /// Suites of the harness that start no program.
 const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
@@ -34,8 +46,9 @@ const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"]
 /// Programs that a suite of the harness starts beside those of the packages that the harness depends on.
 const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 
-/// Suites that run only if they are named: `real` fetches 430 MB and computes for minutes.
-const BY_NAME: &[&str] = &["real"];
+/// Suites that run only if they are named: `real` fetches 430 MB and computes for minutes, `dist` builds and
+/// fetches for minutes.
+const BY_NAME: &[&str] = &["dist", "real"];
 
 /// What `./x test` also does, by programs that cargo does not know as tests.
 const PARTS: &[&str] = &["fuzz", "arm64", "targets", "loaded"];

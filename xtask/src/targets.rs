@@ -65,8 +65,8 @@ exit 0
 const NO_ARCHIVER: &str = "#!/bin/sh\n: > \"$2\"\n";
 
 /// A static Linux program: how its C code is compiled, how it is linked, and how it runs here.
-struct Static {
-    target: &'static str,
+pub(crate) struct Static {
+    pub(crate) target: &'static str,
     /// The C compiler, and Debian's package of it.
     compiler: (&'static str, &'static str),
     /// Whether that compiler has a C library of the target, which SQLite needs.
@@ -76,7 +76,8 @@ struct Static {
     emulator: Option<(&'static str, &'static str)>,
 }
 
-const STATIC: [Static; 2] = [
+/// The static programs that this machine may be able to build.
+pub(crate) const STATIC: [Static; 2] = [
     Static {
         target: "x86_64-unknown-linux-musl",
         compiler: ("musl-gcc", "musl-tools"),
@@ -176,12 +177,8 @@ fn static_programs(run: &mut Run, one: &Static) -> Outcome<Option<String>> {
         return Ok(None);
     }
     let mut build = cargo::cargo("build");
-    build.args(["--target", one.target, "--bins"]);
-    let variable = one.target.replace('-', "_");
-    build.env(format!("CC_{variable}"), one.compiler.0);
-    if let Some(linker) = one.linker {
-        build.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker);
-    }
+    build.arg("--bins");
+    one.set_for(&mut build);
     let features = "baton-cloud/constrain,baton-cloud/otlp";
     build.args(["--no-default-features", "-p", "baton-device", "--features", "baton-device/import"]);
     if one.has_libc {
@@ -203,8 +200,18 @@ fn static_programs(run: &mut Run, one: &Static) -> Outcome<Option<String>> {
 }
 
 impl Static {
+    /// Makes cargo build for this target, with its C compiler and its linker.
+    pub(crate) fn set_for(&self, build: &mut Command) {
+        build.args(["--target", self.target]);
+        let variable = self.target.replace('-', "_");
+        build.env(format!("CC_{variable}"), self.compiler.0);
+        if let Some(linker) = self.linker {
+            build.env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker);
+        }
+    }
+
     /// What keeps the programs from being built or run here, after installing what can be installed.
-    fn lack(&self) -> Option<String> {
+    pub(crate) fn lack(&self) -> Option<String> {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Some("built on x86-64 Linux only".to_owned());
         }

@@ -41,6 +41,10 @@ pub(crate) fn install_for(suite: &str) -> Vec<String> {
                 need("initdb", "postgresql", "postgresql");
             }
         }
+        "dist" => {
+            need("debootstrap", "debootstrap", "debootstrap");
+            need("musl-gcc", "musl-tools", "musl-tools");
+        }
         "image" => {
             for program in ["buildah", "podman", "runc", "catatonit"] {
                 need(program, program, program);

@@ -1,4 +1,5 @@
-//! `POST /v1/chat/completions` and `POST /v1/completions`: the OpenAI chat and text completion API.
+//! `POST /v1/chat/completions`, `/v1/completions` and `/v1/responses`: OpenAI's APIs. `POST /v1/embeddings`
+//! is refused.
 //!
 //! Serves callers that want the whole answer from the cloud. With the field `baton`, it serves callers that
 //! use scenes and continue by themselves after the cloud's L tokens. Requests and replies are those of
@@ -7,17 +8,21 @@
 mod reply;
 mod work;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
-use baton_openai::reply::{ChatCompletion, Head, Message};
-use baton_openai::stream::{ChunkWriter, StreamWishes};
+use baton_generate::thinking::begins_in_thinking;
+use baton_openai::reply::{ChatCompletion, Message};
+use baton_openai::responses::{read_responses, reply::ResponseBody, wire::ResponsesRequest};
+use baton_openai::stream::{read_chat, read_text};
 use baton_openai::text_reply::TextCompletion;
 use baton_openai::wire::{ChatCompletionRequest, TextCompletionRequest};
-use baton_openai::{Capabilities, ChatRequest, ErrorReply, FieldError, parse, parse_text};
+use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
+use baton_openai::{Capabilities, ErrorReply, FieldError, Prompt, embeddings};
 use baton_protocol::{AssistEvent, EndReason, ErrorCode, ProgressEvent};
+use serde_json::json;
 
 use self::reply::Reply;
 use self::work::ChatWork;
@@ -55,7 +60,7 @@ pub(super) async fn complete(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(app, &caller, &headers, body, parse).await.map_err(|err| err.told_in(Dialect::OpenAi))
+    answer(app, &caller, &headers, body, read_chat).await.map_err(|err| err.told_in(Dialect::OpenAi))
 }
 
 /// Continues a text.
@@ -84,19 +89,57 @@ pub(super) async fn continue_text(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    answer(app, &caller, &headers, body, parse_text).await.map_err(|err| err.told_in(Dialect::OpenAi))
+    answer(app, &caller, &headers, body, read_text).await.map_err(|err| err.told_in(Dialect::OpenAi))
 }
 
-/// Reads a request of one of the two APIs.
-type Parse = fn(&[u8], &Capabilities) -> Result<ChatRequest, FieldError>;
+/// Makes a response.
+///
+/// Nothing is kept between two requests: each has its whole conversation in `input`. With `stream`, the reply
+/// is a stream of named events, from `response.created` to `response.completed`, `response.incomplete` or
+/// `response.failed`.
+#[utoipa::path(
+    post,
+    path = "/v1/responses",
+    tag = "chat",
+    request_body = ResponsesRequest,
+    responses(
+        (status = 200, description = "the response, whole or as a stream", content(
+            (ResponseBody = "application/json"),
+            (String = "text/event-stream"),
+        )),
+        (status = "4XX", description = "refused: the field to blame is in `param`", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
+pub(super) async fn respond(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, &caller, &headers, body, read_responses).await.map_err(|err| err.told_in(Dialect::OpenAi))
+}
+
+/// Refuses embeddings: there is no model for them.
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    tag = "chat",
+    responses((status = "4XX", description = "always: there is no embedding model", body = ErrorReply)),
+    security(("key" = [])),
+)]
+pub(super) async fn embed() -> ApiError {
+    ApiError::from(embeddings::refusal()).told_in(Dialect::OpenAi)
+}
 
 /// A request that was accepted: its answer, and how the answer is sent.
 struct Accepted {
     answer: AssistStream,
-    head: Head,
+    writer: Box<dyn AnswerWriter>,
     reply: Reply,
-    /// Options of the stream, or `None` for a reply in one piece.
-    stream: Option<StreamWishes>,
+    /// Whether it is streamed.
+    stream: bool,
 }
 
 async fn answer(
@@ -104,16 +147,17 @@ async fn answer(
     caller: &Caller,
     headers: &HeaderMap,
     body: Body,
-    parse: Parse,
+    read: Read,
 ) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
     let terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app, caller).await?;
     let service = app.service.clone();
     let accepted = app.prepare(move || {
-        let (request, held) = bytes.parse(|json| parse(json, &Capabilities::CLOUD))?;
-        let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
-        let stream = request.stream.then_some(wishes);
+        let (asked, held) = bytes.parse(|json| read(json, &Capabilities::CLOUD).and_then(asked))?;
+        let Asked { request, writer, .. } = asked;
+        let stream = request.stream;
+        let is_chat = matches!(request.prompt, Prompt::Chat(_));
         let work = ChatWork::of(request)?;
         let payer = Some(permit.payer());
         let mut answer = match &work {
@@ -124,23 +168,35 @@ async fn answer(
             }
         };
         answer.watch(permit);
-        let head = match &work {
-            ChatWork::Whole(completion) => Head::to(&completion.prompt, answer.model()),
-            ChatWork::Assisted(..) => Head::new(answer.model()),
-        };
-        let reply = Reply::new(service.model_named(answer.model())?.model, &work);
+        let model = service.model_named(answer.model())?.model;
+        let is_thinking = is_chat && begins_in_thinking(model.template());
+        let writer = writer.with(AnswerFacts { is_thinking, ..AnswerFacts::of(answer.model()) });
+        let reply = Reply::new(model, &work);
         // Dropped now, because the texts are not needed any more and an answer may take minutes.
         drop((work, held));
-        Ok(Accepted { answer, head, reply, stream })
+        Ok(Accepted { answer, writer, reply, stream })
     });
-    let Accepted { answer, head, reply, stream } = accepted.await?;
-    let Some(wishes) = stream else { return whole(head, reply, answer).await };
-    let chunks = Chunks { writer: ChunkWriter::new(head, wishes), reply };
-    sse::response(answer, chunks, &app.limits).await
+    let Accepted { answer, writer, reply, stream } = accepted.await?;
+    match stream {
+        true => sse::response(answer, Frames { writer, reply }, &app.limits).await,
+        false => whole(writer, reply, answer).await,
+    }
+}
+
+/// Returns the request for an answer: the dialects that are served here ask for nothing else.
+fn asked(work: Work) -> Result<Asked, FieldError> {
+    match work {
+        Work::Answer(asked) => Ok(*asked),
+        Work::Nothing { .. } => Err(FieldError::whole("the request asks for no answer")),
+    }
 }
 
 /// Returns the reply in one piece.
-async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result<Response, ApiError> {
+async fn whole(
+    writer: Box<dyn AnswerWriter>,
+    mut reply: Reply,
+    mut answer: AssistStream,
+) -> Result<Response, ApiError> {
     let mut message = Message::default();
     loop {
         let event = answer.next().await.unwrap_or_else(sse::cut_off);
@@ -156,22 +212,31 @@ async fn whole(head: Head, mut reply: Reply, mut answer: AssistStream) -> Result
             }
             AssistEvent::End(end) => {
                 let ending = reply.ending(&end, reply.baton(Some(&end)));
-                return Ok(Json(message.into_completion(head, ending)).into_response());
+                let json = writer.whole(message, ending);
+                return Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response());
             }
         }
     }
 }
 
-/// Writes the reply as a stream of chunks.
-struct Chunks {
-    writer: ChunkWriter,
+/// Writes the reply as a stream.
+struct Frames {
+    writer: Box<dyn AnswerWriter>,
     reply: Reply,
 }
 
-impl Encode for Chunks {
+impl Frames {
+    fn begin(&mut self, out: &mut String) {
+        if !self.writer.is_begun() {
+            self.writer.begin(self.reply.baton(None), out);
+        }
+    }
+}
+
+impl Encode for Frames {
     fn event(&mut self, event: &AssistEvent, out: &mut String) {
         for piece in self.reply.pieces(event) {
-            self.writer.begin(|| self.reply.baton(None), out);
+            self.begin(out);
             self.writer.piece(piece, out);
         }
         match event {
@@ -184,14 +249,14 @@ impl Encode for Chunks {
                 self.writer.error(&ErrorReply::from(&sse::cut_off_body()), out)
             }
             AssistEvent::End(end) => {
-                self.writer.begin(|| self.reply.baton(None), out);
+                self.begin(out);
                 self.writer.end(self.reply.ending(end, self.reply.handoff(end)), out);
             }
         }
     }
 
     fn progress(&mut self, progress: &ProgressEvent, out: &mut String) {
-        self.writer.progress(progress, out);
+        self.writer.progress(&json!(progress), out);
     }
 
     fn finish(&mut self, out: &mut String) {

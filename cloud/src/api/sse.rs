@@ -100,7 +100,7 @@ pub(super) async fn response(
     let frames = stream::once(async { first }).chain(later).map(Ok::<Bytes, std::convert::Infallible>);
     let mut response = Response::new(Body::from_stream(frames));
     for (name, value) in HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
     Ok(response)
 }

@@ -208,6 +208,49 @@ async fn a_limit_lowers_l_and_is_no_wish_for_it() {
 }
 
 #[tokio::test]
+async fn a_response_is_the_answer_of_a_chat() {
+    let server = Server::start().await;
+    let chat = ask(&server, json!({ "max_tokens": 8 })).await;
+    let mut body =
+        json!({ "model": "tiny", "input": "Say something.", "temperature": 0, "max_output_tokens": 8 });
+    let whole = server.post("/v1/responses", &body).await.json();
+    let text = &chat["choices"][0]["message"]["content"];
+    assert_eq!(&whole["output"][0]["content"][0]["text"], text, "{whole}");
+    assert_eq!(whole["usage"]["output_tokens"], chat["usage"]["completion_tokens"]);
+    body["stream"] = json!(true);
+    let streamed = server.post("/v1/responses", &body).await;
+    assert_eq!(streamed.header("content-type"), Some("text/event-stream"));
+    let events = named_events(&streamed.body());
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let joined: String = deltas.filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!((json!(joined), &events[0]["type"]), (text.clone(), &json!("response.created")));
+    let last = &events.last().unwrap()["response"];
+    assert_eq!((&last["status"], &last["usage"]), (&whole["status"], &whole["usage"]));
+
+    let function = json!({ "type": "function", "name": "weather", "strict": true,
+        "parameters": weather()[0]["function"]["parameters"] });
+    body["tools"] = json!([function]);
+    (body["tool_choice"], body["max_output_tokens"]) = (json!("required"), json!(200));
+    let events = named_events(&server.post("/v1/responses", &body).await.body());
+    let item = &events.last().unwrap()["response"]["output"][0];
+    assert_eq!((&item["type"], &item["name"]), (&json!("function_call"), &json!("weather")), "{item}");
+    let arguments: Value = serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap();
+    assert!(["Ulm", "Bern"].contains(&arguments["city"].as_str().unwrap()), "{arguments}");
+
+    body["previous_response_id"] = json!("resp_1");
+    let refused = server.post("/v1/responses", &body).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("previous_response_id")));
+    let refused = server.post("/v1/embeddings", &json!({ "model": "tiny", "input": "a" })).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("model")));
+}
+
+/// Returns the data of all events that have a name.
+fn named_events(body: &str) -> Vec<Value> {
+    let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+#[tokio::test]
 async fn the_document_holds_every_route() {
     let server = Server::start().await;
     let reply = server.get("/openapi.json").await;
@@ -226,8 +269,10 @@ async fn the_document_holds_every_route() {
             "/v1/assist/{id}",
             "/v1/chat/completions",
             "/v1/completions",
+            "/v1/embeddings",
             "/v1/models",
             "/v1/models/{id}",
+            "/v1/responses",
             "/v1/scenes",
             "/v1/scenes/{id}",
             "/v1/stats",

@@ -20,6 +20,9 @@ pub enum AgentError {
         "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
     )]
     NoDeviceForText,
+    /// The model's template refuses the prompt.
+    #[error("the model's template cannot lay out these messages: {0}")]
+    Prompt(String),
     /// A field is out of its range.
     #[error(transparent)]
     Request(#[from] OutgoingError),

@@ -1,48 +1,36 @@
-//! `POST /v1/chat/completions` and `POST /v1/completions`, streamed or whole. Requests and
-//! replies are those of `baton_openai`.
+//! Answers of every dialect, streamed or whole. Requests and replies are those of `baton_openai`.
 
 use super::error::ApiError;
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
-use crate::relay::TOO_LONG;
+use crate::relay::{TOO_LONG, Timeline};
 use crate::segments::mark;
-use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use baton_openai::reply::{Ending, FinishReason, Head, Message, Piece};
-use baton_openai::stream::{ChunkWriter, HEADERS, PING, StreamWishes};
-use baton_openai::{Capabilities, ChatRequest, FieldError, Prompt, parse, parse_text};
+use baton_openai::dialect::Dialect;
+use baton_openai::reply::{Ending, FinishReason, Message, Piece, Times};
+use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
+use baton_openai::{Capabilities, ChatRequest, FieldError, Prompt};
 use baton_protocol::{RefineOptions, Role, Segment, Usage};
 use futures_util::Stream;
+use serde::Serialize;
 use serde_json::json;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 
 /// The most answer events, and packets of frames, that wait for the reader.
 const EVENTS_MAX: usize = 256;
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// The header of a whole reply that says who wrote it. Streams say it at their end.
+const SOURCE: HeaderName = HeaderName::from_static("x-baton-source");
 /// How long a stream waits for an error that can be sent as an HTTP status. No reply is silent for longer.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Reads a request of one of the two APIs.
-type Parse = fn(&[u8], &Capabilities) -> Result<ChatRequest, FieldError>;
-
-pub(super) async fn complete(State(state): State<Arc<ApiState>>, body: Body) -> Result<Response, ApiError> {
-    answer(state, body, parse).await
-}
-
-pub(super) async fn continue_text(
-    State(state): State<Arc<ApiState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    answer(state, body, parse_text).await
-}
-
-async fn answer(state: Arc<ApiState>, body: Body, parse: Parse) -> Result<Response, ApiError> {
+/// Reads a request by `read`, and answers it.
+pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Result<Response, ApiError> {
+    let asked_at = Instant::now();
     let body = state.bodies.read(body).await?;
     let place = state.places.clone().try_acquire_owned().map_err(|err| match err {
         TryAcquireError::NoPermits => ApiError::Busy { waiting: ANSWERS_MAX, max: ANSWERS_MAX },
@@ -50,22 +38,23 @@ async fn answer(state: Arc<ApiState>, body: Body, parse: Parse) -> Result<Respon
     })?;
     // Parsing and tokenizing a long prompt takes milliseconds, so it runs on a blocking thread.
     let reading = state.clone();
-    let read = tokio::task::spawn_blocking(move || {
-        let request = parse(body.bytes(), &Capabilities::DEVICE)?;
+    let prepare = tokio::task::spawn_blocking(move || {
+        let work = read(body.bytes(), &Capabilities::DEVICE)?;
         drop(body);
-        super::check_model(&reading, &request.model)?;
-        let question = question(&reading, &request);
-        let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
-        let head = Head::to(&request.prompt, reading.model_name.as_str());
-        let echo = match request.prompt {
-            Prompt::Text { text, echo: true } => Some(text),
-            _ => None,
-        };
-        Ok::<_, ApiError>((question, Shape { head, echo }, request.stream.then_some(wishes)))
+        match work {
+            Work::Answer(asked) => prepared(&reading, *asked, asked_at).map(Ready::Answer),
+            Work::Nothing { model, reply } => {
+                super::check_model(&reading, &model)?;
+                Ok(Ready::Reply(reply))
+            }
+        }
     });
-    let (question, shape, streamed) = read.await.map_err(AgentError::Prepare)??;
-    if let Some(wishes) = streamed {
-        return stream(state, question, shape, wishes, place).await;
+    let (question, shape, streamed) = match prepare.await.map_err(AgentError::Prepare)?? {
+        Ready::Answer(prepared) => *prepared,
+        Ready::Reply(reply) => return Ok(json_reply(reply)),
+    };
+    if streamed {
+        return stream(state, question, shape, place).await;
     }
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };
@@ -73,14 +62,65 @@ async fn answer(state: Arc<ApiState>, body: Body, parse: Parse) -> Result<Respon
     whole(shape, report?)
 }
 
-/// What a reply has besides the answer.
-struct Shape {
-    head: Head,
-    /// The prompt, if the reply begins with it.
-    echo: Option<String>,
+/// What a request comes to.
+enum Ready {
+    /// A question, what its reply has besides the answer, and whether it is streamed.
+    Answer(Box<(Question, Shape, bool)>),
+    /// This reply, without an answer.
+    Reply(String),
 }
 
-fn question(state: &ApiState, request: &ChatRequest) -> Question {
+/// What a reply has besides the answer.
+struct Shape {
+    writer: Box<dyn AnswerWriter>,
+    /// The prompt, if the reply begins with it.
+    echo: Option<String>,
+    dialect: Dialect,
+    /// The request's stop strings.
+    stops: Vec<String>,
+    asked_at: Instant,
+}
+
+fn prepared(
+    state: &ApiState,
+    asked: Asked,
+    asked_at: Instant,
+) -> Result<Box<(Question, Shape, bool)>, ApiError> {
+    let Asked { request, dialect, counts_prompt, context_min, writer } = asked;
+    super::check_model(state, &request.model)?;
+    check_room(state, context_min)?;
+    let question = question(state, &request);
+    // A prompt that cannot be laid out fails when it is answered, with a better message.
+    let prompt_tokens = match counts_prompt {
+        true => state.agent.prompt_tokens(&question.segments).map_or(0, |tokens| tokens as u64),
+        false => 0,
+    };
+    let is_thinking = !question.verbatim && state.agent.begins_in_thinking();
+    let facts = AnswerFacts { model: state.model_name.clone(), prompt_tokens, is_thinking };
+    let streamed = request.stream;
+    let echo = match request.prompt {
+        Prompt::Text { text, echo: true } => Some(text),
+        _ => None,
+    };
+    let stops = request.sampling.stop;
+    let shape = Shape { writer: writer.with(facts), echo, dialect, stops, asked_at };
+    Ok(Box::new((question, shape, streamed)))
+}
+
+/// Refuses a request that wants room for more tokens than there is.
+fn check_room(state: &ApiState, context_min: Option<u64>) -> Result<(), FieldError> {
+    match (context_min, state.agent.context_tokens()) {
+        (Some(wanted), Some(there)) if wanted > there as u64 => {
+            let message = format!(
+                "is {wanted}, this device has room for {there} tokens; start it with a larger --kv-tokens"
+            );
+            Err(FieldError::new("options.num_ctx", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Question {
     let tokenizer = state.agent.tokenizer();
     Question {
         segments: match &request.prompt {
@@ -100,13 +140,66 @@ fn question(state: &ApiState, request: &ChatRequest) -> Question {
     }
 }
 
-/// Returns how an answer ended, with notes on what was different from the request: a shortened prompt, a
-/// cloud that did not answer.
-fn ending(report: &AnswerReport) -> Ending {
+/// Who wrote how many tokens of an answer.
+#[derive(Debug, Serialize)]
+struct Wrote {
+    /// `device`, `cloud`, or `relay` if both wrote.
+    writer: &'static str,
+    cloud_tokens: usize,
+    device_tokens: usize,
+}
+
+impl Wrote {
+    fn of(report: &AnswerReport) -> Self {
+        let (cloud_tokens, device_tokens) = (report.tokens_from_cloud, report.tokens_from_device);
+        let writer = match (cloud_tokens, device_tokens) {
+            (0, _) => "device",
+            (_, 0) => "cloud",
+            _ => "relay",
+        };
+        Self { writer, cloud_tokens, device_tokens }
+    }
+
+    /// The value of the header, with parameters as in RFC 9110.
+    fn header(&self) -> HeaderValue {
+        let Self { writer, cloud_tokens, device_tokens } = self;
+        let text = format!("{writer};cloud={cloud_tokens};device={device_tokens}");
+        HeaderValue::try_from(text).expect("words and numbers are a header's value")
+    }
+}
+
+/// Returns how an answer ended: who wrote it, and notes on what was different from the request, such as a
+/// shortened prompt or a cloud that did not answer.
+fn ending(report: &AnswerReport, stops: &[String], asked_at: Instant) -> Ending {
     let finish_reason = if report.ending == "length" { FinishReason::Length } else { FinishReason::Stop };
-    let notes = Some(&report.notes).filter(|notes| !notes.is_empty());
-    let baton = notes.map(|notes| json!({ "notes": notes }));
-    Ending { finish_reason, usage: usage(report).into(), baton }
+    let mut baton = json!({ "source": Wrote::of(report) });
+    if !report.notes.is_empty() {
+        baton["notes"] = json!(report.notes);
+    }
+    let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, stops));
+    Ending {
+        stop: stop.map(str::to_owned),
+        times: times(&report.timeline, asked_at),
+        baton: Some(baton),
+        ..Ending::new(finish_reason, usage(report))
+    }
+}
+
+/// Returns the stop string that is complete first; of those that end together, the longest.
+fn first_stop<'a>(text: &str, stops: &'a [String]) -> Option<&'a str> {
+    let found =
+        stops.iter().filter_map(|stop| text.find(stop).map(|start| (start + stop.len(), start, stop)));
+    found.min().map(|(_, _, stop)| stop.as_str())
+}
+
+fn times(timeline: &Timeline, asked_at: Instant) -> Times {
+    let millis = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
+    let first_ms = timeline.ttft_user_ms.unwrap_or_default();
+    Times {
+        total: asked_at.elapsed(),
+        prompt: millis(first_ms),
+        answer: millis(timeline.total_ms.unwrap_or(first_ms) - first_ms),
+    }
 }
 
 fn usage(report: &AnswerReport) -> Usage {
@@ -121,10 +214,10 @@ fn usage(report: &AnswerReport) -> Usage {
 }
 
 /// Returns the error of an answer that failed. `written` is the text that its reader does not have yet.
-pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> {
+pub(super) fn failure(report: &AnswerReport, written: &str, dialect: Dialect) -> Option<ApiError> {
     report.error.as_ref().map(|error| {
         let mut message = error.message.clone();
-        if error.code == TOO_LONG {
+        if error.code == TOO_LONG && dialect == Dialect::OpenAi {
             message.push_str("; with `truncation`: `auto` the prompt is shortened");
         }
         ApiError::Answer { message, code: error.code, written: written.to_owned() }
@@ -132,49 +225,61 @@ pub(super) fn failure(report: &AnswerReport, written: &str) -> Option<ApiError> 
 }
 
 fn whole(shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
-    if let Some(err) = failure(&report, &report.answer) {
+    if let Some(err) = failure(&report, &report.answer, shape.dialect) {
         return Err(err);
     }
-    let ending = ending(&report);
+    let ending = ending(&report, &shape.stops, shape.asked_at);
+    let wrote = Wrote::of(&report).header();
     let mut message = Message::default();
     message.take(shape.echo.into_iter().chain([report.answer]).map(Piece::text));
-    Ok(Json(message.into_completion(shape.head, ending)).into_response())
+    let mut reply = json_reply(shape.writer.whole(message, ending));
+    reply.headers_mut().insert(SOURCE, wrote);
+    Ok(reply)
 }
 
-/// Streams chunks. The answer runs in its own task, which ends if the reader disconnects, because its channel
+fn json_reply(json: String) -> Response {
+    let content_type = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, content_type)], json).into_response()
+}
+
+/// Streams frames. The answer runs in its own task, which ends if the reader disconnects, because its channel
 /// closes. A failure before the prompt is computed is sent as an HTTP status, unless it takes long to happen.
 async fn stream(
     state: Arc<ApiState>,
     question: Question,
     shape: Shape,
-    wishes: StreamWishes,
     place: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
     let (frames, receiver) = mpsc::channel(EVENTS_MAX);
     let (begun, refused) = oneshot::channel();
+    let (headers, ping) = (shape.writer.headers(), Bytes::from(shape.writer.ping()));
+    let silence_max = shape.writer.silence_max();
     tokio::spawn(async move {
         let _place = place;
-        let writer = ChunkWriter::new(shape.head, wishes);
-        run(&state, question, writer, shape.echo, &frames, begun).await;
+        run(&state, question, shape, &frames, begun).await;
     });
     if let Ok(Ok(err)) = tokio::time::timeout(REFUSED_WITHIN, refused).await {
         return Err(err);
     }
-    let mut response = Response::new(Body::from_stream(packets(receiver)));
-    for (name, value) in HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    let mut response = Response::new(Body::from_stream(packets(receiver, ping, silence_max)));
+    for (name, value) in headers {
+        response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
     Ok(response)
 }
 
-/// Returns the frames as they come, and a comment if none has come for a while.
-fn packets(receiver: mpsc::Receiver<String>) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    futures_util::stream::unfold(receiver, |mut receiver| async {
-        let packet = match tokio::time::timeout(KEEP_ALIVE, receiver.recv()).await {
+/// Returns the frames as they come, and `ping` if none has come for a while.
+fn packets(
+    receiver: mpsc::Receiver<String>,
+    ping: Bytes,
+    silence_max: Duration,
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    futures_util::stream::unfold((receiver, ping), move |(mut receiver, ping)| async move {
+        let packet = match tokio::time::timeout(silence_max, receiver.recv()).await {
             Ok(frames) => Bytes::from(frames?),
-            Err(_) => Bytes::from_static(PING.as_bytes()),
+            Err(_) => ping.clone(),
         };
-        Some((Ok(packet), receiver))
+        Some((Ok(packet), (receiver, ping)))
     })
 }
 
@@ -198,42 +303,43 @@ async fn send(frames: &mpsc::Sender<String>, packet: String) -> Result<(), Gone>
 async fn run(
     state: &ApiState,
     question: Question,
-    mut writer: ChunkWriter,
-    mut echo: Option<String>,
+    mut shape: Shape,
     frames: &mpsc::Sender<String>,
     begun: oneshot::Sender<ApiError>,
 ) {
+    let dialect = shape.dialect;
     let (sender, mut answer_events) = mpsc::channel(EVENTS_MAX);
     let answer = state.agent.answer(question, sender);
     let mut begun = Some(begun);
     // Owns the events. Its end closes them, which tells the agent to cancel if the reader disconnected before
     // the end.
     let forward = async move {
-        send(frames, packet(|out| writer.begin(|| None, out))).await?;
+        send(frames, packet(|out| shape.writer.begin(None, out))).await?;
         loop {
             let event = tokio::select! {
                 event = answer_events.recv() => event,
                 () = frames.closed() => return Err(Gone),
             };
             match event {
-                None => return Ok((writer, begun, echo)),
+                None => return Ok((shape, begun)),
                 Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
                     // From here on the reply is a stream, whatever happens.
                     begun = None;
-                    let text = echo.take().into_iter().chain([text]).collect::<String>();
-                    send(frames, packet(|out| writer.piece(Piece::text(text), out))).await?;
+                    let text = shape.echo.take().into_iter().chain([text]).collect::<String>();
+                    send(frames, packet(|out| shape.writer.piece(Piece::text(text), out))).await?;
                 }
                 Some(AnswerEvent::Progress(progress)) => {
                     begun = None;
-                    send(frames, packet(|out| writer.progress(&progress, out))).await?;
+                    let progress = json!(progress);
+                    send(frames, packet(|out| shape.writer.progress(&progress, out))).await?;
                 }
                 Some(AnswerEvent::Text { .. } | AnswerEvent::Note(_)) => {}
             }
         }
     };
     let (report, forwarded) = tokio::join!(answer, forward);
-    let Ok((writer, begun, echo)) = forwarded else { return };
-    let report = report.map_err(ApiError::from).and_then(|report| match failure(&report, "") {
+    let Ok((shape, begun)) = forwarded else { return };
+    let report = report.map_err(ApiError::from).and_then(|report| match failure(&report, "", dialect) {
         Some(err) => Err(err),
         None => Ok(report),
     });
@@ -246,22 +352,35 @@ async fn run(
         (report, _) => report,
     };
     // A reader that disconnects now misses only the end of a finished answer.
-    let _gone = send(frames, last(writer, echo, &report)).await;
+    let _gone = send(frames, last(shape, &report)).await;
 }
 
-/// Returns the frames of an answer's end. `echo` is the prompt if the answer has no text before which it was
-/// sent.
-fn last(mut writer: ChunkWriter, echo: Option<String>, report: &Result<AnswerReport, ApiError>) -> String {
+/// Returns the frames of an answer's end. The prompt is among them if the answer has no text before which it
+/// was sent.
+fn last(mut shape: Shape, report: &Result<AnswerReport, ApiError>) -> String {
     packet(|out| {
+        let writer = &mut shape.writer;
         match report {
             Err(err) => writer.error(&err.reply(), out),
             Ok(report) => {
-                if let Some(text) = echo {
+                if let Some(text) = shape.echo {
                     writer.piece(Piece::text(text), out);
                 }
-                writer.end(ending(report), out);
+                writer.end(ending(report, &shape.stops, shape.asked_at), out);
             }
         }
         writer.done(out);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_complete_stop_string_counts() {
+        let stops = ["b c", "a b", "b"].map(str::to_owned);
+        assert_eq!(first_stop("x a b c", &stops), Some("a b"), "of those that end together, the longest");
+        assert_eq!(first_stop("x", &stops), None);
+    }
 }

@@ -1,10 +1,15 @@
-//! Errors as HTTP replies, in OpenAI's shape.
+//! Errors as HTTP replies: in OpenAI's shape, or in that of the dialect whose path was asked.
 
 use crate::agent::AgentError;
+use crate::models::PullError;
 use crate::relay::TOO_LONG;
 use axum::Json;
+use axum::body::Body;
+use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use baton_openai::dialect::Dialect;
 use baton_openai::error::status;
 use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{ErrorBody, ErrorCode};
@@ -39,6 +44,10 @@ pub(super) enum ApiError {
     Busy { waiting: usize, max: usize },
     #[error("baton is stopping")]
     Stopping,
+    #[error("a model is being pulled; wait until it has ended")]
+    Pulling,
+    #[error("{}", baton_terminal::chain(.0))]
+    Pull(PullError),
     #[error("{message}")]
     Answer { message: String, code: &'static str, written: String },
     #[error(transparent)]
@@ -53,14 +62,18 @@ impl ApiError {
             | Self::NoSuchMethod(_)
             | Self::TooLarge { .. }
             | Self::NotJson
-            | Self::Agent(AgentError::Request(_) | AgentError::Stop(_) | AgentError::NoDeviceForText) => {
-                ErrorCode::InvalidRequest
-            }
+            | Self::Agent(
+                AgentError::Request(_)
+                | AgentError::Stop(_)
+                | AgentError::Prompt(_)
+                | AgentError::NoDeviceForText,
+            ) => ErrorCode::InvalidRequest,
+            Self::Pull(err) => pull_code(err),
             Self::NoSuchModel { .. } => ErrorCode::UnknownModel,
             Self::SlowBody { .. } => ErrorCode::Timeout,
             Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::Unauthorized => ErrorCode::Unauthorized,
-            Self::Busy { .. } | Self::Bodies => ErrorCode::Overloaded,
+            Self::Busy { .. } | Self::Bodies | Self::Pulling => ErrorCode::Overloaded,
             Self::Stopping => ErrorCode::Unavailable,
             Self::Answer { code, .. } if *code == TOO_LONG => ErrorCode::PromptTooLong,
             Self::Answer { .. } | Self::Agent(_) => ErrorCode::Internal,
@@ -75,7 +88,7 @@ impl ApiError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Answer { code, .. } if *code != TOO_LONG => StatusCode::BAD_GATEWAY,
-            _ => StatusCode::from_u16(status(self.code())).expect("the API's statuses are HTTP codes"),
+            _ => http_status(status(self.code())),
         }
     }
 
@@ -85,7 +98,7 @@ impl ApiError {
         match self {
             Self::BadRequest(err) => body.error.param = err.param().map(str::to_owned),
             Self::NoSuchModel { .. } => body.error.param = Some("model".to_owned()),
-            Self::Busy { .. } | Self::Bodies | Self::Stopping => {
+            Self::Busy { .. } | Self::Bodies | Self::Stopping | Self::Pulling => {
                 body.error.retry_after_ms = Some(RETRY_AFTER_MS);
             }
             _ => (),
@@ -98,11 +111,47 @@ impl ApiError {
     }
 }
 
+/// Returns whether a pull failed for what was asked, or for a reason of this device or a server.
+fn pull_code(err: &PullError) -> ErrorCode {
+    match err {
+        PullError::NoRepository { .. } | PullError::NoRevision { .. } | PullError::NoPackage { .. } => {
+            ErrorCode::UnknownModel
+        }
+        PullError::Invalid(_)
+        | PullError::Choice(_)
+        | PullError::Gated { .. }
+        | PullError::Memory { .. }
+        | PullError::Unsupported(_)
+        | PullError::NoModel { .. }
+        | PullError::NameTaken { .. } => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Internal,
+    }
+}
+
+/// Tells an error in the dialect of the path that was asked.
+pub(super) async fn in_dialect(request: Request, next: Next) -> Response {
+    let dialect = Dialect::of_path(request.uri().path());
+    let mut response = next.run(request).await;
+    let told = response.extensions_mut().remove::<ErrorReply>();
+    if let Some(reply) = told.filter(|_| dialect != Dialect::OpenAi) {
+        let (status, body) = dialect.error(response.status().as_u16(), &reply);
+        *response.status_mut() = http_status(status);
+        *response.body_mut() = Body::from(body.to_string());
+    }
+    response
+}
+
+fn http_status(status: u16) -> StatusCode {
+    StatusCode::from_u16(status).expect("the API's statuses are HTTP codes")
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let reply = self.reply();
         let retry_after_s = reply.error.retry_after_ms.map(|ms| ms.div_ceil(1000));
-        let mut response = (self.status(), Json(reply)).into_response();
+        let mut response = (self.status(), Json(&reply)).into_response();
+        // For `in_dialect`.
+        response.extensions_mut().insert(reply);
         if let Some(seconds) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 /// it.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
+/// Where Anthropic's clients send the key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Returns the host of an authority, without its port. If the text after `:` is not a port, it is kept, and
 /// the host is not one that is served.
@@ -139,8 +141,10 @@ pub(super) async fn key(
     next: Next,
 ) -> Result<Response, ApiError> {
     if let Some(key) = &state.key {
-        let given = value(request.headers(), &header::AUTHORIZATION)?.and_then(|v| v.strip_prefix("Bearer "));
-        if !given.is_some_and(|given| same(given.as_bytes(), key.as_bytes())) {
+        let bearer =
+            value(request.headers(), &header::AUTHORIZATION)?.and_then(|v| v.strip_prefix("Bearer "));
+        let given = [bearer, value(request.headers(), &X_API_KEY)?];
+        if !given.into_iter().flatten().any(|given| same(given.as_bytes(), key.as_bytes())) {
             return Err(ApiError::Unauthorized);
         }
     }

@@ -1,5 +1,7 @@
 //! Tests the served API on loopback: answers, guards, bad requests.
 
+mod dialects;
+
 use super::*;
 use crate::agent::DeviceModel;
 use crate::local::LocalOptions;
@@ -8,6 +10,7 @@ use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::template::Message;
 use baton_engine::{Engine, EngineOptions};
+use baton_openai::dialect::Dialect;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -37,6 +40,8 @@ async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
         hosts: Vec::new(),
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
         bodies: Bodies::default().within(std::time::Duration::from_secs(2)),
+        served: ServedModel::default(),
+        models: ModelStore::new(None),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -213,7 +218,7 @@ async fn models_and_paths_that_are_not_there_say_so_in_json() {
     }
     let (status, body) = ask(reqwest::Method::GET, "/v1/models/gpt%1b").await;
     assert_eq!((status, &body["error"]["code"]), (404, &json!("model_not_found")), "{body}");
-    let (status, body) = ask(reqwest::Method::GET, "/v1/embeddings").await;
+    let (status, body) = ask(reqwest::Method::GET, "/v1/nothing").await;
     assert_eq!((status, &body["error"]["type"]), (404, &json!("invalid_request_error")));
     let (status, body) = ask(reqwest::Method::DELETE, "/v1/models").await;
     assert_eq!((status, &body["error"]["param"]), (405, &Value::Null));
@@ -359,7 +364,7 @@ fn an_answer_that_fails_keeps_what_was_written() {
         AnswerReport::new(Outcome { ending, answer, timeline }, Vec::new(), None)
     };
     for (written, want) in [("So far so", json!("So far so")), ("", Value::Null)] {
-        let err = super::chat::failure(&report(written), written).unwrap();
+        let err = super::chat::failure(&report(written), written, Dialect::OpenAi).unwrap();
         let body = serde_json::to_value(err.reply()).unwrap();
         assert_eq!((&body["error"]["written"], &body["error"]["code"]), (&want, &json!("device_failed")));
         assert!(body["error"]["message"].as_str().unwrap().contains("the ring is lost"), "{body}");

@@ -1,10 +1,14 @@
-//! `baton serve`: serves the OpenAI chat API on this machine.
+//! `baton serve`: serves the APIs of OpenAI, Anthropic and Ollama on this machine.
 
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
 use super::values::{address, whole};
-use crate::api::{ANSWERS_MAX, ApiState, Bodies, check_address, listening_host, router, served_host};
+use crate::api::{
+    ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
+    served_host,
+};
+use crate::models::Store;
 use anyhow::{Context, anyhow};
 use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
@@ -78,6 +82,8 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         hosts,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
         bodies: Bodies::default(),
+        served: ServedModel::default(),
+        models: ModelStore::new(Store::open(args.common.models_dir).ok()),
     });
     outln!("listening on http://{address}")?;
     let (phase, phases) = watch::channel(Phase::Serving);

@@ -336,7 +336,7 @@ pub fn resolve(given: &Path, folder: Option<PathBuf>) -> Result<PathBuf, StoreEr
 }
 
 /// Returns the paths of a model's files: all parts of a split one.
-pub(super) fn files_of(path: &Path) -> Result<Vec<PathBuf>, baton_engine::gguf::GgufError> {
+pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, baton_engine::gguf::GgufError> {
     let gguf = Gguf::open(path)?;
     let paths = gguf.part_paths().into_iter().flatten().map(Path::to_owned).collect();
     Ok(paths)

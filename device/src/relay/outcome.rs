@@ -93,6 +93,9 @@ pub struct Timeline {
     pub cloud_timing: Option<CloudTiming>,
     /// The usage that the cloud reported.
     pub cloud_usage: Option<Usage>,
+    /// The model's text (redacted) up to the token that completed a stop string, if one ended the answer.
+    #[serde(skip)]
+    pub stopped_text: Option<String>,
 }
 
 impl Timeline {

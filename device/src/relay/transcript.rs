@@ -57,6 +57,8 @@ pub(super) struct Transcript {
     text: AnswerText<Restorer>,
     tokens: Vec<Token>,
     tail: String,
+    /// Model text (redacted) that was held back until the end.
+    held: String,
 }
 
 impl Transcript {
@@ -65,7 +67,8 @@ impl Transcript {
     }
 
     fn from_the_start(fresh: AnswerText<Restorer>) -> Self {
-        Self { text: fresh.clone(), fresh, tokens: Vec::new(), tail: String::new() }
+        let (tail, held) = (String::new(), String::new());
+        Self { text: fresh.clone(), fresh, tokens: Vec::new(), tail, held }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -137,7 +140,13 @@ impl Transcript {
 
     /// Ends the text; `model_text` is what the engine still held.
     pub(super) fn finish(&mut self, model_text: &str) {
-        self.tail = self.text.finish(model_text).shown;
+        let last = self.text.finish(model_text);
+        (self.tail, self.held) = (last.shown, last.model_text);
+    }
+
+    /// Returns the model's text (redacted) up to the token that completed a stop string, if one did.
+    pub(super) fn stopped_text(&self) -> Option<String> {
+        self.text.stopped().then(|| self.model_text() + &self.held)
     }
 
     /// Returns the text that was held back at the end, after [`Transcript::finish`].

@@ -12,4 +12,5 @@ pub mod planted;
 pub mod scheduler;
 pub mod speculation;
 pub mod text;
+pub mod thinking;
 pub mod unread;

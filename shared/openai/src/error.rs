@@ -29,6 +29,16 @@ impl FieldError {
         FieldError { message: message.into(), param: None }
     }
 
+    /// Gives the field the name that it has in another dialect.
+    pub(crate) fn renamed(mut self, rename: impl FnOnce(&str) -> String) -> FieldError {
+        if let Some(param) = self.param.take() {
+            let name = rename(&param);
+            self.message = self.message.replacen(&format!("`{param}`"), &format!("`{name}`"), 1);
+            self.param = Some(name);
+        }
+        self
+    }
+
     /// Returns the path of the wrong field, or `None` if the request as a whole was refused.
     pub fn param(&self) -> Option<&str> {
         self.param.as_deref()

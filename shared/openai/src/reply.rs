@@ -3,7 +3,7 @@
 //! Always: the parts of a stream, put together, are the whole answer. Each call has its own id. The text of a
 //! call is never shown as content.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_protocol::EndReason;
 use serde::Serialize;
@@ -12,7 +12,6 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::logprobs::{LogprobsBody, Place};
-use crate::request::Prompt;
 use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
 use crate::tool_calls::ToolPiece;
 use crate::usage::Usage;
@@ -49,26 +48,18 @@ impl Head {
         Head::of(Api::Text, model.into())
     }
 
-    /// Makes the head of a reply to a request with this prompt.
-    pub fn to(prompt: &Prompt, model: impl Into<String>) -> Head {
-        match prompt {
-            Prompt::Chat(_) => Head::new(model),
-            Prompt::Text { .. } => Head::text(model),
-        }
-    }
-
     fn of(api: Api, model: String) -> Head {
         let kind = match api {
             Api::Chat => "chatcmpl",
             Api::Text => "cmpl",
         };
-        Head {
-            api,
-            id: format!("{kind}-{}", Uuid::new_v4().simple()),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            model,
-        }
+        Head { api, id: format!("{kind}-{}", Uuid::new_v4().simple()), created: now_seconds(), model }
     }
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// One part of an answer.
@@ -81,6 +72,8 @@ pub enum Piece {
         /// Log probabilities of the token that produced it, if they are sent.
         logprobs: Option<Place>,
     },
+    /// Thinking before the answer. Only dialects with a place of their own for it separate it from the text.
+    Thinking(String),
     /// A call begins.
     Call {
         /// Its index among the answer's calls, from 0.
@@ -103,6 +96,15 @@ impl Piece {
     /// Makes a part of text without log probabilities.
     pub fn text(text: impl Into<String>) -> Piece {
         Piece::Text { text: text.into(), logprobs: None }
+    }
+
+    /// Returns whether it adds nothing.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Piece::Text { text, logprobs } => text.is_empty() && logprobs.is_none(),
+            Piece::Thinking(text) | Piece::Arguments { text, .. } => text.is_empty(),
+            Piece::Call { .. } => false,
+        }
     }
 }
 
@@ -148,17 +150,39 @@ impl FinishReason {
 pub struct Ending {
     /// Why.
     pub finish_reason: FinishReason,
+    /// The stop string that ended it, if one did and it is known.
+    pub stop: Option<String>,
     /// Number of tokens that it used.
     pub usage: Usage,
+    /// How long it took, if that was measured.
+    pub times: Times,
     /// Content of Baton's own field `baton`, if any.
     pub baton: Option<Value>,
+}
+
+/// How long an answer took; zero if it was not measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Times {
+    /// From the request to the end.
+    pub total: Duration,
+    /// From the beginning of the work to the first token.
+    pub prompt: Duration,
+    /// From the first token to the last.
+    pub answer: Duration,
+}
+
+impl Ending {
+    /// Makes an end of which no more is known.
+    pub fn new(finish_reason: FinishReason, usage: impl Into<Usage>) -> Ending {
+        Ending { finish_reason, stop: None, usage: usage.into(), times: Times::default(), baton: None }
+    }
 }
 
 /// The parts of an answer, put together.
 #[derive(Debug, Default)]
 pub struct Message {
-    content: String,
-    calls: Vec<Call>,
+    pub(crate) content: String,
+    pub(crate) calls: Vec<Call>,
     places: Vec<Place>,
 }
 
@@ -171,6 +195,7 @@ impl Message {
                     self.content.push_str(&text);
                     self.places.extend(logprobs);
                 }
+                Piece::Thinking(text) => self.content.push_str(&text),
                 Piece::Call { id, name, .. } => {
                     let function = CalledFunction { name, arguments: String::new() };
                     self.calls.push(Call { id, kind: "function", function });
@@ -182,6 +207,15 @@ impl Message {
                 }
             }
         }
+    }
+
+    /// Returns the parts again: the text, then each call.
+    pub(crate) fn into_pieces(self) -> impl Iterator<Item = Piece> {
+        let call = |(index, call): (usize, Call)| {
+            let CalledFunction { name, arguments } = call.function;
+            [Piece::Call { index, id: call.id, name }, Piece::Arguments { index, text: arguments }]
+        };
+        [Piece::text(self.content)].into_iter().chain(self.calls.into_iter().enumerate().flat_map(call))
     }
 
     /// Makes the reply in one piece.
@@ -291,24 +325,24 @@ struct AnswerMessage {
 
 /// A call of a function.
 #[derive(Debug, Serialize, ToSchema)]
-struct Call {
+pub(crate) struct Call {
     /// Id of the call.
-    id: String,
+    pub(crate) id: String,
     /// `function`.
     #[serde(rename = "type")]
     #[schema(value_type = String)]
     kind: &'static str,
     /// The function that is called, and its arguments.
-    function: CalledFunction,
+    pub(crate) function: CalledFunction,
 }
 
 /// A function and its arguments.
 #[derive(Debug, Serialize, ToSchema)]
-struct CalledFunction {
+pub(crate) struct CalledFunction {
     /// Its name.
-    name: String,
+    pub(crate) name: String,
     /// The arguments, JSON as text.
-    arguments: String,
+    pub(crate) arguments: String,
 }
 
 #[cfg(test)]
@@ -320,7 +354,7 @@ mod tests {
 
     fn ending(finish_reason: FinishReason) -> Ending {
         let usage = baton_protocol::Usage { prompt_tokens: 7, cached_prefix_tokens: 4, completion_tokens: 2 };
-        Ending { finish_reason, usage: usage.into(), baton: None }
+        Ending::new(finish_reason, usage)
     }
 
     fn whole(pieces: Vec<Piece>, ending: Ending) -> Value {

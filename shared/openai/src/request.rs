@@ -17,7 +17,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use uuid::Uuid;
 
+pub(crate) use self::messages::checked as checked_messages;
 pub use self::text::parse_text;
+pub(crate) use self::unsupported::NO_TOOLS;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
 use crate::tools::{ChatMessage, ToolUse};
@@ -124,8 +126,18 @@ pub fn parse(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError>
     options(wire, Prompt::Chat(messages), can)
 }
 
+/// Checks a request of another dialect that was translated, and then its prompt.
+pub(crate) fn translated(
+    wire: ChatCompletionRequest,
+    can: &Capabilities,
+    prompt: impl FnOnce() -> Result<Prompt, FieldError>,
+) -> Result<ChatRequest, FieldError> {
+    unsupported::refuse(&wire, can)?;
+    options(wire, prompt()?, can)
+}
+
 /// Parses a request and checks the types of its fields.
-fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<T, FieldError> {
+pub(crate) fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<T, FieldError> {
     // Checked before parsing, because small values take many times their length in memory.
     check_shape(json).map_err(|err| FieldError::whole(err.to_string()))?;
     let mut parser = serde_json::Deserializer::from_slice(json);

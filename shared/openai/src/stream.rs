@@ -8,15 +8,19 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::error::ErrorReply;
+use crate::capabilities::Capabilities;
+use crate::dialect::Dialect;
+use crate::error::{ErrorReply, FieldError};
 use crate::logprobs::LogprobsBody;
-use crate::reply::{ASSISTANT, Api, Ending, FinishReason, Head, Piece};
+use crate::reply::{ASSISTANT, Api, Ending, FinishReason, Head, Message, Piece};
+use crate::request::{ChatRequest, Prompt, parse, parse_text};
 use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
 use crate::usage::Usage;
+use crate::writer::{AnswerFacts, AnswerWriter, Asked, Headers, Work};
 
 /// The HTTP headers of a stream; the last one tells proxies not to buffer it.
-pub const HEADERS: [(&str, &str); 3] =
-    [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+pub const HEADERS: Headers =
+    &[("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
 
 /// A comment that keeps a silent connection open.
 pub const PING: &str = ": ping\n\n";
@@ -44,81 +48,6 @@ impl ChunkWriter {
     /// Makes a writer for a new answer.
     pub fn new(head: Head, wishes: StreamWishes) -> ChunkWriter {
         ChunkWriter { head, wishes, begun: false, offset: 0 }
-    }
-
-    /// Appends the first chunk, which has the role and Baton's own field. Does nothing if it was written
-    /// before, or for a text completion.
-    pub fn begin(&mut self, baton: impl FnOnce() -> Option<Value>, out: &mut String) {
-        if self.begun {
-            return;
-        }
-        self.begun = true;
-        if self.head.api == Api::Text {
-            return;
-        }
-        let delta = Delta {
-            role: Some(ASSISTANT),
-            content: Some(String::new()),
-            refusal: Some(()),
-            tool_calls: None,
-        };
-        let mut chunk = self.chunk(delta, None, None);
-        chunk.baton = baton();
-        put(&chunk, out);
-    }
-
-    /// Appends one part of the answer, after [`Self::begin`].
-    pub fn piece(&mut self, piece: Piece, out: &mut String) {
-        if self.head.api == Api::Text {
-            // Answers of this API call no tools, so every part is text.
-            let Piece::Text { text, logprobs } = piece else { return };
-            let logprobs = TextLogprobs::of(logprobs, &mut self.offset);
-            return put(&self.text_chunk(TextChoice::new(text, logprobs, None)), out);
-        }
-        let (delta, logprobs) = delta(piece);
-        put(&self.chunk(delta, logprobs, None), out);
-    }
-
-    /// Appends the last chunk, after [`Self::begin`], and the token counts if they were requested.
-    pub fn end(&self, ending: Ending, out: &mut String) {
-        if self.head.api == Api::Text {
-            let last = self.text_chunk(TextChoice::new(String::new(), None, Some(ending.finish_reason)));
-            put(&TextCompletion { baton: ending.baton, ..last }, out);
-            if self.wishes.usage {
-                put(&TextCompletion { usage: Some(Some(ending.usage)), ..self.bare_text() }, out);
-            }
-            return;
-        }
-        let mut last = self.chunk(Delta::default(), None, Some(ending.finish_reason));
-        last.baton = ending.baton;
-        put(&last, out);
-        if self.wishes.usage {
-            put(&ChatCompletionChunk { usage: Some(Some(ending.usage)), ..self.bare() }, out);
-        }
-    }
-
-    /// Appends the error that ends the answer.
-    pub fn error(&self, error: &ErrorReply, out: &mut String) {
-        put(error, out);
-    }
-
-    /// Appends the progress of an answer that has no token yet: a comment, which every client skips, and a
-    /// chunk if it was requested.
-    pub fn progress(&self, progress: &impl Serialize, out: &mut String) {
-        let progress = serde_json::to_value(progress).expect(STRING_KEYS);
-        out.push_str(": progress ");
-        out.push_str(&progress.to_string());
-        out.push_str("\n\n");
-        match self.head.api {
-            _ if !self.wishes.progress => (),
-            Api::Chat => put(&ChatCompletionChunk { x_progress: Some(progress), ..self.bare() }, out),
-            Api::Text => put(&TextCompletion { x_progress: Some(progress), ..self.bare_text() }, out),
-        }
-    }
-
-    /// Appends the last frame, `data: [DONE]`.
-    pub fn done(&self, out: &mut String) {
-        out.push_str("data: [DONE]\n\n");
     }
 
     fn chunk(
@@ -154,6 +83,125 @@ impl ChunkWriter {
     }
 }
 
+impl AnswerWriter for ChunkWriter {
+    fn headers(&self) -> Headers {
+        HEADERS
+    }
+
+    fn ping(&self) -> String {
+        PING.to_owned()
+    }
+
+    fn is_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Appends the first chunk, which has the role and Baton's own field. A text completion has no such
+    /// chunk.
+    fn begin(&mut self, baton: Option<Value>, out: &mut String) {
+        if self.begun {
+            return;
+        }
+        self.begun = true;
+        if self.head.api == Api::Text {
+            return;
+        }
+        let delta = Delta {
+            role: Some(ASSISTANT),
+            content: Some(String::new()),
+            refusal: Some(()),
+            tool_calls: None,
+        };
+        let mut chunk = self.chunk(delta, None, None);
+        chunk.baton = baton;
+        put(&chunk, out);
+    }
+
+    fn piece(&mut self, piece: Piece, out: &mut String) {
+        if self.head.api == Api::Text {
+            // Answers of this API call no tools, and their thinking is text.
+            let Piece::Text { text, logprobs } = piece else { return };
+            let logprobs = TextLogprobs::of(logprobs, &mut self.offset);
+            return put(&self.text_chunk(TextChoice::new(text, logprobs, None)), out);
+        }
+        let (delta, logprobs) = delta(piece);
+        put(&self.chunk(delta, logprobs, None), out);
+    }
+
+    /// Appends the last chunk, and the token counts if they were requested.
+    fn end(&mut self, ending: Ending, out: &mut String) {
+        if self.head.api == Api::Text {
+            let last = self.text_chunk(TextChoice::new(String::new(), None, Some(ending.finish_reason)));
+            put(&TextCompletion { baton: ending.baton, ..last }, out);
+            if self.wishes.usage {
+                put(&TextCompletion { usage: Some(Some(ending.usage)), ..self.bare_text() }, out);
+            }
+            return;
+        }
+        let mut last = self.chunk(Delta::default(), None, Some(ending.finish_reason));
+        last.baton = ending.baton;
+        put(&last, out);
+        if self.wishes.usage {
+            put(&ChatCompletionChunk { usage: Some(Some(ending.usage)), ..self.bare() }, out);
+        }
+    }
+
+    fn error(&mut self, error: &ErrorReply, out: &mut String) {
+        put(error, out);
+    }
+
+    /// Appends a comment, which every client skips, and a chunk if it was requested.
+    fn progress(&mut self, progress: &Value, out: &mut String) {
+        out.push_str(": progress ");
+        out.push_str(&progress.to_string());
+        out.push_str("\n\n");
+        match self.head.api {
+            _ if !self.wishes.progress => (),
+            Api::Chat => {
+                put(&ChatCompletionChunk { x_progress: Some(progress.clone()), ..self.bare() }, out);
+            }
+            Api::Text => {
+                put(&TextCompletion { x_progress: Some(progress.clone()), ..self.bare_text() }, out);
+            }
+        }
+    }
+
+    /// Appends `data: [DONE]`.
+    fn done(&mut self, out: &mut String) {
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn whole(self: Box<Self>, message: Message, ending: Ending) -> String {
+        serde_json::to_string(&message.into_completion(self.head, ending)).expect(STRING_KEYS)
+    }
+}
+
+/// Reads a request of the chat API.
+///
+/// # Errors
+/// [`FieldError`] with the name of the wrong field.
+pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
+    parse(json, can).map(asked)
+}
+
+/// Reads a request of the text completion API.
+///
+/// # Errors
+/// [`FieldError`] with the name of the wrong field.
+pub fn read_text(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
+    parse_text(json, can).map(asked)
+}
+
+fn asked(request: ChatRequest) -> Work {
+    let wishes = StreamWishes { usage: request.include_usage, progress: request.include_progress };
+    let is_chat = matches!(request.prompt, Prompt::Chat(_));
+    let make = move |facts: AnswerFacts| -> Box<dyn AnswerWriter> {
+        let head = if is_chat { Head::new(facts.model) } else { Head::text(facts.model) };
+        Box::new(ChunkWriter::new(head, wishes))
+    };
+    Asked::new(request, Dialect::OpenAi, make).into()
+}
+
 const STRING_KEYS: &str = "replies have string keys only";
 
 fn put(value: &impl Serialize, out: &mut String) {
@@ -170,6 +218,7 @@ fn delta(piece: Piece) -> (Delta, Option<LogprobsBody>) {
             let delta = Delta { content: Some(text), ..Delta::default() };
             (delta, logprobs.and_then(|place| LogprobsBody::of(vec![place])))
         }
+        Piece::Thinking(text) => (Delta { content: Some(text), ..Delta::default() }, None),
         Piece::Call { index, id, name } => {
             let function = FunctionDelta { name: Some(name), arguments: String::new() };
             (call(CallDelta { index, id: Some(id), kind: Some("function"), function }), None)

@@ -119,6 +119,7 @@ mod tests {
     use crate::logprobs::tests::place;
     use crate::reply::{Ending, Message, Piece};
     use crate::stream::{ChunkWriter, StreamWishes};
+    use crate::writer::AnswerWriter;
 
     fn pieces() -> Vec<Piece> {
         let scored = |text: &str| Piece::Text { text: text.to_owned(), logprobs: Some(place(&[0, 1])) };
@@ -127,7 +128,7 @@ mod tests {
 
     fn ending() -> Ending {
         let usage = baton_protocol::Usage { prompt_tokens: 3, cached_prefix_tokens: 0, completion_tokens: 2 };
-        Ending { finish_reason: FinishReason::Length, usage: usage.into(), baton: None }
+        Ending::new(FinishReason::Length, usage)
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
 
         let mut writer = ChunkWriter::new(Head::text("m"), StreamWishes { usage: true, progress: false });
         let mut out = String::new();
-        writer.begin(|| None, &mut out);
+        writer.begin(None, &mut out);
         assert_eq!(out, "", "there is no role to tell");
         for piece in pieces() {
             writer.piece(piece, &mut out);

@@ -7,20 +7,27 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Usage {
     /// Tokens of the prompt.
-    prompt_tokens: u64,
+    pub(crate) prompt_tokens: u64,
     /// Tokens of the answer.
-    completion_tokens: u64,
+    pub(crate) completion_tokens: u64,
     /// Tokens of prompt and answer together.
-    total_tokens: u64,
+    pub(crate) total_tokens: u64,
     /// Details of the prompt's tokens.
-    prompt_tokens_details: PromptDetails,
+    pub(crate) prompt_tokens_details: PromptDetails,
 }
 
 /// Details of the prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-struct PromptDetails {
+pub(crate) struct PromptDetails {
     /// Prompt tokens that were found in the prefix cache.
-    cached_tokens: u64,
+    pub(crate) cached_tokens: u64,
+}
+
+impl Usage {
+    /// Returns the tokens of the prompt that were found in the prefix cache.
+    pub(crate) fn cached(&self) -> u64 {
+        self.prompt_tokens_details.cached_tokens
+    }
 }
 
 impl From<baton_protocol::Usage> for Usage {

@@ -4,8 +4,8 @@
 //! Always: a field that is not listed is refused by name, at any depth, unless it is null.
 
 mod text;
-mod text_or;
-mod unknown;
+pub(crate) mod text_or;
+pub(crate) mod unknown;
 
 use baton_protocol::DeviceInfo;
 use serde::{Deserialize, Serialize};

@@ -19,7 +19,20 @@ pub const NAME_BYTES_MAX: usize = 4096;
 pub const SMALL_TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// Fields whose text may be as long as the body: parts of a conversation.
-const LONG_TEXTS: [&[u8]; 5] = [b"text", b"content", b"arguments", b"description", b"continue_from"];
+const LONG_TEXTS: [&[u8]; 12] = [
+    b"text",
+    b"content",
+    b"arguments",
+    b"description",
+    b"continue_from",
+    b"prompt",
+    b"system",
+    b"data",
+    b"input",
+    b"output",
+    b"instructions",
+    b"thinking",
+];
 
 /// Most characters of a field's name in a message.
 const FIELD_CHARS_MAX: usize = 100;
@@ -150,7 +163,7 @@ mod tests {
     #[test]
     fn long_texts_stand_only_in_conversations() {
         let text = "t".repeat(SMALL_TEXT_BYTES_MAX + 1);
-        for field in ["text", "content", "arguments", "description", "continue_from"] {
+        for field in ["text", "content", "arguments", "description", "continue_from", "prompt", "input"] {
             check(&format!(r#"{{"a":1,"{field}" : "{text}"}}"#), true);
         }
         let cases = [

@@ -131,7 +131,7 @@ pub(crate) fn check_whole(model: &str, reply: &Reply, place: &str) -> Summary {
         prompt_tokens,
         completion_tokens,
         places: places(&choice["logprobs"], place),
-        baton: body.get("baton").is_some(),
+        baton: body["baton"].get("mask").is_some(),
     }
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn check_stream(model: &str, reply: &Reply, place: &str) -> Summary {
         prompt_tokens,
         completion_tokens,
         places: Vec::new(),
-        baton: parts.iter().any(|part| part.get("baton").is_some()),
+        baton: parts.iter().any(|part| part["baton"].get("mask").is_some()),
     };
     let mut reasons = Vec::new();
     for part in parts {

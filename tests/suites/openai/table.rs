@@ -244,7 +244,7 @@ pub(crate) fn raw_rows() -> Vec<RawRow> {
         post("more than one value", json, r#"{"model":"default","messages":[]} {}"#, invalid),
         post("no fields", json, "{}", of(400, Some("messages"), "invalid_request")),
         post("plain text", "text/plain", "{}", of(415, None, "invalid_request")),
-        other("another path", Method::GET, "/v1/embeddings", of(404, None, "invalid_request")),
+        other("another path", Method::GET, "/v1/nothing", of(404, None, "invalid_request")),
         other("another method", Method::DELETE, "/v1/models", of(405, None, "invalid_request")),
         other("another model", Method::GET, "/v1/models/gpt", of(404, Some("model"), "model_not_found")),
     ]

@@ -70,7 +70,7 @@ impl Reply {
     /// Returns how the answer ended, with this content of the field `baton`.
     pub(super) fn ending(&self, end: &EndEvent, baton: Option<Value>) -> Ending {
         let calls = self.parser.as_ref().map_or(0, ToolParser::calls);
-        Ending { finish_reason: FinishReason::of(end.reason, calls), usage: end.usage.into(), baton }
+        Ending { baton, ..Ending::new(FinishReason::of(end.reason, calls), end.usage) }
     }
 
     /// Returns the parts that an event adds.

@@ -44,6 +44,31 @@ pub(super) fn read(wire: Vec<ChatMessageBody>, can: &Capabilities) -> Result<Vec
     }
 }
 
+/// Checks messages that were translated from another dialect.
+pub(crate) fn checked(
+    messages: Vec<ChatMessage>,
+    can: &Capabilities,
+) -> Result<Vec<ChatMessage>, FieldError> {
+    if messages.is_empty() {
+        return Err(FieldError::new("messages", "has no message"));
+    }
+    if let Some(max) = can.messages_max.filter(|&max| messages.len() > max) {
+        let message = format!("has {} messages, at most {max} are allowed", messages.len());
+        return Err(FieldError::new("messages", message));
+    }
+    let mut calls: BTreeSet<&str> = BTreeSet::new();
+    for message in &messages {
+        if message.call_id.as_deref().is_some_and(|id| !calls.contains(id)) {
+            return Err(FieldError::new("messages", "a result answers a call that no earlier message has"));
+        }
+        calls.extend(message.calls.iter().map(|call| call.id.as_str()));
+    }
+    match messages.iter().all(ChatMessage::is_empty) {
+        true => Err(FieldError::new("messages", "all messages are empty")),
+        false => Ok(messages),
+    }
+}
+
 fn message(at: usize, body: ChatMessageBody, can: &Capabilities) -> Result<ChatMessage, FieldError> {
     let field = |name: &str| format!("messages[{at}].{name}");
     let role = match body.role.as_str() {

@@ -9,7 +9,7 @@ use crate::error::FieldError;
 use crate::wire::{ChatCompletionRequest, ToolChoiceBody};
 
 /// Beginning of every refusal that is about tools, also of messages that use tools.
-pub(super) const NO_TOOLS: &str = "this service does not support tools";
+pub(crate) const NO_TOOLS: &str = "this service does not support tools";
 
 const TOP_LOGPROBS_MAX: u64 = 20;
 

@@ -13,7 +13,7 @@ fn usage() -> Usage {
 }
 
 fn ending() -> Ending {
-    Ending { finish_reason: FinishReason::Stop, usage: usage(), baton: None }
+    Ending::new(FinishReason::Stop, usage())
 }
 
 /// Returns the whole stream of an answer made of these parts.
@@ -21,10 +21,10 @@ fn streamed(wishes: StreamWishes, pieces: Vec<Piece>) -> String {
     let mut writer = ChunkWriter::new(Head::new("m"), wishes);
     let mut out = String::new();
     for piece in pieces {
-        writer.begin(|| None, &mut out);
+        writer.begin(None, &mut out);
         writer.piece(piece, &mut out);
     }
-    writer.begin(|| None, &mut out);
+    writer.begin(None, &mut out);
     writer.end(ending(), &mut out);
     writer.done(&mut out);
     out
@@ -100,7 +100,7 @@ fn progress_is_a_comment_and_a_chunk_for_one_who_asked() {
     let progress = json!({ "stage": "prefill", "computed": 1, "total": 2 });
     for told in [false, true] {
         let wishes = StreamWishes { usage: false, progress: told };
-        let (writer, mut out) = (ChunkWriter::new(Head::new("m"), wishes), String::new());
+        let (mut writer, mut out) = (ChunkWriter::new(Head::new("m"), wishes), String::new());
         writer.progress(&progress, &mut out);
         writer.done(&mut out);
         assert!(out.starts_with(": progress {") && out.contains("}\n\ndata: "), "{out}");
@@ -113,8 +113,8 @@ fn progress_is_a_comment_and_a_chunk_for_one_who_asked() {
 #[test]
 fn an_error_and_what_baton_adds_are_frames_too() {
     let (mut writer, mut out) = (ChunkWriter::new(Head::new("m"), StreamWishes::default()), String::new());
-    writer.begin(|| Some(json!({ "assist_tokens": 4 })), &mut out);
-    writer.begin(|| Some(json!("never asked for again")), &mut out);
+    writer.begin(Some(json!({ "assist_tokens": 4 })), &mut out);
+    writer.begin(Some(json!("never told again")), &mut out);
     writer.error(&ErrorReply::new(ErrorCode::Unavailable, "it stops"), &mut out);
     writer.done(&mut out);
     let chunks = chunks(&out);

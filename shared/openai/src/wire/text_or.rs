@@ -8,7 +8,8 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// A text, or a `T` that is a list or an object.
-pub(super) enum TextOr<T> {
+#[derive(Debug)]
+pub(crate) enum TextOr<T> {
     /// The text.
     Text(String),
     /// A list or an object.

@@ -1,0 +1,29 @@
+//! `POST /v1/messages/count_tokens`: how many tokens a prompt has, without answering it.
+
+use super::ApiState;
+use super::chat::question;
+use super::error::ApiError;
+use crate::agent::AgentError;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use baton_openai::Capabilities;
+use baton_openai::anthropic::read_count;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn count_tokens(
+    State(state): State<Arc<ApiState>>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let count = move || {
+        let request = read_count(body.bytes(), &Capabilities::DEVICE)?;
+        drop(body);
+        super::check_model(&state, &request.model)?;
+        let question = question(&state, &request);
+        Ok::<_, ApiError>(state.agent.prompt_tokens(&question.segments)?)
+    };
+    let tokens = tokio::task::spawn_blocking(count).await.map_err(AgentError::Prepare)??;
+    Ok(Json(json!({ "input_tokens": tokens })))
+}

@@ -1,0 +1,261 @@
+//! Requests for answers, translated to the one request of all dialects.
+//!
+//! Ollama's own defaults: answers are streamed, have as many tokens as fit, and a prompt that does not fit is
+//! shortened. A request without a prompt only asks whether the model is there.
+
+use std::collections::VecDeque;
+
+use baton_protocol::Role;
+use serde_json::Value;
+
+use super::field;
+use super::options::OptionsBody;
+use super::wire::{CallBody, ChatBody, GenerateBody, MessageBody};
+use super::writer::OllamaWriter;
+use crate::capabilities::Capabilities;
+use crate::dialect::Dialect;
+use crate::error::FieldError;
+use crate::request::{MODEL_DEFAULT, NO_TOOLS, Prompt, checked_messages, parsed, translated};
+use crate::tools::{ChatMessage, PastCall};
+use crate::wire::unknown::NoOther;
+use crate::wire::{ChatCompletionRequest, NamedSchema, ResponseFormat, ToolBody};
+use crate::writer::{Asked, Work};
+
+/// What clients write behind a model's name that has no other tag.
+const TAG: &str = ":latest";
+
+/// What both requests have, and how the reply looks.
+struct Common {
+    model: Option<String>,
+    is_chat: bool,
+    tools: Option<Vec<ToolBody>>,
+    format: Option<Value>,
+    options: OptionsBody,
+    stream: Option<bool>,
+    think: Option<Value>,
+    truncate: Option<bool>,
+    shift: Option<bool>,
+    logprobs: bool,
+    keep_alive: Option<Value>,
+}
+
+/// Reads a request of `/api/chat`.
+///
+/// # Errors
+/// [`FieldError`] with the name of the wrong field.
+pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
+    let body: ChatBody = parsed(json)?;
+    let common = Common {
+        model: body.model,
+        is_chat: true,
+        tools: body.tools,
+        format: body.format,
+        options: body.options.unwrap_or_default(),
+        stream: body.stream,
+        think: body.think,
+        truncate: body.truncate,
+        shift: body.shift,
+        logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
+        keep_alive: body.keep_alive,
+    };
+    let bodies = body.messages.unwrap_or_default();
+    if bodies.is_empty() {
+        return nothing(&common);
+    }
+    let messages = messages(bodies, can);
+    work(common, can, || Ok(Prompt::Chat(messages?)))
+}
+
+/// Reads a request of `/api/generate`.
+///
+/// # Errors
+/// [`FieldError`] with the name of the wrong field.
+pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
+    let body: GenerateBody = parsed(json)?;
+    let is_empty = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
+    let no_values = |list: &Option<Vec<Value>>| list.as_ref().is_none_or(Vec::is_empty);
+    let rules = [
+        ("suffix", is_empty(&body.suffix), "is not supported"),
+        ("template", is_empty(&body.template), "is not supported; the model's own template is used"),
+        ("context", no_values(&body.context), "is not supported; use `/api/chat` with all messages"),
+        ("images", no_values(&body.images), "images are not supported"),
+    ];
+    if let Some((name, _, message)) = rules.into_iter().find(|(_, fine, _)| !fine) {
+        return Err(FieldError::new(name, message));
+    }
+    let common = Common {
+        model: body.model,
+        is_chat: false,
+        tools: None,
+        format: body.format,
+        options: body.options.unwrap_or_default(),
+        stream: body.stream,
+        think: body.think,
+        truncate: body.truncate,
+        shift: body.shift,
+        logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
+        keep_alive: body.keep_alive,
+    };
+    let Some(prompt) = body.prompt.filter(|prompt| !prompt.is_empty()) else { return nothing(&common) };
+    let system = body.system.filter(|system| !system.is_empty());
+    if body.raw == Some(true) {
+        if system.is_some() {
+            return Err(FieldError::new("system", "cannot be used together with `raw`"));
+        }
+        return work(common, can, || Ok(Prompt::Text { text: prompt, echo: false }));
+    }
+    let system = system.map(|system| ChatMessage::new(Role::System, system));
+    let messages = system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect();
+    work(common, can, || Ok(Prompt::Chat(checked_messages(messages, can)?)))
+}
+
+/// Answers a request without a prompt: Ollama loads the model then.
+fn nothing(common: &Common) -> Result<Work, FieldError> {
+    if common.keep_alive.as_ref().is_some_and(|time| time == 0 || time == "0" || time == "0s") {
+        let message =
+            "the model stays loaded as long as this program runs, so it cannot be 0 without a prompt";
+        return Err(FieldError::new("keep_alive", message));
+    }
+    let model = model(common.model.clone())?.unwrap_or_else(|| MODEL_DEFAULT.to_owned());
+    let reply = OllamaWriter::loaded(&model, common.is_chat).to_string();
+    Ok(Work::Nothing { model, reply })
+}
+
+/// Returns the name without its tag; a model is always named.
+fn model(name: Option<String>) -> Result<Option<String>, FieldError> {
+    match name.filter(|name| !name.is_empty()) {
+        Some(name) => Ok(Some(plain_name(&name).to_owned())),
+        None => Err(FieldError::new("model", "is missing")),
+    }
+}
+
+/// Returns a model's name without the tag that stands for no tag.
+pub(super) fn plain_name(name: &str) -> &str {
+    name.strip_suffix(TAG).unwrap_or(name)
+}
+
+fn work(
+    common: Common,
+    can: &Capabilities,
+    prompt: impl FnOnce() -> Result<Prompt, FieldError>,
+) -> Result<Work, FieldError> {
+    if common.logprobs {
+        return Err(FieldError::new("logprobs", "log probabilities are not supported"));
+    }
+    if common.shift == Some(true) {
+        return Err(FieldError::new("shift", "is not supported; an answer ends where the context is full"));
+    }
+    let shows_thinking = match common.think {
+        None | Some(Value::Bool(true)) => true,
+        Some(Value::Bool(false)) => false,
+        Some(_) => return Err(FieldError::new("think", "must be true or false; levels are not supported")),
+    };
+    let context_min = common.options.num_ctx;
+    let shortens = can.truncation && common.truncate != Some(false);
+    let mut wire = ChatCompletionRequest {
+        model: model(common.model)?,
+        stream: Some(common.stream.unwrap_or(true)),
+        tools: common.tools,
+        response_format: format(common.format)?,
+        truncation: shortens.then(|| "auto".to_owned()),
+        ..ChatCompletionRequest::default()
+    };
+    common.options.put_into(&mut wire, can.tokens_max)?;
+    let request = translated(wire, can, prompt).map_err(|err| err.renamed(field))?;
+    let is_chat = common.is_chat;
+    let mut asked = Asked::new(request, Dialect::Ollama, move |facts| {
+        Box::new(OllamaWriter::new(facts, is_chat, shows_thinking))
+    });
+    asked.context_min = context_min;
+    Ok(asked.into())
+}
+
+fn format(format: Option<Value>) -> Result<Option<ResponseFormat>, FieldError> {
+    let (kind, schema) = match format {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(word)) if word.is_empty() => return Ok(None),
+        Some(Value::String(word)) if word == "json" => ("json_object", None),
+        Some(schema @ Value::Object(_)) => ("json_schema", Some(schema)),
+        Some(_) => return Err(FieldError::new("format", "must be `json` or a schema")),
+    };
+    let named = schema.map(|schema| NamedSchema {
+        _name: None,
+        _description: None,
+        schema: Some(schema),
+        _strict: None,
+        _other: NoOther,
+    });
+    Ok(Some(ResponseFormat { kind: kind.to_owned(), json_schema: named, _other: NoOther }))
+}
+
+/// Calls that have no result yet, with the names of their functions. Ollama's calls have no ids, so results
+/// are matched by name and order.
+#[derive(Default)]
+struct OpenCalls {
+    open: VecDeque<PastCall>,
+    count: usize,
+}
+
+impl OpenCalls {
+    fn add(&mut self, body: CallBody) -> PastCall {
+        self.count += 1;
+        let id = body.id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("call_{}", self.count));
+        let arguments = Value::Object(body.function.arguments).to_string();
+        let call = PastCall { id, name: body.function.name, arguments };
+        self.open.push_back(call.clone());
+        call
+    }
+
+    /// Returns the id of the call that has this result.
+    fn answered(&mut self, id: Option<String>, name: Option<&str>) -> Option<String> {
+        let is_meant = |call: &PastCall| match (&id, name) {
+            (Some(id), _) => call.id == *id,
+            (None, Some(name)) => call.name == name,
+            (None, None) => true,
+        };
+        let at = self.open.iter().position(is_meant)?;
+        self.open.remove(at).map(|call| call.id)
+    }
+}
+
+fn messages(bodies: Vec<MessageBody>, can: &Capabilities) -> Result<Vec<ChatMessage>, FieldError> {
+    let mut open = OpenCalls::default();
+    let mut messages = Vec::with_capacity(bodies.len());
+    for (at, body) in bodies.into_iter().enumerate() {
+        let field = |name: &str| format!("messages[{at}].{name}");
+        if body.images.is_some_and(|images| !images.is_empty()) {
+            return Err(FieldError::new(field("images"), "images are not supported"));
+        }
+        let calls = body.tool_calls.unwrap_or_default();
+        let is_about_tools = !calls.is_empty() || body.role == "tool";
+        if is_about_tools && !can.tools {
+            return Err(FieldError::new(field("role"), format!("{NO_TOOLS}; leave such messages out")));
+        }
+        let role = match body.role.as_str() {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
+            _ => {
+                return Err(FieldError::new(
+                    field("role"),
+                    "must be `system`, `user`, `assistant` or `tool`",
+                ));
+            }
+        };
+        if !calls.is_empty() && role != Role::Assistant {
+            return Err(FieldError::new(field("tool_calls"), "only messages of the assistant have calls"));
+        }
+        let call_id = match role {
+            Role::Tool => {
+                let id = open.answered(body.tool_call_id, body.tool_name.as_deref());
+                let missing = || FieldError::new(field("tool_name"), "no earlier message has such a call");
+                Some(id.ok_or_else(missing)?)
+            }
+            _ => None,
+        };
+        let calls = calls.into_iter().map(|call| open.add(call)).collect();
+        messages.push(ChatMessage { role, text: body.content.unwrap_or_default(), calls, call_id });
+    }
+    checked_messages(messages, can)
+}
