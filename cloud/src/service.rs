@@ -15,10 +15,8 @@ mod refining;
 mod served;
 
 pub mod completion;
-pub mod constrain;
 pub mod logprobs;
 pub mod stream;
-pub mod tools;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};

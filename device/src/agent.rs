@@ -7,6 +7,7 @@ mod commands;
 mod error;
 mod fit;
 mod next;
+mod own;
 mod prompt;
 mod recent;
 mod report;
@@ -23,13 +24,14 @@ use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
 use crate::client::{CloudClient, OutgoingRequest};
-use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
+use crate::local::{AnswerSpec, EngineCommand, OwnPrompt, PromptId, Reports};
 use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
     CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
     TextRules,
 };
 use crate::worker::EngineWorker;
+use baton_constrain::{ConstraintError, Grammars};
 use baton_engine::sampling::SamplingParams;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::Tokenizer;
@@ -42,7 +44,7 @@ use baton_protocol::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use uuid::Uuid;
@@ -83,9 +85,8 @@ pub struct Question {
     pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
-    /// Whether the segments are one text that is continued as it is, without a template. Only the model on
-    /// this device does that.
-    pub verbatim: bool,
+    /// The prompt in place of the segments, if only the model on this device takes it.
+    pub own: Option<OwnPrompt>,
 }
 
 /// What the reader of an answer receives, in order.
@@ -133,6 +134,8 @@ pub struct Agent {
     cloud: Option<CloudClient>,
     device_class: String,
     turn: Semaphore,
+    /// The compiler of forms for the device's model.
+    grammars: OnceLock<Result<Grammars, ConstraintError>>,
     prompts: AtomicU64,
     /// The cloud refused requests as overloaded until this time.
     cloud_paused_until: Mutex<Option<Instant>>,
@@ -170,6 +173,7 @@ impl Agent {
             cloud,
             device_class: device_class.into(),
             turn: Semaphore::new(answers),
+            grammars: OnceLock::new(),
             prompts: AtomicU64::new(1),
             cloud_paused_until: Mutex::new(None),
             recent: Mutex::default(),
@@ -215,9 +219,9 @@ impl Agent {
         question: Question,
         events: mpsc::Sender<AnswerEvent>,
     ) -> Result<AnswerReport, AgentError> {
-        let mode = match question.verbatim {
-            true => self.mode_for_text(question.mode)?,
-            false => self.mode(question.mode)?,
+        let mode = match &question.own {
+            Some(own) => self.mode_alone(question.mode, own)?,
+            None => self.mode(question.mode)?,
         };
         let _turn = self.turn(mode, &events).await;
         let has_cloud = mode != RelayMode::DeviceOnly;
@@ -277,9 +281,10 @@ impl Agent {
         }
     }
 
-    /// A text is continued by this device alone: clouds answer conversations.
-    fn mode_for_text(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {
+    /// A prompt of this device's own is answered by this device alone: clouds answer plain conversations.
+    fn mode_alone(&self, wanted: RelayMode, own: &OwnPrompt) -> Result<RelayMode, AgentError> {
         match (wanted, self.device.is_some()) {
+            (RelayMode::CloudOnly, _) | (_, false) if own.is_chat => Err(AgentError::NoDevice),
             (RelayMode::CloudOnly, _) | (_, false) => Err(AgentError::NoDeviceForText),
             (RelayMode::DeviceOnly | RelayMode::Relay, true) => Ok(RelayMode::DeviceOnly),
         }
@@ -297,7 +302,7 @@ impl Agent {
         let has_device = self.device.is_some();
         let draft = self.draft(&question, mode, cost);
         let memory = self.memory.clone();
-        let chats = self.device.as_ref().filter(|_| !question.verbatim);
+        let chats = self.device.as_ref().filter(|_| question.own.as_ref().is_none_or(|own| own.is_chat));
         let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
         let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
@@ -349,7 +354,7 @@ impl Agent {
                 sampling: sampling_params(&question.sampling),
                 tokens_max: question.tokens_max.max(1),
                 shorten: question.shorten,
-                verbatim: question.verbatim,
+                own: question.own,
             };
             let rules = TextRules { tokenizer, restorer: Restorer::new(table), stop };
             let core = RelayCore::new(config, spec, rules);

@@ -8,6 +8,7 @@
 //! Answers wait in a bounded queue; if it is full, the reply is 429.
 
 mod body;
+mod calls;
 mod chat;
 mod error;
 mod guard;
@@ -34,7 +35,7 @@ use axum::routing::{MethodRouter, get, post};
 use baton_openai::models::{ModelCard, ModelList};
 use baton_openai::request::MODEL_DEFAULT;
 use baton_openai::writer::Read;
-use baton_openai::{FieldError, anthropic, embeddings, responses, stream};
+use baton_openai::{Capabilities, FieldError, anthropic, embeddings, responses, stream};
 use baton_pacing::PaceMode;
 use baton_protocol::SceneInfo;
 use error::ApiError;
@@ -143,6 +144,12 @@ fn card(state: &ApiState) -> ModelCard {
     let context_tokens = device.map(|device| device.worker.context_tokens());
     let card = ModelCard::new(&*state.model_name, context_tokens, state.agent.tokenizer().digest_hex());
     card.with_adapters(device.into_iter().flat_map(|device| device.adapters.keys().map(String::as_str)))
+}
+
+/// Returns what is offered. Only a model on this device calls tools and holds answers to a form.
+fn offered(state: &ApiState) -> Capabilities {
+    let own = state.agent.device.is_some() && state.mode != RelayMode::CloudOnly;
+    Capabilities { tools: own, formats: own, ..Capabilities::DEVICE }
 }
 
 /// Checks that a model of this name is served; [`MODEL_DEFAULT`] names the only one.

@@ -15,6 +15,7 @@
 
 mod command;
 mod driven;
+mod own;
 mod reader;
 mod shorten;
 
@@ -39,6 +40,7 @@ pub use self::command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
 pub use self::driven::Driven;
+pub use self::own::{OnceForm, OwnPrompt};
 #[cfg(test)]
 pub(crate) use self::reader::Message;
 pub use self::reader::Reports;
@@ -290,8 +292,9 @@ impl LocalAnswer {
         let unread = self.unread.take().ok_or_else(|| "an answer was opened already".to_owned())?;
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         let segments = Arc::clone(&spec.segments);
-        let whole = prompt_of(&self.local.model, &segments, spec.verbatim)?;
-        let refinable = segments.iter().position(|segment| segment.refine);
+        let whole = prompt_of(&self.local.model, &segments, spec.own.as_ref())?;
+        // What the device alone answers is not refined.
+        let refinable = segments.iter().position(|segment| segment.refine && spec.own.is_none());
         let prefix = refinable.map_or(whole.ids.len(), |i| whole.segments[i].tokens.start);
         self.prompt = prompt;
         self.line.send(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
@@ -323,6 +326,10 @@ impl LocalAnswer {
         reader: Reader,
     ) -> Result<(), Refusal> {
         let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
+        let constraint = match spec.own.as_ref().and_then(|own| own.form.as_ref()) {
+            Some(form) => Some(form.take().ok_or_else(|| "the form was used by another answer".to_owned())?),
+            None => None,
+        };
         let id = self.local.handle.new_id();
         let max_tokens = self.room_behind(fitted.ids.len(), spec.tokens_max);
         let job = Job {
@@ -348,7 +355,7 @@ impl LocalAnswer {
                 max_tokens: spec.tokens_max,
                 room_tokens: self.local.capacity,
                 text: TextMode::Ids,
-                constraint: None,
+                constraint,
                 logprobs: None,
                 window: None,
             }),
@@ -371,7 +378,7 @@ impl LocalAnswer {
         let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
         let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing().into()) };
         let tokens_max = spec.tokens_max;
-        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec.verbatim)?)?;
+        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec.own.as_ref())?)?;
         self.prompt = prompt;
         self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
         let order = Order::Prompt {
@@ -408,7 +415,7 @@ impl LocalAnswer {
         let Err(limit) = self.room_for(tokens, spec.tokens_max) else {
             return Ok(HostPrompt { ids: assembled.ids, shortened: None });
         };
-        let shorter = match spec.shorten {
+        let shorter = match spec.shorten && spec.own.is_none() {
             true => shortened(&self.local.model, segments, &assembled, limit)?,
             false => None,
         };

@@ -186,7 +186,7 @@ impl Pair {
             sampling: sampling(&question.sampling),
             tokens_max: question.tokens_max,
             shorten: false,
-            verbatim: false,
+            own: None,
         };
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),

@@ -154,7 +154,7 @@ impl<'a> Conversation<'a> {
             sampling: SamplingParams::default(),
             tokens_max: self.ask.max_tokens,
             shorten: false,
-            verbatim: false,
+            own: None,
         };
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();

@@ -149,7 +149,7 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         refine: RefineOptions::default(),
         assist_tokens: None,
         corrector: None,
-        verbatim: false,
+        own: None,
     };
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };

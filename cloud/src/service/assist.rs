@@ -23,7 +23,6 @@ use crate::learn::planning::{Planned, Situation, Wish, plan};
 use crate::observe::report::Observer;
 use crate::observe::trace::TraceParent;
 use crate::scene::Scene;
-use crate::service::constrain::Constraint;
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
 use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};

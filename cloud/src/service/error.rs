@@ -11,7 +11,6 @@ use baton_refine::RefineError;
 use crate::gate::QuotaError;
 use crate::learn::planning::PlanError;
 use crate::scene::book::SceneLookupError;
-use crate::service::constrain::ConstraintError;
 use baton_generate::scheduler::QueueLimit;
 
 /// Why a request was not accepted.

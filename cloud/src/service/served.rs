@@ -20,7 +20,6 @@ use crate::learn::cost::Costs;
 use crate::learn::telemetry::Telemetry;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Traces;
-use crate::service::constrain::{ConstraintError, Grammars};
 use crate::service::figures::{CostWatch, Figures};
 
 /// A model to serve.

@@ -1,6 +1,7 @@
 //! Why a question was not answered.
 
 use crate::client::OutgoingError;
+use baton_constrain::FormError;
 use baton_engine::stop::StopError;
 
 /// Why a question was not answered at all.
@@ -20,6 +21,9 @@ pub enum AgentError {
         "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
     )]
     NoDeviceForText,
+    /// No answer can have the form that was asked for.
+    #[error(transparent)]
+    Form(#[from] FormError),
     /// The model's template refuses the prompt.
     #[error("the model's template cannot lay out these messages: {0}")]
     Prompt(String),

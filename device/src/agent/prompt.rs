@@ -1,9 +1,8 @@
 //! What is known of a prompt before it is answered.
 
-use super::{Agent, AgentError};
+use super::{Agent, AgentError, Question};
 use crate::local::assembled;
 use baton_generate::thinking::begins_in_thinking;
-use baton_protocol::Segment;
 
 impl Agent {
     /// Returns the number of the prompt's tokens, by the tokenizer and the template of the device's model.
@@ -11,9 +10,12 @@ impl Agent {
     /// # Errors
     /// [`AgentError::NoDevice`] if there is no model, and [`AgentError::Prompt`] if its template refuses the
     /// prompt.
-    pub fn prompt_tokens(&self, segments: &[Segment]) -> Result<usize, AgentError> {
+    pub fn prompt_tokens(&self, question: &Question) -> Result<usize, AgentError> {
         let device = self.device.as_ref().ok_or(AgentError::NoDevice)?;
-        let prompt = assembled(&device.model, segments).map_err(AgentError::Prompt)?;
+        if let Some(own) = &question.own {
+            return Ok(own.ids.len());
+        }
+        let prompt = assembled(&device.model, &question.segments).map_err(AgentError::Prompt)?;
         Ok(prompt.ids.len())
     }
 

@@ -134,7 +134,7 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
         assist_tokens: None,
         shorten: true,
         corrector: None,
-        verbatim: false,
+        own: None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Answers of every dialect, streamed or whole. Requests and replies are those of `baton_openai`.
 
+use super::calls::Calls;
 use super::error::ApiError;
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
@@ -11,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use baton_openai::dialect::Dialect;
 use baton_openai::reply::{Ending, FinishReason, Message, Piece, Times};
 use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
-use baton_openai::{Capabilities, ChatRequest, FieldError, Prompt};
+use baton_openai::{ChatRequest, FieldError, Prompt};
 use baton_protocol::{RefineOptions, Role, Segment, Usage};
 use futures_util::Stream;
 use serde::Serialize;
@@ -39,7 +40,7 @@ pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Resu
     // Parsing and tokenizing a long prompt takes milliseconds, so it runs on a blocking thread.
     let reading = state.clone();
     let prepare = tokio::task::spawn_blocking(move || {
-        let work = read(body.bytes(), &Capabilities::DEVICE)?;
+        let work = read(body.bytes(), &super::offered(&reading))?;
         drop(body);
         match work {
             Work::Answer(asked) => prepared(&reading, *asked, asked_at).map(Ready::Answer),
@@ -75,10 +76,29 @@ struct Shape {
     writer: Box<dyn AnswerWriter>,
     /// The prompt, if the reply begins with it.
     echo: Option<String>,
+    calls: Calls,
     dialect: Dialect,
     /// The request's stop strings.
     stops: Vec<String>,
     asked_at: Instant,
+}
+
+impl Shape {
+    /// Appends the frames of more text.
+    fn says(&mut self, text: String, out: &mut String) {
+        let echo = self.echo.take().into_iter().map(Piece::text);
+        for piece in echo.chain(self.calls.push(text)) {
+            self.writer.piece(piece, out);
+        }
+    }
+
+    /// Appends the frames of what was held back.
+    fn holds_nothing(&mut self, out: &mut String) {
+        let echo = self.echo.take().into_iter().map(Piece::text);
+        for piece in echo.chain(self.calls.finish()) {
+            self.writer.piece(piece, out);
+        }
+    }
 }
 
 fn prepared(
@@ -89,21 +109,23 @@ fn prepared(
     let Asked { request, dialect, counts_prompt, context_min, writer } = asked;
     super::check_model(state, &request.model)?;
     check_room(state, context_min)?;
-    let question = question(state, &request);
+    let question = question(state, &request)?;
     // A prompt that cannot be laid out fails when it is answered, with a better message.
     let prompt_tokens = match counts_prompt {
-        true => state.agent.prompt_tokens(&question.segments).map_or(0, |tokens| tokens as u64),
+        true => state.agent.prompt_tokens(&question).map_or(0, |tokens| tokens as u64),
         false => 0,
     };
-    let is_thinking = !question.verbatim && state.agent.begins_in_thinking();
+    let is_chat = question.own.as_ref().is_none_or(|own| own.is_chat);
+    let is_thinking = is_chat && state.agent.begins_in_thinking();
     let facts = AnswerFacts { model: state.model_name.clone(), prompt_tokens, is_thinking };
     let streamed = request.stream;
+    let calls = Calls::of(request.tools.as_ref(), state.agent.call_markup());
     let echo = match request.prompt {
         Prompt::Text { text, echo: true } => Some(text),
         _ => None,
     };
     let stops = request.sampling.stop;
-    let shape = Shape { writer: writer.with(facts), echo, dialect, stops, asked_at };
+    let shape = Shape { writer: writer.with(facts), echo, calls, dialect, stops, asked_at };
     Ok(Box::new((question, shape, streamed)))
 }
 
@@ -120,9 +142,15 @@ fn check_room(state: &ApiState, context_min: Option<u64>) -> Result<(), FieldErr
     }
 }
 
-pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Question {
+pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Question, AgentError> {
     let tokenizer = state.agent.tokenizer();
-    Question {
+    let own = match &request.prompt {
+        Prompt::Text { text, .. } => Some(state.agent.text_prompt(text)?),
+        Prompt::Chat(messages) => {
+            state.agent.tool_prompt(messages, request.tools.as_ref(), &request.format)?
+        }
+    };
+    Ok(Question {
         segments: match &request.prompt {
             Prompt::Chat(messages) => mark(messages, |text| tokenizer.encode(text).len()),
             Prompt::Text { text, .. } => vec![Segment::fixed(Role::User, text.as_str())],
@@ -136,8 +164,8 @@ pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Question {
         assist_tokens: None,
         shorten: request.shorten,
         corrector: None,
-        verbatim: matches!(request.prompt, Prompt::Text { .. }),
-    }
+        own,
+    })
 }
 
 /// Who wrote how many tokens of an answer.
@@ -170,16 +198,20 @@ impl Wrote {
 
 /// Returns how an answer ended: who wrote it, and notes on what was different from the request, such as a
 /// shortened prompt or a cloud that did not answer.
-fn ending(report: &AnswerReport, stops: &[String], asked_at: Instant) -> Ending {
-    let finish_reason = if report.ending == "length" { FinishReason::Length } else { FinishReason::Stop };
+fn ending(report: &AnswerReport, shape: &Shape) -> Ending {
+    let finish_reason = match (report.ending == "length", shape.calls.any()) {
+        (true, _) => FinishReason::Length,
+        (false, true) => FinishReason::ToolCalls,
+        (false, false) => FinishReason::Stop,
+    };
     let mut baton = json!({ "source": Wrote::of(report) });
     if !report.notes.is_empty() {
         baton["notes"] = json!(report.notes);
     }
-    let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, stops));
+    let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, &shape.stops));
     Ending {
         stop: stop.map(str::to_owned),
-        times: times(&report.timeline, asked_at),
+        times: times(&report.timeline, shape.asked_at),
         baton: Some(baton),
         ..Ending::new(finish_reason, usage(report))
     }
@@ -224,14 +256,16 @@ pub(super) fn failure(report: &AnswerReport, written: &str, dialect: Dialect) ->
     })
 }
 
-fn whole(shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
+fn whole(mut shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
     if let Some(err) = failure(&report, &report.answer, shape.dialect) {
         return Err(err);
     }
-    let ending = ending(&report, &shape.stops, shape.asked_at);
     let wrote = Wrote::of(&report).header();
     let mut message = Message::default();
-    message.take(shape.echo.into_iter().chain([report.answer]).map(Piece::text));
+    message.take(shape.echo.take().into_iter().map(Piece::text));
+    message.take(shape.calls.push(report.answer.clone()));
+    message.take(shape.calls.finish());
+    let ending = ending(&report, &shape);
     let mut reply = json_reply(shape.writer.whole(message, ending));
     reply.headers_mut().insert(SOURCE, wrote);
     Ok(reply)
@@ -325,8 +359,7 @@ async fn run(
                 Some(AnswerEvent::Text { text, .. }) if !text.is_empty() => {
                     // From here on the reply is a stream, whatever happens.
                     begun = None;
-                    let text = shape.echo.take().into_iter().chain([text]).collect::<String>();
-                    send(frames, packet(|out| shape.writer.piece(Piece::text(text), out))).await?;
+                    send(frames, packet(|out| shape.says(text, out))).await?;
                 }
                 Some(AnswerEvent::Progress(progress)) => {
                     begun = None;
@@ -359,17 +392,15 @@ async fn run(
 /// was sent.
 fn last(mut shape: Shape, report: &Result<AnswerReport, ApiError>) -> String {
     packet(|out| {
-        let writer = &mut shape.writer;
         match report {
-            Err(err) => writer.error(&err.reply(), out),
+            Err(err) => shape.writer.error(&err.reply(), out),
             Ok(report) => {
-                if let Some(text) = shape.echo {
-                    writer.piece(Piece::text(text), out);
-                }
-                writer.end(ending(report, &shape.stops, shape.asked_at), out);
+                shape.holds_nothing(out);
+                let ending = ending(report, &shape);
+                shape.writer.end(ending, out);
             }
         }
-        writer.done(out);
+        shape.writer.done(out);
     })
 }
 

@@ -65,6 +65,7 @@ impl ApiError {
             | Self::Agent(
                 AgentError::Request(_)
                 | AgentError::Stop(_)
+                | AgentError::Form(_)
                 | AgentError::Prompt(_)
                 | AgentError::NoDeviceForText,
             ) => ErrorCode::InvalidRequest,
@@ -97,6 +98,7 @@ impl ApiError {
         let mut body = ErrorBody::new(self.code(), self.to_string());
         match self {
             Self::BadRequest(err) => body.error.param = err.param().map(str::to_owned),
+            Self::Agent(AgentError::Form(err)) => body.error.param = Some(err.field.clone()),
             Self::NoSuchModel { .. } => body.error.param = Some("model".to_owned()),
             Self::Busy { .. } | Self::Bodies | Self::Stopping | Self::Pulling => {
                 body.error.retry_after_ms = Some(RETRY_AFTER_MS);

@@ -7,7 +7,6 @@ use crate::agent::AgentError;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use baton_openai::Capabilities;
 use baton_openai::anthropic::read_count;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -18,11 +17,11 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let body = state.bodies.read(body).await?;
     let count = move || {
-        let request = read_count(body.bytes(), &Capabilities::DEVICE)?;
+        let request = read_count(body.bytes(), &super::offered(&state))?;
         drop(body);
         super::check_model(&state, &request.model)?;
-        let question = question(&state, &request);
-        Ok::<_, ApiError>(state.agent.prompt_tokens(&question.segments)?)
+        let question = question(&state, &request)?;
+        Ok::<_, ApiError>(state.agent.prompt_tokens(&question)?)
     };
     let tokens = tokio::task::spawn_blocking(count).await.map_err(AgentError::Prepare)??;
     Ok(Json(json!({ "input_tokens": tokens })))

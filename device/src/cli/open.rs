@@ -269,6 +269,6 @@ pub(super) fn question(
         assist_tokens: args.assist_tokens,
         shorten: true,
         corrector: args.corrector,
-        verbatim: false,
+        own: None,
     }
 }

@@ -1,5 +1,6 @@
 //! Commands from the relay to the local engine, and the engine's reports.
 
+use super::own::OwnPrompt;
 use baton_engine::AdapterId;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
@@ -33,8 +34,8 @@ pub struct AnswerSpec {
     pub tokens_max: usize,
     /// Whether a prompt that is too long is shortened (BM25) instead of refused.
     pub shorten: bool,
-    /// Whether the segments are one text that is continued as it is, without the model's template.
-    pub verbatim: bool,
+    /// The prompt in place of the segments, if only the model on this device takes it.
+    pub own: Option<OwnPrompt>,
 }
 
 /// A command to the local engine.

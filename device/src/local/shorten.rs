@@ -2,8 +2,9 @@
 //! asked.
 
 use super::chain;
+use super::own::OwnPrompt;
 use baton_engine::Model;
-use baton_engine::prompt::{Prompt, PromptSegment, assemble, verbatim};
+use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_protocol::{Segment, SentenceMap};
 use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
 
@@ -31,14 +32,16 @@ pub(crate) fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, S
     Ok(prompt)
 }
 
-/// Makes the prompt's token ids: with the model's template, or of a text that is continued as it is.
-pub(super) fn prompt_of(model: &Model, segments: &[Segment], is_verbatim: bool) -> Result<Prompt, String> {
-    if !is_verbatim {
-        return assembled(model, segments);
+/// Makes the prompt's token ids with the model's template, unless the device has a prompt of its own.
+pub(super) fn prompt_of(
+    model: &Model,
+    segments: &[Segment],
+    own: Option<&OwnPrompt>,
+) -> Result<Prompt, String> {
+    match own {
+        Some(own) => Ok(Prompt { ids: own.ids.to_vec(), segments: Vec::new() }),
+        None => assembled(model, segments),
     }
-    let text: String = segments.iter().map(|segment| segment.text.as_str()).collect();
-    let ids = verbatim(model.tokenizer(), &text).map_err(|err| chain(&err))?;
-    Ok(Prompt { ids, segments: Vec::new() })
 }
 
 /// Leaves out the least relevant sentences until the prompt has at most `limit` tokens; returns `None` if

@@ -86,7 +86,7 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         sampling,
         tokens_max,
         shorten,
-        verbatim: false,
+        own: None,
     }
 }
 

@@ -89,7 +89,7 @@ fn spec(tokens_max: usize) -> AnswerSpec {
         sampling: SamplingParams::default(),
         tokens_max,
         shorten: true,
-        verbatim: false,
+        own: None,
     }
 }
 

@@ -25,7 +25,7 @@ fn open(words: usize) -> EngineCommand {
         sampling: SamplingParams::default(),
         tokens_max: 4,
         shorten: false,
-        verbatim: false,
+        own: None,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }

@@ -5,6 +5,7 @@
 //! the decisions of a takeover; proposals only change how many come from one pass. Text that is held back
 //! because it may begin a stop string is given out with the last token at the latest.
 
+mod form;
 mod takeover;
 mod verify;
 
@@ -15,10 +16,11 @@ use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{Capture, HeadId, Sampler, SeqOutput, Wanted};
 
+use self::form::AnswerForm;
 use self::takeover::{Model, OwnText, sample_agreeing};
 use self::verify::Verification;
 pub use self::verify::{Accepted, Keep, Verified};
-use crate::hooks::{Constraint, ConstraintFault, Fault, LogprobSink};
+use crate::hooks::{Constraint, Fault, LogprobSink};
 use crate::planted::{self, Bug};
 use crate::scheduler::{Goal, PrefillEnd, StepRow};
 use crate::text::{AnswerText, TextPush};
@@ -154,7 +156,7 @@ pub struct Answer {
     max_tokens: usize,
     room_tokens: usize,
     text: TextMode,
-    constraint: Option<Box<dyn Constraint>>,
+    form: Option<AnswerForm>,
     logprobs: Option<Box<dyn LogprobSink>>,
     window: Option<Window>,
     /// All answer tokens so far.
@@ -181,7 +183,7 @@ impl Answer {
             max_tokens: options.max_tokens,
             room_tokens: options.room_tokens,
             text: options.text,
-            constraint: options.constraint,
+            form: options.constraint.map(AnswerForm::new),
             logprobs: options.logprobs,
             window: options.window,
             index: options.continued.len(),
@@ -288,7 +290,7 @@ impl Answer {
     /// Returns what the next token is chosen from.
     fn wanted(&self) -> Wanted {
         let needs_logits =
-            self.constraint.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
+            self.form.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
         if self.sampler.takes_best() && !needs_logits { Wanted::Best } else { Wanted::Last }
     }
 
@@ -360,6 +362,10 @@ impl Answer {
         self.verification = None;
         self.own_text = None;
         self.tail.clear();
+        if let Some(Err(fault)) = self.form.as_mut().map(AnswerForm::restart) {
+            // A constraint that cannot go back cannot go on either, which ends the answer at its next token.
+            self.fault = Some(fault);
+        }
     }
 
     /// Takes the other side's part; returns its number of tokens in this vocabulary. The part can be longer
@@ -369,11 +375,11 @@ impl Answer {
     /// [`Fault::Accepted`] if the model lacks one of the tokens, or there is no room for them.
     ///
     /// # Panics
-    /// If the answer has a constraint, log probabilities or a text of its own. They would have to take the
-    /// accepted part too, and cannot.
+    /// If the answer has log probabilities or a text of its own. They would have to take the accepted part
+    /// too, and cannot.
     pub fn accept(&mut self, accepted: Accepted) -> Result<usize, Fault> {
         assert!(
-            self.constraint.is_none() && self.logprobs.is_none() && matches!(self.text, TextMode::Ids),
+            self.logprobs.is_none() && matches!(self.text, TextMode::Ids),
             "only plain answers take an accepted part"
         );
         let feed_tokens = self.feed_tokens();
@@ -415,13 +421,25 @@ impl Answer {
             let (kept, tokens) = (self.behind().len(), self.tokens.len());
             return Decided { kept, tokens, end: Some(self.fail(fault)) };
         };
-        let start = takeover::start(self.model(), &verification, keep, &self.tokens);
+        let is_formed = self.form.is_some();
+        let start = takeover::start(self.model(), &verification, keep, &self.tokens, is_formed);
         self.tokens.extend_from_slice(&verification.ids[..start.kept]);
         self.index = index;
         self.own_text = start.own_text;
         let kept = self.behind().len();
-        let end = self.write(start.first, false, &[], out);
+        let end = match self.form_goes_on(verification.ids.len() - start.kept, start.first) {
+            Ok(complete) => self.write(start.first, complete, &[], out),
+            Err(fault) => Some(self.fail(fault)),
+        };
         Decided { kept, tokens: self.tokens.len(), end }
+    }
+
+    /// Takes back the end of the accepted part, then takes the first own token. Returns whether nothing may
+    /// follow it.
+    fn form_goes_on(&mut self, back: usize, first: TokenId) -> Result<bool, Fault> {
+        let Some(form) = &mut self.form else { return Ok(false) };
+        form.take_back(back)?;
+        if self.tokenizer.is_end(first) { Ok(false) } else { form.take(first) }
     }
 
     /// Returns the answer's tokens behind the prompt.
@@ -457,24 +475,23 @@ impl Answer {
     fn took_verify(&mut self, start: usize, logits: &[f32]) -> Outcome {
         let rows = logits.chunks_exact(self.vocab_len);
         let taken = match &mut self.verification {
-            Some(verification) => verification.take(start, rows, &self.sampler, &self.tokens),
+            Some(verification) => {
+                verification.take(start, rows, &self.sampler, &self.tokens, self.form.as_mut())
+            }
             None => Ok(()),
         };
-        let end = taken.err().map(|err| self.fail(err.into()));
+        let end = taken.err().map(|fault| self.fail(fault));
         Outcome { end, ..Outcome::default() }
     }
 
     /// Chooses the next token; returns it, and whether nothing may follow it.
     fn choose(&mut self, logits: &[f32]) -> Result<(TokenId, bool), Fault> {
         check_logits(logits)?;
-        let index = self.tokens.len() as u64;
-        let Some(constraint) = &mut self.constraint else {
+        let Some(form) = &mut self.form else {
             return Ok((sample_agreeing(self.model(), logits, &self.tokens, self.residual()), false));
         };
-        let allowed = constraint.allowed()?;
-        let chosen = self.sampler.sample_among(logits, index, &self.tokens, &allowed);
-        let id = chosen.ok_or_else(|| ConstraintFault(NO_TOKEN.to_owned()))?;
-        let complete = !self.tokenizer.is_end(id) && constraint.accept(id)?;
+        let id = form.choose(&self.sampler, logits, &self.tokens)?;
+        let complete = !self.tokenizer.is_end(id) && form.take(id)?;
         Ok((id, complete))
     }
 
@@ -547,9 +564,6 @@ impl Answer {
         self.index += 1;
     }
 }
-
-/// What is said if a constraint allows only tokens that the model cannot choose.
-const NO_TOKEN: &str = "the answer cannot go on as its schema demands: no token fits";
 
 #[cfg(test)]
 pub(crate) mod tests;

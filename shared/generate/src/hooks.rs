@@ -9,8 +9,8 @@ use baton_engine::tokenizer::TokenId;
 
 /// The form that an answer must have.
 ///
-/// It is asked in the order of the answer's tokens and takes chosen tokens only. So proposals need no way
-/// back.
+/// It is asked in the order of the answer's tokens and takes chosen tokens only, so proposals need no way
+/// back. Only a takeover does: it decides late how much of the other side's part stays.
 pub trait Constraint: Send {
     /// Returns the tokens that may come next.
     ///
@@ -23,6 +23,12 @@ pub trait Constraint: Send {
     /// # Errors
     /// [`ConstraintFault`] if the answer cannot go on.
     fn accept(&mut self, id: TokenId) -> Result<bool, ConstraintFault>;
+
+    /// Goes back to the state before the last `tokens` tokens that it took.
+    ///
+    /// # Errors
+    /// [`ConstraintFault`] if it took fewer.
+    fn take_back(&mut self, tokens: usize) -> Result<(), ConstraintFault>;
 }
 
 /// Why an answer cannot have its form.

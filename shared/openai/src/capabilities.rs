@@ -49,8 +49,8 @@ impl Capabilities {
     /// What the device agent offers. A cloud may write a part of its answers, and the assist protocol has no
     /// penalties, tools or formats.
     pub const DEVICE: Capabilities = Capabilities {
-        tools: false,
-        formats: false,
+        tools: true,
+        formats: true,
         logprobs: false,
         penalties: false,
         baton: false,

@@ -147,7 +147,7 @@ impl Answer {
             sampling: sampling(&question.sampling),
             tokens_max: question.tokens_max,
             shorten: false,
-            verbatim: false,
+            own: None,
         };
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let rules = TextRules {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use baton_constrain::tools::ToolForm;
 use baton_engine::Model;
 use baton_engine::tokenizer::Tokenizer;
 use baton_openai::Prompt;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::work::ChatWork;
 use crate::service::logprobs::Logprobs;
-use crate::service::tools::ToolForm;
 
 /// The model's vocabulary, for log probabilities.
 #[derive(Debug)]

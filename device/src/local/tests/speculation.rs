@@ -144,7 +144,7 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         sampling,
         tokens_max: 48,
         shorten: false,
-        verbatim: false,
+        own: None,
     }
 }
 

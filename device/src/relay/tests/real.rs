@@ -33,7 +33,7 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         sampling,
         tokens_max,
         shorten: false,
-        verbatim: false,
+        own: None,
     }
 }
 

@@ -118,14 +118,21 @@ pub(super) struct Model<'a> {
 }
 
 /// Returns where the answer goes on. The verification must be complete; `before` are the answer's tokens
-/// before the accepted part.
-pub(super) fn start(model: Model<'_>, verification: &Verification, keep: Keep, before: &[TokenId]) -> Start {
+/// before the accepted part. With a form nothing is encoded anew: it says which bytes follow, so it has no
+/// need of whole words.
+pub(super) fn start(
+    model: Model<'_>,
+    verification: &Verification,
+    keep: Keep,
+    before: &[TokenId],
+    is_formed: bool,
+) -> Start {
     let Verification { ids, text, choices, .. } = verification;
     let kept = verification.kept(keep);
     let Some((text, spans)) = text else {
         return Start { kept, first: choices[kept], own_text: None };
     };
-    if keep == Keep::All {
+    if keep == Keep::All && !is_formed {
         return heal(model, verification, (text, spans), before);
     }
     let skip = spans.get(kept).map_or(text.len(), |span| span.start);

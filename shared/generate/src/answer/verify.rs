@@ -7,10 +7,12 @@
 use std::ops::Range;
 
 use baton_engine::Sampler;
-use baton_engine::sampling::{NotFinite, check_logits};
+use baton_engine::sampling::check_logits;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 
+use super::form::AnswerForm;
 use super::takeover::stable_boundary;
+use crate::hooks::Fault;
 use crate::planted::{self, Bug};
 
 /// The other side's part of the answer, in the form that this model can use.
@@ -97,17 +99,18 @@ impl Verification {
 
     /// Takes the rows of logits of the sequence's tokens from `start` on. Rows before the first choice, and
     /// rows that were taken before, change nothing. `before` are the answer's tokens before the accepted
-    /// part.
+    /// part. A form takes the accepted part on the way.
     ///
     /// # Errors
-    /// [`NotFinite`] if a row is damaged.
+    /// [`Fault::Logits`] if a row is damaged; [`Fault::Constraint`] if the accepted part has not the form.
     pub(super) fn take<'a>(
         &mut self,
         start: usize,
         rows: impl Iterator<Item = &'a [f32]>,
         sampler: &Sampler,
         before: &[TokenId],
-    ) -> Result<(), NotFinite> {
+        mut form: Option<&mut AnswerForm>,
+    ) -> Result<(), Fault> {
         let answer = [before, &self.ids].concat();
         for (at, row) in (start..).zip(rows) {
             let i = self.choices.len();
@@ -116,8 +119,15 @@ impl Verification {
                 continue;
             }
             check_logits(row)?;
-            let answered = before.len() + i;
-            self.choices.push(sampler.sample(row, answered as u64, &answer[..answered]));
+            let answered = &answer[..before.len() + i];
+            let choice = match &mut form {
+                Some(form) => form.choose(sampler, row, answered)?,
+                None => sampler.sample(row, answered.len() as u64, answered),
+            };
+            if let (Some(form), Some(&id)) = (&mut form, self.ids.get(i)) {
+                form.take(id)?;
+            }
+            self.choices.push(choice);
             if self.kept_from.is_some_and(|from| i >= from) {
                 self.logits.extend_from_slice(row);
             }

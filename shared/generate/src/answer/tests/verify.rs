@@ -1,5 +1,6 @@
 //! Verification with equal tokenizers: choices, passes, and what stays.
 
+use super::writing::Form;
 use super::*;
 
 /// Returns the sampler's choice behind every beginning of the accepted part.
@@ -182,4 +183,45 @@ fn another_prompt_forgets_what_was_accepted() {
         write_on(&mut answer, &model, &mut out);
     }
     assert_eq!(answer.tokens(), continuation(&model, sampler, &[1, 7], &[]));
+}
+
+#[test]
+fn an_answer_with_a_form_goes_on_in_it_behind_what_another_wrote_in_it() {
+    let mut random = SplitMix64::new(33);
+    let (mut taken_back, mut by_text) = (0, 0);
+    for case in 0..500 {
+        let model = FakeModel::new(random.next_u64());
+        let sampler = samplers(random.next_u64())[random.below(3)].clone();
+        let prompt = prompt(&mut random);
+        let (seed, complete_at) = (random.next_u64(), 1 + random.below(12));
+        let new = || {
+            let form: Box<dyn Constraint> = Box::new(Form::new(seed, complete_at));
+            Answer::new(AnswerOptions { constraint: Some(form), ..plain(&model, &sampler, prompt.clone()) })
+        };
+        let mut alone = new();
+        write_on(&mut alone, &model, &mut Vec::new());
+        let whole = alone.tokens().to_vec();
+        let given = random.below(whole.len().max(1));
+        let bytes: Vec<u8> = whole[..given].iter().flat_map(|&id| TOKENIZER.token_bytes(id).to_vec()).collect();
+        let text = String::from_utf8(bytes).ok().filter(|_| random.percent(50));
+        let keep = match &text {
+            Some(_) => Keep::All,
+            None => Keep::Tokens(random.below(given + 1)),
+        };
+        by_text += usize::from(text.is_some());
+        let accepted = text.map_or_else(|| Accepted::Ids(whole[..given].to_vec()), Accepted::Text);
+        let mut answer = new();
+        assert_eq!(answer.accept(accepted), Ok(given));
+        verify(&mut answer, &model, given, &mut random);
+        let index = if let Keep::Tokens(kept) = keep { kept } else { given };
+        taken_back += usize::from(index < given);
+        let mut out = Vec::new();
+        if answer.decide(keep, index, &mut out).end.is_none() {
+            write_on(&mut answer, &model, &mut out);
+        }
+        assert_eq!(answer.tokens(), whole, "case {case}: {keep:?} of {given}");
+        assert_eq!(out.len(), whole.len() - index);
+        assert_eq!(answer.fault(), None);
+    }
+    assert!(taken_back > 50 && by_text > 50, "{taken_back} {by_text}");
 }

@@ -6,7 +6,9 @@ use baton_engine::sampling::NotFinite;
 use baton_engine::stop::StopStrings;
 use baton_engine::token_set::TokenSet;
 
+use super::super::form::NO_TOKEN;
 use super::*;
+use crate::hooks::ConstraintFault;
 
 /// A token, and the logits it was chosen from.
 type Record = (TokenId, Vec<f32>);
@@ -22,11 +24,18 @@ impl LogprobSink for Records {
 }
 
 /// Allows other tokens after each token; is complete, or allows none, after some of them.
-struct Form {
+pub(super) struct Form {
     seed: u64,
     accepted: Vec<TokenId>,
     complete_at: usize,
     fails_at: usize,
+}
+
+impl Form {
+    /// Makes a form that is complete after so many tokens.
+    pub(super) fn new(seed: u64, complete_at: usize) -> Form {
+        Form { seed, accepted: Vec::new(), complete_at, fails_at: usize::MAX }
+    }
 }
 
 /// Returns the tokens that a form allows after `accepted`.
@@ -47,6 +56,11 @@ impl Constraint for Form {
     fn accept(&mut self, id: TokenId) -> Result<bool, ConstraintFault> {
         self.accepted.push(id);
         Ok(self.accepted.len() == self.complete_at)
+    }
+
+    fn take_back(&mut self, tokens: usize) -> Result<(), ConstraintFault> {
+        self.accepted.truncate(self.accepted.len() - tokens);
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Stands in for constraints in a build without the feature `constrain`.
+//! Stands in for constraints in a build without the feature `llguidance`.
 
 use baton_engine::TokenSet;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
@@ -45,6 +45,14 @@ impl Constraint {
     /// # Errors
     /// None: it cannot be called.
     pub fn accept(&mut self, _id: TokenId) -> Result<bool, ConstraintError> {
+        match *self {}
+    }
+
+    /// Goes back.
+    ///
+    /// # Errors
+    /// None: it cannot be called.
+    pub fn take_back(&mut self, _tokens: usize) -> Result<(), ConstraintError> {
         match *self {}
     }
 

@@ -1,16 +1,19 @@
-//! Constrained decoding: answers that a JSON schema or a grammar allows, and no others.
+//! Constrained decoding: answers that a JSON schema or a grammar allows, and no others. Tools as models know
+//! them.
 //!
-//! Only `guided` uses llguidance; a build without the feature `constrain` refuses instead. The rest of the
-//! program uses a [`Constraint`], which says which tokens may come next and is told which one came.
+//! Only `guided` uses llguidance; a build without the feature `llguidance` refuses instead. Programs use a
+//! [`Constraint`], which says which tokens may come next and is told which one came.
 //! Never: chooses a token (the sampler does, among the allowed ones), or lets a schema exceed its limits of
 //! time and memory. Always: the same grammar and the same tokens give the same sets. An answer that ends by
 //! itself is a sentence of the grammar. Sets contain whole tokens, as bytes, so one token may span several
 //! parts of a grammar.
 
-#[cfg(not(feature = "constrain"))]
+#[cfg(not(feature = "llguidance"))]
 mod absent;
-#[cfg(feature = "constrain")]
+mod form;
+#[cfg(feature = "llguidance")]
 mod guided;
+pub mod tools;
 
 use std::time::Duration;
 
@@ -19,9 +22,10 @@ use baton_engine::tokenizer::TokenId;
 use baton_generate::hooks::{self, ConstraintFault};
 use serde_json::{Map, Value, json};
 
-#[cfg(not(feature = "constrain"))]
+#[cfg(not(feature = "llguidance"))]
 pub use self::absent::{Constraint, Grammars};
-#[cfg(feature = "constrain")]
+pub use self::form::{FormError, constraint};
+#[cfg(feature = "llguidance")]
 pub use self::guided::{Constraint, Grammars};
 
 /// The most bytes of a schema or a grammar.
@@ -55,8 +59,8 @@ pub enum ConstraintError {
         message: String,
     },
     /// The program was built without the feature `constrain`.
-    #[cfg(not(feature = "constrain"))]
-    #[error("this service was built without the feature `constrain`: it cannot hold answers to a form")]
+    #[cfg(not(feature = "llguidance"))]
+    #[error("this program was built without the feature `constrain`: it cannot hold answers to a form")]
     NotBuilt,
     /// The vocabulary has no token that ends an answer.
     #[error("the model has no token that ends an answer")]
@@ -85,6 +89,10 @@ impl hooks::Constraint for Constraint {
 
     fn accept(&mut self, id: TokenId) -> Result<bool, ConstraintFault> {
         Constraint::accept(self, id).map_err(|err| ConstraintFault(err.to_string()))
+    }
+
+    fn take_back(&mut self, tokens: usize) -> Result<(), ConstraintFault> {
+        Constraint::take_back(self, tokens).map_err(|err| ConstraintFault(err.to_string()))
     }
 }
 

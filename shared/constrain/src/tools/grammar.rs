@@ -4,7 +4,7 @@ use baton_openai::tools::Markup;
 use baton_openai::{Tool, ToolChoice, ToolUse};
 use serde_json::{Value, json};
 
-use crate::service::constrain::{ConstraintError, Grammar, compact};
+use crate::{ConstraintError, Grammar, compact};
 
 /// The most calls in an answer that must call a tool.
 const CALLS_MAX: usize = 8;

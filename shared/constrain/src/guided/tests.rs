@@ -14,7 +14,7 @@ use baton_synthetic::SyntheticModel;
 use serde_json::json;
 
 use super::*;
-use crate::service::tools;
+use crate::tools;
 
 fn tiny() -> Arc<Tokenizer> {
     let gguf = SyntheticModel::small("llama", Format::F32, 3).to_gguf().unwrap();
@@ -22,7 +22,7 @@ fn tiny() -> Arc<Tokenizer> {
 }
 
 fn demo() -> Arc<Tokenizer> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-cloud.gguf");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo-cloud.gguf");
     Model::open(&path).unwrap().tokenizer().clone()
 }
 

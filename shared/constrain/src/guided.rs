@@ -171,6 +171,14 @@ impl Constraint {
         Ok(self.matcher.is_stopped())
     }
 
+    /// Goes back to the state before the last `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`ConstraintError::Step`] if fewer tokens came.
+    pub fn take_back(&mut self, tokens: usize) -> Result<(), ConstraintError> {
+        self.matcher.rollback(tokens).map_err(|err| stuck(&err))
+    }
+
     /// Returns the time spent so far.
     pub fn cost(&self) -> ConstraintCost {
         ConstraintCost { compiled: self.compiled, steps_elapsed: self.spent, steps: self.steps }
