@@ -148,8 +148,10 @@ fn card(state: &ApiState) -> ModelCard {
 
 /// Returns what is offered. Only a model on this device calls tools and holds answers to a form.
 fn offered(state: &ApiState) -> Capabilities {
-    let own = state.agent.device.is_some() && state.mode != RelayMode::CloudOnly;
-    Capabilities { tools: own, formats: own, ..Capabilities::DEVICE }
+    match state.agent.device.is_some() && state.mode != RelayMode::CloudOnly {
+        true => Capabilities::DEVICE,
+        false => Capabilities::DEVICE_OF_CLOUD,
+    }
 }
 
 /// Checks that a model of this name is served; [`MODEL_DEFAULT`] names the only one.

@@ -155,7 +155,7 @@ fn build(target: &str, host: &str) -> Outcome<PathBuf> {
         setup::compiler()?;
         one.set_for(&mut build);
         // A static program can open neither a driver nor the C++ library of the solver.
-        build.args(["--no-default-features", "--features", "import"]);
+        build.args(["--no-default-features", "--features", "constrain,import"]);
     } else {
         setup::everything()?;
         if target != host {

@@ -152,7 +152,7 @@ fn selected(system: &System) -> Vec<&'static str> {
     for package in ["baton-kernels-cpu", "baton-engine", "baton-generate", "baton-ring", "baton-device"] {
         words.extend(["-p", package]);
     }
-    words.extend(["--features", "baton-device/import"]);
+    words.extend(["--features", "baton-device/constrain,baton-device/import"]);
     if system.serves {
         words.extend(["-p", "baton-cloud", "--features", "baton-cloud/constrain,baton-cloud/otlp"]);
     }
@@ -180,7 +180,8 @@ fn static_programs(run: &mut Run, one: &Static) -> Outcome<Option<String>> {
     build.arg("--bins");
     one.set_for(&mut build);
     let features = "baton-cloud/constrain,baton-cloud/otlp";
-    build.args(["--no-default-features", "-p", "baton-device", "--features", "baton-device/import"]);
+    let device = "baton-device/constrain,baton-device/import";
+    build.args(["--no-default-features", "-p", "baton-device", "--features", device]);
     if one.has_libc {
         build.args(["-p", "baton-cloud", "--features", features]);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_constrain::Constraint;
 use baton_engine::prompt::{Prompt, PromptSegment, assemble};
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_constrain::ConstraintError;
 use baton_engine::prompt::PromptError;
 use baton_engine::sampling::SamplingError;
 use baton_engine::stop::StopError;

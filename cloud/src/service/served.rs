@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
+use baton_constrain::{ConstraintError, Grammars};
 use baton_engine::{
     Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences, StepSize,
 };

@@ -15,8 +15,8 @@ impl Agent {
     /// Makes the prompt of a text that is continued as it is.
     ///
     /// # Errors
-    /// [`AgentError::NoDeviceForText`] if there is no model on this device; [`AgentError::Prompt`] if the text
-    /// has no tokens.
+    /// [`AgentError::NoDeviceForText`] if there is no model on this device; [`AgentError::Prompt`] if the
+    /// text has no tokens.
     pub fn text_prompt(&self, text: &str) -> Result<OwnPrompt, AgentError> {
         let device = self.device.as_ref().ok_or(AgentError::NoDeviceForText)?;
         let ids = verbatim(device.model.tokenizer(), text).map_err(|err| refused(&err))?;

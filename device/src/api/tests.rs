@@ -1,6 +1,7 @@
 //! Tests the served API on loopback: answers, guards, bad requests.
 
 mod dialects;
+mod tools;
 
 use super::*;
 use crate::agent::DeviceModel;
@@ -21,6 +22,11 @@ async fn serve(key: Option<&str>) -> String {
 
 /// Serves the API over a device of this speed.
 async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
+    serve_in(RelayMode::DeviceOnly, key, emulate).await
+}
+
+/// Serves the API in this mode.
+async fn serve_in(mode: RelayMode, key: Option<&str>, emulate: PassCost) -> String {
     let options = EngineOptions {
         threads: std::num::NonZeroUsize::new(1),
         kv_tokens: 1024,
@@ -32,7 +38,7 @@ async fn serve_with(key: Option<&str>, emulate: PassCost) -> String {
     let state = ApiState {
         agent: Agent::new(Some(device), model().tokenizer().clone(), None, "test"),
         scene: crate::scene::built_in("chat"),
-        mode: RelayMode::DeviceOnly,
+        mode,
         pace: PaceMode::Instant,
         model_name: "baton".into(),
         key: key.map(str::to_owned),

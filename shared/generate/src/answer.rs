@@ -289,8 +289,7 @@ impl Answer {
 
     /// Returns what the next token is chosen from.
     fn wanted(&self) -> Wanted {
-        let needs_logits =
-            self.form.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
+        let needs_logits = self.form.is_some() || self.logprobs.is_some() || !self.residual().is_empty();
         if self.sampler.takes_best() && !needs_logits { Wanted::Best } else { Wanted::Last }
     }
 

@@ -47,7 +47,7 @@ impl Capabilities {
     };
 
     /// What the device agent offers. A cloud may write a part of its answers, and the assist protocol has no
-    /// penalties, tools or formats.
+    /// penalties. Answers with tools or a format are written by the model on the device alone.
     pub const DEVICE: Capabilities = Capabilities {
         tools: true,
         formats: true,
@@ -60,4 +60,8 @@ impl Capabilities {
         tokens_max: Some(DEVICE_TOKENS_MAX),
         tokens_default: Some(512),
     };
+
+    /// What the device agent offers if only a cloud writes its answers.
+    pub const DEVICE_OF_CLOUD: Capabilities =
+        Capabilities { tools: false, formats: false, ..Capabilities::DEVICE };
 }

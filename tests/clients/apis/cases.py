@@ -3,6 +3,7 @@
 Usage: cases.py AGENT_URL CLOUD_URL KEY
 """
 
+import json
 import sys
 
 import anthropic
@@ -105,9 +106,26 @@ def anthropic_stop_sequences():
 
 
 @case
+def anthropic_calls_tools():
+    tool = {"name": "get_weather", "description": "of a city", "input_schema": WEATHER}
+    ask = {"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
+    whole = message(**ask)
+    (call,) = [block for block in whole.content if block.type == "tool_use"]
+    assert call.name == "get_weather" and call.input["city"] in ("Ulm", "Bern") and whole.stop_reason == "tool_use", whole
+    with claude.messages.stream(model=MODEL, messages=SAY, extra_body=GREEDY, **ask) as stream:
+        (streamed,) = [block for block in stream.get_final_message().content if block.type == "tool_use"]
+    assert streamed.input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    turns = SAY + [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    assert message(messages=turns, tools=[tool]).usage.output_tokens > 0
+    counted = claude.messages.count_tokens(model=MODEL, messages=SAY, tools=[tool]).input_tokens
+    assert counted > claude.messages.count_tokens(model=MODEL, messages=SAY).input_tokens
+
+
+@case
 def anthropic_errors_are_typed():
     bad = lambda **more: raises(anthropic.BadRequestError, lambda: message(**more)).body["error"]  # noqa: E731
-    assert bad(tools=[{"name": "f", "input_schema": {"type": "object"}}])["type"] == "invalid_request_error"
+    assert bad(tools=[{"name": "f g", "input_schema": {"type": "object"}}])["type"] == "invalid_request_error"
     assert "top_p" in bad(extra_body={"top_p": 7})["message"]
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
     assert "messages[0].content[0]" in bad(messages=[{"role": "user", "content": [image]}])["message"]
@@ -178,11 +196,24 @@ def ollama_options():
 
 
 @case
+def ollama_tools_and_formats():
+    tool = {"type": "function", "function": {"name": "get_weather", "description": "of a city", "parameters": WEATHER}}
+    turns = SAY + [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Ulm"}}}]},
+        {"role": "tool", "tool_name": "get_weather", "content": "sunny"},
+    ]
+    assert chat(messages=turns, tools=[tool], options={"num_predict": 4}).done
+    whole = chat(format=WEATHER, options={"temperature": 0, "num_predict": 60})
+    assert json.loads(whole.message.content)["city"] in ("Ulm", "Bern"), whole
+    assert "tools" in llama.show(MODEL).capabilities
+
+
+@case
 def ollama_errors_have_their_status():
     refused = lambda ask: raises(ollama.ResponseError, ask)  # noqa: E731
     err = refused(lambda: chat(model="llama3.2"))
     assert err.status_code == 404 and "llama3.2" in err.error, err
-    for more, words in (({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": "json"}, "format"), ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools")):
+    for more, words in (({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": {"enum": []}}, "schema"), ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools")):
         err = refused(lambda more=more: chat(**more))
         assert err.status_code == 400 and words in err.error, err
     assert refused(lambda: list(chat(model="llama3.2", stream=True))).status_code == 404
@@ -244,18 +275,18 @@ def openai_responses_keep_nothing():
 
 
 @case
-def openai_responses_call_functions_in_the_cloud():
+def openai_responses_call_functions_of_both_programs():
     tool = {"type": "function", "name": "get_weather", "parameters": WEATHER, "strict": True}
-    ask = {"tools": [tool], "tool_choice": "required", "max_output_tokens": 200}
-    whole = respond(cloud, **ask)
-    (call,) = [item for item in whole.output if item.type == "function_call"]
-    assert call.name == "get_weather" and call.status == "completed", call
-    *_, last = respond(cloud, stream=True, **ask)
-    (streamed,) = [item for item in last.response.output if item.type == "function_call"]
-    assert streamed.arguments == call.arguments
-    turns = [SAY[0], call.model_dump(exclude_none=True), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
-    assert respond(cloud, input=turns, tools=[tool]).status in ("completed", "incomplete")
-    raises(openai.BadRequestError, lambda: respond(tools=[tool]), param="tools")
+    ask = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 200}
+    for client in (cloud, responses):
+        whole = respond(client, **ask)
+        (call,) = [item for item in whole.output if item.type == "function_call"]
+        assert call.name == "get_weather" and call.status == "completed", call
+        *_, last = respond(client, stream=True, **ask)
+        (streamed,) = [item for item in last.response.output if item.type == "function_call"]
+        assert streamed.arguments == call.arguments
+        turns = [SAY[0], call.model_dump(exclude_none=True), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+        assert respond(client, input=turns, tools=[tool]).status in ("completed", "incomplete")
 
 
 @case

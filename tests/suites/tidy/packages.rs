@@ -28,6 +28,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["baton-engine", "baton-kernels-cpu", "baton-kernels-gpu", "baton-pacing", "baton-random"],
     ),
     (
+        "baton-constrain",
+        &[
+            "baton-engine",
+            "baton-generate",
+            "baton-kernels-cpu",
+            "baton-kernels-gpu",
+            "baton-openai",
+            "baton-pacing",
+            "baton-protocol",
+            "baton-random",
+        ],
+    ),
+    (
         "baton-gpu",
         &[
             "baton-engine",
@@ -56,6 +69,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "baton-cloud",
         &[
+            "baton-constrain",
             "baton-corpus",
             "baton-edge",
             "baton-engine",
@@ -76,6 +90,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "baton-device",
         &[
+            "baton-constrain",
             "baton-edge",
             "baton-engine",
             "baton-generate",
@@ -113,6 +128,7 @@ const BELOW: &[&str] = &[
     "baton-refine",
     "baton-engine",
     "baton-generate",
+    "baton-constrain",
     "baton-import",
     "baton-corpus",
     "baton-synthetic",

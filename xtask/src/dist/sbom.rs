@@ -19,7 +19,7 @@ pub(super) fn of(version: &str, target: &str, is_static: bool) -> Outcome<String
     cargo.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", target]);
     cargo.args(["--manifest-path", "device/Cargo.toml"]);
     if is_static {
-        cargo.args(["--no-default-features", "--features", "import"]);
+        cargo.args(["--no-default-features", "--features", "constrain,import"]);
     }
     let text = process::read(&mut cargo)?;
     let resolved: Value =

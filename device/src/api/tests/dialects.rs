@@ -3,26 +3,26 @@
 use super::*;
 
 /// Asks; returns the status, the content type and the text.
-async fn ask(url: &str, path: &str, body: &Value) -> (u16, String, String) {
+pub(super) async fn ask(url: &str, path: &str, body: &Value) -> (u16, String, String) {
     let reply = client().post(format!("{url}{path}")).json(body).send().await.unwrap();
     let kind = reply.headers()["content-type"].to_str().unwrap().to_owned();
     (reply.status().as_u16(), kind, reply.text().await.unwrap())
 }
 
 /// Asks for a JSON body.
-async fn ask_json(url: &str, path: &str, body: &Value) -> (u16, Value) {
+pub(super) async fn ask_json(url: &str, path: &str, body: &Value) -> (u16, Value) {
     let (status, kind, text) = ask(url, path, body).await;
     assert_eq!(kind, "application/json", "{path}: {text}");
     (status, serde_json::from_str(&text).unwrap())
 }
 
 /// Returns the data of all named events.
-fn events(text: &str) -> Vec<Value> {
+pub(super) fn events(text: &str) -> Vec<Value> {
     let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
     data.map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-fn lines(text: &str) -> Vec<Value> {
+pub(super) fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -30,7 +30,7 @@ fn joined<'a>(values: &'a [Value], field: impl Fn(&'a Value) -> &'a Value) -> St
     values.iter().filter_map(|value| field(value).as_str()).collect()
 }
 
-fn with(base: &Value, extra: Value) -> Value {
+pub(super) fn with(base: &Value, extra: Value) -> Value {
     let mut body = base.clone();
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body
@@ -91,7 +91,7 @@ async fn messages_are_refused_in_anthropics_form() {
     for (path, extra, status, kind, words) in [
         ("/v1/messages", json!({ "model": "claude" }), 404, "not_found_error", "`baton`"),
         ("/v1/messages", json!({ "max_tokens": null }), 400, "invalid_request_error", "max_tokens"),
-        ("/v1/messages", json!({ "tools": [{ "name": "f" }] }), 400, "invalid_request_error", "tools"),
+        ("/v1/messages", json!({ "tools": [{ "name": "f g" }] }), 400, "invalid_request_error", "tools"),
         ("/v1/messages", json!({ "system": long }), 400, "invalid_request_error", "prompt is too long"),
         ("/v1/messages", json!({ "system": long, "stream": true }), 400, "invalid_request_error", "too long"),
         ("/v1/messages/count_tokens", json!({ "top_p": 9 }), 400, "invalid_request_error", "top_p"),
@@ -184,7 +184,7 @@ async fn ollamas_clients_see_the_model() {
         assert_eq!((models.len(), &models[0]["name"]), (1, &json!("baton")), "{path}");
     }
     let (status, shown) = ask_json(&url, "/api/show", &json!({ "model": "baton" })).await;
-    assert_eq!((status, &shown["capabilities"]), (200, &json!(["completion"])));
+    assert_eq!((status, &shown["capabilities"]), (200, &json!(["completion", "tools"])));
 }
 
 #[tokio::test]

@@ -133,14 +133,14 @@ fn what_cannot_be_translated_is_refused_by_name() {
 }
 
 #[test]
-fn a_device_without_tools_refuses_them() {
+fn a_device_without_a_model_of_its_own_refuses_tools() {
     let call = json!([{ "role": "user", "content": "a" },
         { "role": "assistant", "content": [{ "type": "tool_use", "id": "t", "name": "f", "input": {} }] },
         { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "t" }] }]);
     for (extra, param) in
         [(json!({ "tools": tool() }), "tools"), (json!({ "messages": call }), "messages[1].content[0]")]
     {
-        let err = asked(extra, &Capabilities::DEVICE).unwrap_err();
+        let err = asked(extra, &Capabilities::DEVICE_OF_CLOUD).unwrap_err();
         assert_eq!(err.param(), Some(param), "{err}");
         assert!(err.to_string().contains("does not support tools"), "{err}");
     }

@@ -95,7 +95,7 @@ fn a_request_without_a_prompt_asks_for_the_model() {
 
 #[track_caller]
 fn refused(read: Read, body: Vec<u8>, param: &str, words: &str) {
-    let err = read(&body, &Capabilities::DEVICE).unwrap_err();
+    let err = read(&body, &Capabilities::DEVICE_OF_CLOUD).unwrap_err();
     assert_eq!(err.param(), Some(param), "{err}");
     assert!(err.to_string().contains(words) && err.to_string().contains(param), "{err}");
 }

@@ -56,7 +56,7 @@ fn check(rows: impl IntoIterator<Item = (Value, Want, Want)>) {
     for (extra, cloud, device) in rows {
         let body = with(extra).to_string();
         check_one(body.as_bytes(), &Capabilities::CLOUD, cloud);
-        check_one(body.as_bytes(), &Capabilities::DEVICE, device);
+        check_one(body.as_bytes(), &Capabilities::DEVICE_OF_CLOUD, device);
     }
 }
 

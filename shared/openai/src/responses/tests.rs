@@ -134,10 +134,10 @@ fn what_cannot_be_translated_is_refused_by_name() {
 }
 
 #[test]
-fn a_device_without_tools_refuses_them() {
+fn a_device_without_a_model_of_its_own_refuses_tools() {
     let call = json!([{ "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" }]);
     for (extra, param) in [(json!({ "tools": tool() }), "tools"), (json!({ "input": call }), "input[0]")] {
-        let err = asked(extra, &Capabilities::DEVICE).unwrap_err();
+        let err = asked(extra, &Capabilities::DEVICE_OF_CLOUD).unwrap_err();
         assert_eq!(err.param(), Some(param), "{err}");
         assert!(err.to_string().contains("does not support tools"), "{err}");
     }

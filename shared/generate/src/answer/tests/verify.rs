@@ -202,7 +202,8 @@ fn an_answer_with_a_form_goes_on_in_it_behind_what_another_wrote_in_it() {
         write_on(&mut alone, &model, &mut Vec::new());
         let whole = alone.tokens().to_vec();
         let given = random.below(whole.len().max(1));
-        let bytes: Vec<u8> = whole[..given].iter().flat_map(|&id| TOKENIZER.token_bytes(id).to_vec()).collect();
+        let bytes: Vec<u8> =
+            whole[..given].iter().flat_map(|&id| TOKENIZER.token_bytes(id).to_vec()).collect();
         let text = String::from_utf8(bytes).ok().filter(|_| random.percent(50));
         let keep = match &text {
             Some(_) => Keep::All,
