@@ -1,8 +1,8 @@
 //! The agent as people install it: archives from `./x dist`, the installer, and first answers in systems that
 //! have nothing else.
 //!
-//! Two systems are made for the run and entered by `chroot`: a small Debian, which installs the package, and
-//! one of a static shell alone, which is as bare as Alpine, and runs the installer. In both the model comes
+//! Two systems are made for the run and entered by `chroot`. One is a small Debian, which installs the package.
+//! The other has a static shell alone, is as bare as Alpine, and runs the installer. In both the model comes
 //! from a package index. They need root, and are skipped without it.
 
 use std::{
@@ -159,6 +159,27 @@ fn a_damaged_archive_is_refused() {
     let other = install(&from, &to).args(["--target", "riscv64-unknown-linux-gnu"]).output();
     let other = other.expect("run the installer");
     assert!(said(&other).contains("no archive of version"), "{}", said(&other));
+}
+
+#[test]
+fn what_is_packed_names_variables_that_the_program_reads() {
+    let own = program("baton").expect("it is built");
+    let help = ["serve", "config list", "model pull"].map(|words| {
+        let words = words.split(' ').chain(["--help"]);
+        good(Command::new(&own).args(words))
+    });
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../device/packaging");
+    let mut found = 0;
+    for name in ["Containerfile", "WINDOWS.md", "baton.plist", "baton.service", "termux.sh"] {
+        let text = fs::read_to_string(packaging.join(name)).expect("a file that is packed");
+        let words = text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
+        for variable in words.filter(|word| word.starts_with("BATON_")) {
+            found += 1;
+            let is_read = help.iter().any(|help| help.contains(&format!("[env: {variable}")));
+            assert!(is_read, "{name}: the program does not read {variable}");
+        }
+    }
+    assert!(found >= 4, "the files name variables: {found}");
 }
 
 /// A system that is entered by `chroot`.

@@ -1,5 +1,5 @@
-//! What a program is made of, as CycloneDX 1.5: every crate with version, licence and source, from cargo's own
-//! resolution for that target and those features.
+//! What a program is made of, as CycloneDX 1.5: every crate with version, licence and source, from cargo's
+//! own resolution for that target and those features.
 
 use std::collections::{BTreeMap, BTreeSet};
 
