@@ -2,8 +2,8 @@
 //! of the device, and the options that the user wants in every command.
 //!
 //! They are small JSON files in one folder, written whole and then renamed into place. A broken or missing
-//! file means "not known", except the user's own options. They never hold keys, nor documents or questions. If
-//! the system has such rights, files and folders made here belong to the user alone.
+//! file means "not known", except the user's own options. They never hold user text or keys. If the system
+//! has such rights, files and folders made here belong to the user alone.
 
 use baton_protocol::SceneInfo;
 use reqwest::Url;
@@ -123,7 +123,8 @@ impl Settings {
         self.folder.as_ref().map(|folder| folder.join(CONSENT_FILE))
     }
 
-    /// Returns the options that the user wants in every command, by their long names. None without a file.
+    /// Returns the options that the user wants in every command, by their long names. None if there is no
+    /// file.
     ///
     /// # Errors
     /// [`SettingsError::Broken`] if the file is there, and is not an object in JSON.

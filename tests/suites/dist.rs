@@ -1,9 +1,9 @@
 //! The agent as people install it: archives from `./x dist`, the installer, and first answers in systems that
 //! have nothing else.
 //!
-//! Two systems are made for the run and entered by `chroot`. One is a small Debian, which installs the package.
-//! The other has a static shell alone, is as bare as Alpine, and runs the installer. In both the model comes
-//! from a package index. They need root, and are skipped without it.
+//! Two systems are made for the run and entered by `chroot`. A small Debian installs the package. A system of
+//! a static shell alone, which is as bare as Alpine, runs the installer. In both the model comes from a
+//! package index. They need root, and are skipped without it.
 
 use std::{
     fs,
