@@ -134,10 +134,7 @@ fn chosen(options: &Options, host: &str) -> Outcome<Vec<String>> {
     let mut all = vec![host.to_owned()];
     if options.program.is_none() {
         for one in &STATIC {
-            let lack = one.lack().or_else(|| {
-                (!rust_std::is_here(one.target)).then(|| "no Rust standard library for it".to_owned())
-            });
-            match lack {
+            match lack_of(one.target, host) {
                 None => all.push(one.target.to_owned()),
                 Some(lack) => say(format!("skipped: dist: {}: {lack}", one.target)),
             }
@@ -146,8 +143,18 @@ fn chosen(options: &Options, host: &str) -> Outcome<Vec<String>> {
     Ok(all)
 }
 
+/// What keeps the agent from being built here for a target, after installing what can be installed.
+fn lack_of(target: &str, host: &str) -> Option<String> {
+    let of_static = STATIC.iter().find(|one| one.target == target).and_then(|one| one.lack());
+    let has_library = || target == host || rust_std::is_here(target);
+    of_static.or_else(|| (!has_library()).then(|| "no Rust standard library for it".to_owned()))
+}
+
 /// Builds the agent for a target with the profile of what is given to users, and returns the program.
 fn build(target: &str, host: &str) -> Outcome<PathBuf> {
+    if let Some(lack) = lack_of(target, host) {
+        return Err(Stop::failed(format!("./x dist: {target} cannot be built here: {lack}")));
+    }
     say(format!("building baton for {target}"));
     let mut build = command("cargo");
     build.args(["build", "--profile", "dist", "--locked", "-p", "baton-device", "--bin", "baton"]);
@@ -350,6 +357,14 @@ mod tests {
         ] {
             assert!(format!("{:?}", read(line)).contains(want), "{line}");
         }
+    }
+
+    #[test]
+    fn a_target_without_a_library_is_named_before_anything_is_built() {
+        let host = host().unwrap();
+        assert_eq!(lack_of(&host, &host), None);
+        let said = format!("{:?}", build("no-such-machine", &host).unwrap_err());
+        assert!(said.contains("no-such-machine cannot be built here: no Rust standard"), "{said}");
     }
 
     #[test]
