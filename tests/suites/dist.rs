@@ -34,8 +34,8 @@ const NETWORK: &[&str] = &[
     "SSL_CERT_FILE",
 ];
 
-/// Archives of this machine's program, made once. The folder is one of cargo's, because nothing removes what a
-/// static holds: each run takes the place of the one before.
+/// Archives of this machine's program, made once. The folder is one of cargo's, because nothing removes what
+/// a static holds: each run takes the place of the one before.
 static MADE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dist-made");
     match fs::remove_dir_all(&folder) {
