@@ -34,12 +34,19 @@ const NETWORK: &[&str] = &[
     "SSL_CERT_FILE",
 ];
 
-/// Archives of this machine's program, made once.
-static MADE: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().expect("make a folder");
+/// Archives of this machine's program, made once. The folder is one of cargo's, because nothing removes what
+/// a static holds: each run takes the place of the one before.
+static MADE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dist-made");
+    match fs::remove_dir_all(&folder) {
+        Err(err) if err.kind() != std::io::ErrorKind::NotFound => {
+            panic!("remove {}: {err}", folder.display())
+        }
+        _ => {}
+    }
     let own = program("baton").expect("it is built");
     let words = ["--downloads", "https://downloads.example/baton", "--program"];
-    good(x().args(words).arg(own).arg("--out").arg(folder.path()));
+    good(x().args(words).arg(own).arg("--out").arg(&folder));
     folder
 });
 
@@ -81,23 +88,23 @@ fn install(from: &Path, to: &Path) -> Command {
 
 /// The one archive that was made.
 fn archive() -> PathBuf {
-    let made = names(MADE.path()).into_iter().find(|name| name.ends_with(".tar.gz"));
-    MADE.path().join(made.expect("an archive"))
+    let made = names(&MADE).into_iter().find(|name| name.ends_with(".tar.gz"));
+    MADE.join(made.expect("an archive"))
 }
 
 #[test]
 fn what_is_made_is_complete_and_said() {
-    let made = names(MADE.path());
+    let made = names(&MADE);
     for end in [".tar.gz", ".cdx.json", "SHA256SUMS", "install.sh", "baton.rb"] {
         assert!(made.iter().any(|name| name.ends_with(end)), "{end}: {made:?}");
     }
-    let sums = fs::read_to_string(MADE.path().join("SHA256SUMS")).expect("the digests");
+    let sums = fs::read_to_string(MADE.join("SHA256SUMS")).expect("the digests");
     assert_eq!(sums.lines().count(), made.len() - 1, "each file has a digest: {sums}");
-    good(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(MADE.path()));
-    let formula = fs::read_to_string(MADE.path().join("baton.rb")).expect("the formula");
+    good(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&*MADE));
+    let formula = fs::read_to_string(MADE.join("baton.rb")).expect("the formula");
     assert!(!formula.contains('@'), "{formula}");
     let list = made.iter().find(|name| name.ends_with(".cdx.json")).expect("a list of parts");
-    let list = fs::read_to_string(MADE.path().join(list)).expect("the list");
+    let list = fs::read_to_string(MADE.join(list)).expect("the list");
     let list: Value = serde_json::from_str(&list).expect("JSON");
     let parts = list["components"].as_array().expect("parts");
     for name in ["tokio", "axum", "baton-engine"] {
@@ -124,18 +131,18 @@ fn what_is_made_is_complete_and_said() {
 fn the_installer_checks_installs_and_removes() {
     let place = tempfile::tempdir().expect("make a folder");
     let to = place.path().join("prefix");
-    let said_so = good(&mut install(MADE.path(), &to));
+    let said_so = good(&mut install(&MADE, &to));
     assert!(said_so.contains("installed baton ") && said_so.contains("add it to your path"), "{said_so}");
     let baton = to.join("bin/baton");
     assert!(good(Command::new(&baton).arg("--version")).starts_with("baton "));
     let unit = fs::read_to_string(to.join("share/systemd/user/baton.service")).expect("the unit");
     assert!(unit.contains(&format!("ExecStart={} serve", baton.display())), "{unit}");
     // A second time, over a program that is there.
-    good(&mut install(MADE.path(), &to));
-    good(install(MADE.path(), &to).arg("--uninstall"));
+    good(&mut install(&MADE, &to));
+    good(install(&MADE, &to).arg("--uninstall"));
     let left = good(Command::new("find").arg(&to).args(["-type", "f"]));
     assert_eq!(left, "", "nothing is left");
-    let again = install(MADE.path(), &to).arg("--uninstall").output().expect("run the installer");
+    let again = install(&MADE, &to).arg("--uninstall").output().expect("run the installer");
     assert!(!again.status.success() && said(&again).contains("nothing is installed"), "{}", said(&again));
 }
 
@@ -144,8 +151,8 @@ fn a_damaged_archive_is_refused() {
     let place = tempfile::tempdir().expect("make a folder");
     let from = place.path().join("from");
     fs::create_dir(&from).expect("make a folder");
-    for name in names(MADE.path()) {
-        fs::copy(MADE.path().join(&name), from.join(&name)).expect("copy");
+    for name in names(&MADE) {
+        fs::copy(MADE.join(&name), from.join(&name)).expect("copy");
     }
     let file = from.join(archive().file_name().expect("a name"));
     let mut bytes = fs::read(&file).expect("the archive");
@@ -288,7 +295,7 @@ fn debian_installs_the_package_and_answers() {
         println!("skipped: dist: {lack}");
         return;
     }
-    let Some(package) = names(MADE.path()).into_iter().find(|name| name.ends_with(".deb")) else {
+    let Some(package) = names(&MADE).into_iter().find(|name| name.ends_with(".deb")) else {
         println!("skipped: dist: no Debian package on this machine");
         return;
     };
@@ -312,7 +319,7 @@ fn debian_installs_the_package_and_answers() {
     fs::remove_file(root.path().join("dev/null")).ok();
     fs::remove_file(root.path().join("dev/urandom")).ok();
     let system = System::furnish(root);
-    fs::copy(MADE.path().join(&package), system.path("dist/baton.deb")).expect("copy the package");
+    fs::copy(MADE.join(&package), system.path("dist/baton.deb")).expect("copy the package");
     let begun = Instant::now();
     system.run(&["dpkg", "-i", "/dist/baton.deb"]);
     let answer = system.first_answer("Debian", begun);
