@@ -386,10 +386,7 @@ pub struct OutputWeights<'a> {
 
 /// An acquired part.
 #[derive(Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "one is made for each half of a layer: a box would allocate for each"
-)]
+#[allow(clippy::large_enum_variant, reason = "made for each half of a layer; a box would allocate each time")]
 pub enum PartWeights<'a> {
     /// For [`Part::Attention`].
     Attention(AttentionWeights<'a>),
