@@ -1,16 +1,16 @@
 //! Turns a chat or text completion into a job: the cloud writes the whole answer, without refinement.
 
 use baton_constrain::FormError;
-use baton_constrain::tools::ToolForm;
+use baton_constrain::tools::{self, ToolForm};
 use baton_engine::PrefixScope;
-use baton_engine::prompt::{assemble_with_tools, verbatim};
+use baton_engine::prompt::verbatim;
 use baton_engine::tokenizer::TokenId;
 use baton_openai::{AnswerFormat, ChatMessage, Penalties, Prompt, ToolUse};
-use baton_protocol::{Sampling, Segment};
+use baton_protocol::Sampling;
 
 use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
-use crate::service::assist::{Draft, Extras, assembled, check_text, first_event, room};
+use crate::service::assist::{Draft, Extras, check_text, first_event, room};
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{MaskSource, Prepared};
 use crate::service::stream::AssistStream;
@@ -124,13 +124,6 @@ fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, 
         Prompt::Chat(messages) => messages,
         Prompt::Text { text, .. } => return Ok(verbatim(served.model.tokenizer(), text)?),
     };
-    let tools = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
-    if tools.is_empty() && !messages.iter().any(ChatMessage::is_about_tools) {
-        let segment = |message: &ChatMessage| Segment::fixed(message.role, message.text.as_str());
-        let segments: Vec<Segment> = messages.iter().map(segment).collect();
-        return Ok(assembled(served, &segments)?.ids);
-    }
-    let template = served.model.template();
-    let (turns, tools) = ToolForm::of(template).lay_out(messages, tools);
-    Ok(assemble_with_tools(served.model.tokenizer(), template, &turns, &tools)?)
+    let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
+    Ok(tools::prompt(served.model.tokenizer(), served.model.template(), messages, offered)?)
 }

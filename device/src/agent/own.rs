@@ -1,14 +1,13 @@
 //! Prompts that only the model on this device takes: texts to continue, tools, and forms of answers.
 
 use super::{Agent, AgentError};
-use crate::local::{OnceForm, OwnPrompt, assembled};
-use baton_constrain::tools::ToolForm;
+use crate::local::{OnceForm, OwnPrompt};
+use baton_constrain::tools::{ToolForm, prompt};
 use baton_constrain::{ConstraintError, Grammars, constraint};
-use baton_engine::prompt::{PromptError, assemble_with_tools, verbatim};
-use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::prompt::{PromptError, verbatim};
+use baton_engine::tokenizer::Tokenizer;
 use baton_openai::tools::Markup;
 use baton_openai::{AnswerFormat, ChatMessage, ToolUse};
-use baton_protocol::Segment;
 use baton_terminal::chain;
 
 impl Agent {
@@ -40,19 +39,11 @@ impl Agent {
             return Ok(None);
         }
         let device = self.device.as_ref().ok_or(AgentError::NoDevice)?;
-        let template = device.model.template();
-        let form = ToolForm::of(template);
-        let constraint = constraint(|| self.grammars(device.model.tokenizer()), form.markup, tools, format)?;
+        let (tokenizer, template) = (device.model.tokenizer(), device.model.template());
+        let markup = ToolForm::of(template).markup;
+        let constraint = constraint(|| self.grammars(tokenizer), markup, tools, format)?;
         let offered = tools.map_or(&[][..], |tools| &tools.tools);
-        let ids: Vec<TokenId> = if offered.is_empty() && !messages.iter().any(ChatMessage::is_about_tools) {
-            let segment = |message: &ChatMessage| Segment::fixed(message.role, message.text.as_str());
-            let segments: Vec<Segment> = messages.iter().map(segment).collect();
-            assembled(&device.model, &segments).map_err(AgentError::Prompt)?.ids
-        } else {
-            let (turns, offered) = form.lay_out(messages, offered);
-            let laid_out = assemble_with_tools(device.model.tokenizer(), template, &turns, &offered);
-            laid_out.map_err(|err| refused(&err))?
-        };
+        let ids = prompt(tokenizer, template, messages, offered).map_err(|err| refused(&err))?;
         Ok(Some(OwnPrompt { ids: ids.into(), form: constraint.map(OnceForm::new), is_chat: true }))
     }
 

@@ -93,7 +93,7 @@ impl Shape {
     }
 
     /// Appends the frames of what was held back.
-    fn holds_nothing(&mut self, out: &mut String) {
+    fn says_rest(&mut self, out: &mut String) {
         let echo = self.echo.take().into_iter().map(Piece::text);
         for piece in echo.chain(self.calls.finish()) {
             self.writer.piece(piece, out);
@@ -395,7 +395,7 @@ fn last(mut shape: Shape, report: &Result<AnswerReport, ApiError>) -> String {
         match report {
             Err(err) => shape.writer.error(&err.reply(), out),
             Ok(report) => {
-                shape.holds_nothing(out);
+                shape.says_rest(out);
                 let ending = ending(report, &shape);
                 shape.writer.end(ending, out);
             }

@@ -6,8 +6,9 @@
 
 mod grammar;
 
-use baton_engine::prompt::Turn;
+use baton_engine::prompt::{PromptError, PromptSegment, Turn, assemble, assemble_with_tools};
 use baton_engine::template::ChatTemplate;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_openai::tools::Markup;
 use baton_openai::{ChatMessage, PastCall, Tool};
 use baton_protocol::Role;
@@ -45,6 +46,27 @@ impl ToolForm {
             (plain_turns(messages, tools), Vec::new())
         }
     }
+}
+
+/// Returns the ids of a conversation, with tools or without. They end at the beginning of the answer.
+///
+/// # Errors
+/// [`PromptError`] if the template refuses the messages.
+pub fn prompt(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &[ChatMessage],
+    tools: &[Tool],
+) -> Result<Vec<TokenId>, PromptError> {
+    if tools.is_empty() && !messages.iter().any(ChatMessage::is_about_tools) {
+        let parts: Vec<PromptSegment<'_>> = messages
+            .iter()
+            .map(|message| PromptSegment { role: message.role.as_str(), text: &message.text })
+            .collect();
+        return Ok(assemble(tokenizer, template, &parts)?.ids);
+    }
+    let (turns, tools) = ToolForm::of(template).lay_out(messages, tools);
+    assemble_with_tools(tokenizer, template, &turns, &tools)
 }
 
 /// Returns a tool's definition as templates and clients know it.
