@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use baton_engine::{Residency, platform};
 use baton_gpu::BlockRate;
 use baton_pacing::refit::median;
-use memmap2::MmapMut;
+use bytes::BytesMut;
 
 /// Sizes of blocks that are tried.
 const BLOCKS: [usize; 5] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
@@ -23,13 +23,16 @@ const SWEPT_BYTES_MIN: u64 = 64 << 20;
 /// Length of one run of a size, and of all of them; each size has one run at least.
 const SWEEP_RUN: Duration = Duration::from_millis(50);
 const SWEEP: Duration = Duration::from_millis(1200);
+/// How many times as fast as the engine's usual size another one must be to be used instead. Disks that others
+/// use too, as those of virtual machines, change by more than a tenth from one run to the next.
+const CLEARLY: f64 = 1.2;
 /// Bytes of a piece for random reads: what the system reads around a missing page.
 const PIECE: usize = 64 << 10;
 /// Length of one run.
 const RUN: Duration = Duration::from_millis(300);
 const RUNS: usize = 3;
 /// The alignment of direct reads.
-const ALIGNED: u64 = 4096;
+const ALIGNED: u64 = platform::READ_ALIGNED as u64;
 
 /// Measured rates of a disk, in bytes per second.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,9 +54,16 @@ impl DiskRates {
     }
 }
 
-/// Returns the size of reads that the engine should use, or `None` if it was not measured.
+/// Returns the size of reads that the engine should use, or `None` if it was not measured: the usual one, if
+/// none is clearly faster.
 pub fn block_of(blocks: &[BlockRate]) -> Option<usize> {
-    BlockRate::best(blocks).and_then(|bytes| usize::try_from(bytes).ok())
+    let best = BlockRate::best(blocks).and_then(|bytes| usize::try_from(bytes).ok())?;
+    let rate_of = |bytes: usize| {
+        let found = blocks.iter().find(|rate| rate.block_bytes == bytes as u64);
+        found.map_or(0.0, |rate| rate.bytes_per_s)
+    };
+    let usual = usual_block();
+    Some(if rate_of(best) < CLEARLY * rate_of(usual) { usual } else { best })
 }
 
 /// Returns the size of reads that the engine uses if nothing was measured.
@@ -125,7 +135,7 @@ pub fn sequential(path: &Path, block: usize) -> Result<f64, DiskError> {
 /// [`DiskError`] naming the file.
 pub fn look(path: &Path, block: usize) -> Result<f64, DiskError> {
     let opened = Measured::open(path)?;
-    let look = || Readers::new(block)?.in_order(&opened.file, opened.bytes, opened.bytes / 2, block);
+    let look = || Readers::new(block).in_order(&opened.file, opened.bytes, opened.bytes / 2, block);
     opened.named(look())
 }
 
@@ -158,7 +168,7 @@ impl<'a> Measured<'a> {
         if self.bytes < SWEPT_BYTES_MIN {
             return Ok(Vec::new());
         }
-        let mut readers = Readers::new(BLOCKS[BLOCKS.len() - 1])?;
+        let mut readers = Readers::new(BLOCKS[BLOCKS.len() - 1]);
         let (begun, mut all, mut run) = (Instant::now(), BLOCKS.map(|_| Vec::new()), 0);
         while begun.elapsed() < SWEEP || run == 0 {
             for (rates, block) in all.iter_mut().zip(BLOCKS) {
@@ -179,7 +189,7 @@ impl<'a> Measured<'a> {
         // The runs are spread over the file: a disk, or what backs a virtual one, may have parts of it
         // cached.
         let begin = |run: usize| self.bytes / RUNS as u64 * run as u64;
-        let mut readers = Readers::new(block)?;
+        let mut readers = Readers::new(block);
         let rates = (0..RUNS).map(|run| readers.in_order(&self.file, self.bytes, begin(run), block));
         Ok(median(rates.collect::<Result<Vec<_>, _>>()?).unwrap_or(f64::NAN))
     }
@@ -199,16 +209,14 @@ fn spread(number: u64) -> u64 {
 }
 
 /// The memory of as many threads as the engine has for reading.
-struct Readers(Vec<MmapMut>);
+struct Readers(Vec<BytesMut>);
 
 impl Readers {
     /// Takes memory for reads of so many bytes. It is touched now, since that takes as long as a fast read.
-    fn new(bytes: usize) -> std::io::Result<Self> {
-        // Mapped for this purpose: aligned as direct reads need it, and returned to the system at once.
-        let buffers = (0..Residency::default().threads).map(|_| MmapMut::map_anon(bytes));
-        let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+    fn new(bytes: usize) -> Self {
+        let mut buffers = platform::read_buffers(Residency::default().threads, bytes);
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
-        Ok(Self(buffers))
+        Self(buffers)
     }
 
     /// Lets each thread work with its memory, and waits for all.
@@ -261,7 +269,7 @@ fn aligned(range: &Range<u64>) -> Range<u64> {
 fn all_of(file: &File, ranges: &[Range<u64>]) -> std::io::Result<f64> {
     let len = |range: &Range<u64>| aligned(range).end - aligned(range).start;
     let longest = ranges.iter().map(len).max().unwrap_or(0).max(ALIGNED);
-    let (mut readers, next) = (Readers::new(longest as usize)?, AtomicUsize::new(0));
+    let (mut readers, next) = (Readers::new(longest as usize), AtomicUsize::new(0));
     let begun = Instant::now();
     readers.work(|buffer| {
         while let Some(range) = ranges.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -285,11 +293,13 @@ fn all_of(file: &File, ranges: &[Range<u64>]) -> std::io::Result<f64> {
 /// Returns the bytes per second of one thread that reads pieces at distances of a large odd step.
 fn here_and_there(file: &File, bytes: u64, run: usize) -> std::io::Result<f64> {
     let pieces = bytes / PIECE as u64;
-    let mut buffer = MmapMut::map_anon(PIECE)?;
+    let mut buffers = platform::read_buffers(1, PIECE);
     let (begun, mut done, mut at) = (Instant::now(), 0, run as u64);
     while begun.elapsed() < RUN {
         at = (at + 0x9E37_79B9) % pieces;
-        done += platform::read_at(file, &mut buffer, at * PIECE as u64)? as u64;
+        for buffer in &mut buffers {
+            done += platform::read_at(file, buffer, at * PIECE as u64)? as u64;
+        }
     }
     Ok(done as f64 / begun.elapsed().as_secs_f64())
 }
@@ -306,7 +316,7 @@ mod tests {
         file.write_all(&bytes).unwrap();
         file.as_file().sync_all().unwrap();
         let (opened, _) = open(file.path()).unwrap();
-        let mut buffer = MmapMut::map_anon(PIECE).unwrap();
+        let mut buffer = platform::read_buffers(1, PIECE).remove(0);
         for offset in [0, 65_536, 262_144] {
             let read = platform::read_at(&opened, &mut buffer, offset).unwrap();
             let offset = offset as usize;
@@ -327,6 +337,21 @@ mod tests {
         assert_eq!(rates.blocks.len(), BLOCKS.len());
         assert!(rates.blocks.iter().all(|rate| rate.bytes_per_s > 0.0), "{rates:?}");
         assert!(BLOCKS.contains(&rates.block_bytes()) && rates.sequential_bytes_per_s > 0.0, "{rates:?}");
+    }
+
+    #[test]
+    fn another_size_of_reads_is_used_only_if_it_is_clearly_faster() {
+        let usual = usual_block();
+        let rates = |all: &[(usize, f64)]| -> Vec<BlockRate> {
+            let rate = |&(bytes, bytes_per_s)| BlockRate { block_bytes: bytes as u64, bytes_per_s };
+            all.iter().map(rate).collect()
+        };
+        assert_eq!(block_of(&[]), None);
+        assert_eq!(block_of(&rates(&[(512 << 10, 107.0), (usual, 100.0)])), Some(usual));
+        assert_eq!(block_of(&rates(&[(512 << 10, 121.0), (usual, 100.0)])), Some(512 << 10));
+        assert_eq!(block_of(&rates(&[(usual, 100.0), (4 << 20, 119.0)])), Some(usual));
+        assert_eq!(block_of(&rates(&[(usual, 100.0), (4 << 20, 130.0)])), Some(4 << 20));
+        assert_eq!(block_of(&rates(&[(512 << 10, 5.0)])), Some(512 << 10));
     }
 
     #[test]

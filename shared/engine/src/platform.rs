@@ -29,6 +29,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
+use bytes::BytesMut;
 use memmap2::Mmap;
 
 #[cfg(all(test, unix))]
@@ -47,6 +48,33 @@ pub use system::{read_at, write_at};
 pub(crate) use unix::{let_go, read_singly};
 #[cfg(unix)]
 pub use unix::{read_at, write_at};
+
+/// The alignment of direct reads: the largest block of any disk in use.
+pub const READ_ALIGNED: usize = 4096;
+/// Bytes of a huge page, of most processors with pages of 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Returns `count` buffers of at least `len` bytes for direct reads, at multiples of [`READ_ALIGNED`] and in
+/// huge pages, if the system has them. They share one allocation. It is no more than two huge pages larger
+/// than they are, and its memory is not used before it is written.
+///
+/// A disk is told of each piece of memory that a read fills. With pages of 4 KiB a read of 1 MiB is up to 256
+/// pieces, and a controller takes only so many in one request: large reads are cut, and each piece costs time.
+/// With huge pages the same reads are up to twice as fast (`benches/README.md`, "Offloading").
+pub fn read_buffers(count: usize, len: usize) -> Vec<BytesMut> {
+    let len = len.next_multiple_of(READ_ALIGNED);
+    let all = count * len;
+    let (align, room) = match all >= HUGE_PAGE / 2 {
+        true => (HUGE_PAGE, all.next_multiple_of(HUGE_PAGE)),
+        false => (READ_ALIGNED, all),
+    };
+    let mut memory = BytesMut::zeroed(room + align);
+    let before = memory.as_ptr().align_offset(align).min(align);
+    let _ = memory.split_to(before);
+    memory.truncate(room);
+    system::use_huge_pages(&mut memory);
+    (0..count).map(|_| memory.split_to(len)).collect()
+}
 
 /// Fills `buffer` with the bytes from `offset` on, whatever the file's own position is.
 ///

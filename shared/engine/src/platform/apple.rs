@@ -47,6 +47,9 @@ pub(crate) fn read_into_cache(file: &File, range: Range<usize>) {
 /// Does nothing: no call drops a file's pages. The system takes clean pages first if it needs memory.
 pub(crate) fn forget(_file: &File, _range: Range<usize>) {}
 
+/// Does nothing: the system joins pages by itself.
+pub(super) fn use_huge_pages(_memory: &mut [u8]) {}
+
 /// Does nothing: files have no huge pages here.
 pub(crate) fn expect_huge_pages(_map: &Mmap, _range: Range<usize>) {}
 

@@ -67,6 +67,16 @@ pub(crate) fn expect_huge_pages(map: &Mmap, range: Range<usize>) {
     let _ = (map, range);
 }
 
+/// Asks the system to use huge pages for the memory that lies in whole ones.
+pub(super) fn use_huge_pages(memory: &mut [u8]) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is this slice, and the advice changes none of its bytes. A range that does not begin
+    // at a page is refused.
+    let _ = unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_HUGEPAGE) };
+    #[cfg(target_os = "android")]
+    let _ = memory;
+}
+
 pub(super) fn no_huge_pages(map: &Mmap, range: Range<usize>) {
     #[cfg(target_os = "linux")]
     let _ = map.advise_range(MapAdvice::NoHugePage, range.start, range.len());

@@ -39,6 +39,23 @@ fn advice_about_a_mapping_leaves_its_bytes() {
 }
 
 #[test]
+fn buffers_for_direct_reads_are_aligned_and_apart() {
+    for (count, len) in [(1, 1), (3, 5000), (20, (2 << 20) + 100), (2, 8 << 20)] {
+        let mut buffers = read_buffers(count, len);
+        assert_eq!(buffers.len(), count);
+        for (number, buffer) in (1..).zip(&mut buffers) {
+            assert_eq!(buffer.as_ptr() as usize % READ_ALIGNED, 0, "{count} of {len}");
+            assert!((len..len + READ_ALIGNED).contains(&buffer.len()), "{count} of {len}");
+            assert!(buffer.iter().all(|byte| *byte == 0), "{count} of {len}");
+            buffer.fill(number);
+        }
+        for (number, buffer) in (1..).zip(&buffers) {
+            assert!(buffer.iter().all(|byte| *byte == number), "{count} of {len}");
+        }
+    }
+}
+
+#[test]
 fn the_memory_of_this_process_is_known_where_the_system_says_it() {
     let held = vec![1_u8; 64 << 20];
     let own = own_bytes().unwrap();

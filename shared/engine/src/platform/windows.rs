@@ -90,6 +90,9 @@ pub(crate) fn read_into_cache(file: &File, range: Range<usize>) {
 /// Does nothing: no call drops a part of a file. The system takes such pages first if it needs memory.
 pub(crate) fn forget(_file: &File, _range: Range<usize>) {}
 
+/// Does nothing: huge pages need a right that programs do not have.
+pub(super) fn use_huge_pages(_memory: &mut [u8]) {}
+
 /// Does nothing: files have no huge pages here.
 pub(crate) fn expect_huge_pages(_map: &Mmap, _range: Range<usize>) {}
 

@@ -61,7 +61,7 @@ const MARGIN_BYTES: usize = 16 << 10;
 const UNIT_ROWS: usize = 32;
 
 /// Memory that streaming needs besides its budget, with reads of the default size; 0 if everything fits.
-pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + MARGIN_BYTES)) as u64;
+pub const STREAM_BYTES: u64 = (BUFFERS * (READ_BYTES + MARGIN_BYTES)).next_multiple_of(READ_BYTES) as u64;
 
 /// How much of a model stays in memory, and which part of it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]

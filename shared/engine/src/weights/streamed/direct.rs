@@ -13,44 +13,47 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::platform;
+use bytes::BytesMut;
 
-/// The alignment of direct reads: the largest block of any disk in use.
-const ALIGNED: usize = 4096;
+use crate::platform::{self, READ_ALIGNED as ALIGNED};
 
 /// Memory for one read.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    memory: Vec<u8>,
-    /// The first aligned byte.
-    start: usize,
+    /// Begins at a multiple of [`ALIGNED`].
+    memory: BytesMut,
     /// The range of `memory` with the bytes of the last read.
     held: Range<usize>,
 }
 
 impl Buffer {
-    /// Makes room for any `len` bytes of a file. The memory is not used before the first read.
-    pub(crate) fn new(len: usize) -> Self {
-        let memory = vec![0; len.next_multiple_of(ALIGNED) + 3 * ALIGNED];
-        let start = memory.as_ptr().align_offset(ALIGNED).min(ALIGNED);
-        Self { memory, start, held: 0..0 }
+    /// Makes `count` buffers, each with room for any `len` bytes of a file. The memory is not used before the
+    /// first read.
+    pub(crate) fn several(count: usize, len: usize) -> Vec<Self> {
+        let buffers = platform::read_buffers(count, room_for(len)).into_iter();
+        buffers.map(|memory| Self { memory, held: 0..0 }).collect()
     }
 
     /// Returns a buffer with room for any `len` bytes: the one in `kept`, unless that is too small.
     pub(crate) fn with_room(kept: &mut Option<Self>, len: usize) -> &mut Self {
-        if kept
-            .as_ref()
-            .is_none_or(|buffer| buffer.memory.len() < len.next_multiple_of(ALIGNED) + 3 * ALIGNED)
-        {
+        if kept.as_ref().is_none_or(|buffer| buffer.memory.len() < room_for(len)) {
             *kept = None;
         }
-        kept.get_or_insert_with(|| Self::new(len))
+        kept.get_or_insert_with(|| {
+            let memory = platform::read_buffers(1, room_for(len)).pop().unwrap_or_default();
+            Self { memory, held: 0..0 }
+        })
     }
 
     /// Returns the bytes of the last read.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.held.clone()]
     }
+}
+
+/// Returns the bytes of the aligned range around any `len` bytes of a file.
+fn room_for(len: usize) -> usize {
+    len.next_multiple_of(ALIGNED) + ALIGNED
 }
 
 /// A model file that is read past the page cache.
@@ -139,7 +142,7 @@ impl DirectFile {
         let first = range.start / ALIGNED * ALIGNED;
         let wanted = range.end - first;
         let room = wanted.next_multiple_of(ALIGNED);
-        let memory = &mut buffer.memory[buffer.start..buffer.start + room];
+        let memory = &mut buffer.memory[..room];
         let mut done = 0;
         while done < wanted {
             match self.read_at(file, &mut memory[done..], (first + done) as u64) {
@@ -153,7 +156,7 @@ impl DirectFile {
                 Err(err) => return Err(err),
             }
         }
-        let start = buffer.start + range.start - first;
+        let start = range.start - first;
         buffer.held = start..start + range.len();
         Ok(done)
     }
@@ -173,9 +176,8 @@ impl DirectFile {
 
 /// Whether a direct read works: some file systems accept the flag and refuse each read.
 fn reads_directly(file: &File) -> bool {
-    let mut buffer = Buffer::new(ALIGNED);
-    let start = buffer.start;
-    platform::read_at(file, &mut buffer.memory[start..start + ALIGNED], 0).is_ok()
+    let mut buffers = platform::read_buffers(1, ALIGNED);
+    buffers.iter_mut().all(|buffer| platform::read_at(file, buffer, 0).is_ok())
 }
 
 #[cfg(test)]
@@ -197,15 +199,15 @@ mod tests {
         let opened = DirectFile::open(file.path()).unwrap();
         let [plain, again] = [(); 2].map(|()| File::open(file.path()).unwrap());
         let cached = DirectFile { file: plain, cached: again, direct: false, path: PathBuf::new() };
-        let mut buffer = Buffer::new(100_000);
-        assert_eq!(buffer.memory[buffer.start..].as_ptr() as usize % ALIGNED, 0);
+        let mut kept = None;
+        let buffer = Buffer::with_room(&mut kept, 100_000);
         for range in [0..1, 0..4096, 4095..4097, 32..100_032, 200_001..300_001, 299_999..300_001, 5..5] {
             for file in [&opened, &cached] {
-                let read = file.read(&range, &mut buffer).unwrap();
+                let read = file.read(&range, buffer).unwrap();
                 assert!(buffer.bytes() == &bytes[range.clone()], "{range:?}, direct: {}", file.direct);
                 assert!(read <= range.len() + 2 * ALIGNED, "{range:?}: {read} bytes");
                 file.cache(range.clone());
-                file.read_cached(&range, &mut buffer).unwrap();
+                file.read_cached(&range, buffer).unwrap();
                 assert!(buffer.bytes() == &bytes[range.clone()], "{range:?} from the page cache");
             }
         }
@@ -215,14 +217,15 @@ mod tests {
     fn a_read_that_is_short_or_interrupted_goes_on_and_one_that_fails_says_why() {
         let (file, bytes) = file(300_001);
         let opened = DirectFile::open(file.path()).unwrap();
-        let mut buffer = Buffer::new(100_000);
+        let mut kept = None;
+        let buffer = Buffer::with_room(&mut kept, 100_000);
         // Reads of one block and of many, and which of the blocks' reads fails.
         for (range, nth) in
             [(32..100_032, 0), (4095..4097, 0), (200_001..300_001, 0), (7..8, 0), (9..9_000, 1)]
         {
             for fault in planted::ReadFault::ALL {
                 planted::plant(file.path(), nth, fault);
-                let read = || opened.read(&range, &mut buffer);
+                let read = || opened.read(&range, buffer);
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
                 let what = format!("{range:?}: {fault:?}");
                 // One read has all the bytes, so there is no second one.
@@ -246,9 +249,10 @@ mod tests {
     fn what_is_past_the_end_is_an_error() {
         let (file, _) = file(10_000);
         let opened = DirectFile::open(file.path()).unwrap();
-        let mut buffer = Buffer::new(8192);
+        let mut kept = None;
+        let buffer = Buffer::with_room(&mut kept, 8192);
         for range in [9_000..10_001, 12_000..12_001, 40_960..40_970] {
-            let err = opened.read(&range, &mut buffer).unwrap_err();
+            let err = opened.read(&range, buffer).unwrap_err();
             assert_eq!(err.kind(), io::ErrorKind::UnexpectedEof, "{range:?}");
         }
         let missing = DirectFile::open(Path::new("missing")).unwrap_err();

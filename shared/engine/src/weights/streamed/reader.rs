@@ -92,7 +92,7 @@ impl Reader {
     /// # Errors
     /// If the system cannot start a thread.
     pub(super) fn new(gguf: Arc<Gguf>, files: Vec<DirectFile>, options: ReaderOptions) -> io::Result<Self> {
-        let buffers = (0..options.buffers).map(|_| Buffer::new(options.buffer_bytes)).collect();
+        let buffers = Buffer::several(options.buffers, options.buffer_bytes);
         let state = State {
             queue: Queue::new(buffers, options.spared, options.reads_ahead),
             warm: VecDeque::new(),
