@@ -19,7 +19,7 @@ use crate::engine::{SubjectArgs, peer, target_folder};
 use crate::report::Report;
 
 mod before;
-mod clients;
+pub(crate) mod clients;
 mod cloud;
 mod device;
 mod overhead;

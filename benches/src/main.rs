@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod agent;
 mod cgroup;
 mod clock;
 mod cloud;
@@ -46,6 +47,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// Agent: readiness, memory when idle, cost of its API, and agents' transcripts with and without kept prefixes
+    Agent(agent::Args),
     /// Cloud service: how long requests hold a slot, and requests per second if all slots are in use
     Cloud(cloud::Args),
     /// Demo: how often its answers are right, on documents that were not used in its development
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
     baton_terminal::filter_panics();
     let cli = Cli::parse();
     let mut result = match cli.bench {
+        Bench::Agent(args) => agent::run(&args),
         Bench::Cloud(args) => cloud::run(&args),
         Bench::Demo(args) => demo::run(&args),
         Bench::Engine(args) => engine::run(&args),

@@ -111,7 +111,7 @@ pub enum AnswerEvent {
 #[derive(Debug)]
 pub struct DeviceModel {
     /// The engine's thread.
-    pub worker: EngineWorker,
+    pub worker: Arc<EngineWorker>,
     /// The model.
     pub model: Arc<Model>,
     /// Its adapters, by the name that scenes use.
@@ -121,7 +121,7 @@ pub struct DeviceModel {
 impl DeviceModel {
     /// Makes a device model without adapters.
     pub fn new(worker: EngineWorker, model: Arc<Model>) -> DeviceModel {
-        DeviceModel { worker, model, adapters: BTreeMap::new() }
+        DeviceModel { worker: Arc::new(worker), model, adapters: BTreeMap::new() }
     }
 }
 
@@ -147,6 +147,8 @@ pub struct Agent {
     memory: Memory,
     /// Answers that are under way, with what is shown of them.
     running: RunningAnswers,
+    /// When the last answer began or ended.
+    used: Mutex<Instant>,
 }
 
 struct Prepared {
@@ -180,6 +182,7 @@ impl Agent {
             network: None,
             memory: Memory::default(),
             running: RunningAnswers::default(),
+            used: Mutex::new(Instant::now()),
         }
     }
 
@@ -204,9 +207,56 @@ impl Agent {
         &self.tokenizer
     }
 
-    /// Returns the device's measured cost, if there is a device model.
-    pub fn cost(&self) -> Option<DeviceCost> {
-        self.device.as_ref().map(|d| d.worker.cost())
+    /// Returns the device's measured cost, if there is a device model. Waits until it is measured.
+    async fn cost(&self, mode: RelayMode) -> Result<DeviceCost, AgentError> {
+        match &self.device {
+            Some(device) if mode != RelayMode::CloudOnly => {
+                let worker = Arc::clone(&device.worker);
+                tokio::task::spawn_blocking(move || worker.cost()).await.map_err(AgentError::Prepare)
+            }
+            _ => Ok(NO_DEVICE),
+        }
+    }
+
+    /// Frees the memory of the device's engine and of its weights, if no answer is under way and the engine can
+    /// be made again. The next question makes it again. Returns whether there was something to free.
+    pub async fn unload(&self) -> bool {
+        let Some(device) = &self.device else { return false };
+        let all = u32::try_from(device.worker.answers()).unwrap_or(u32::MAX);
+        let Ok(_turns) = self.turn.try_acquire_many(all) else { return false };
+        let (worker, model) = (Arc::clone(&device.worker), Arc::clone(&device.model));
+        let stop = move || {
+            let stopped = worker.stop();
+            if stopped {
+                model.let_go();
+            }
+            stopped
+        };
+        tokio::task::spawn_blocking(stop).await.unwrap_or(false)
+    }
+
+    /// Returns for how long nothing was asked of it.
+    pub fn idle_for(&self) -> Duration {
+        self.used().elapsed()
+    }
+
+    fn used(&self) -> MutexGuard<'_, Instant> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the device's engine is in memory.
+    pub fn is_loaded(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.worker.is_running())
+    }
+
+    /// Makes the device's engine again, if it was unloaded.
+    async fn load(&self) -> Result<(), AgentError> {
+        let Some(device) = self.device.as_ref().filter(|device| !device.worker.is_running()) else {
+            return Ok(());
+        };
+        let worker = Arc::clone(&device.worker);
+        let restarted = tokio::task::spawn_blocking(move || worker.restart()).await;
+        restarted.map_err(AgentError::Prepare)?.map_err(AgentError::Engine)
     }
 
     /// Answers one question; sends text and notes to `events` as they come. Dropping the receiver cancels the
@@ -223,7 +273,11 @@ impl Agent {
             Some(own) => self.mode_alone(question.mode, own)?,
             None => self.mode(question.mode)?,
         };
+        *self.used() = Instant::now();
         let _turn = self.turn(mode, &events).await;
+        if mode != RelayMode::CloudOnly {
+            self.load().await?;
+        }
         let has_cloud = mode != RelayMode::DeviceOnly;
         let mut prepared = self.prepare(question, mode, has_cloud).await?;
         let mut notes = std::mem::take(&mut prepared.notes);
@@ -234,6 +288,7 @@ impl Agent {
         let table = prepared.redactor.table();
         let running = (!table.is_empty()).then(|| self.running.begin(Arc::clone(&table)));
         let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
+        *self.used() = Instant::now();
         self.recent().add(&outcome.timeline);
         let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
         if !table.is_empty() {
@@ -296,7 +351,7 @@ impl Agent {
         mode: RelayMode,
         has_cloud: bool,
     ) -> Result<Prepared, AgentError> {
-        let cost = self.cost().unwrap_or(NO_DEVICE);
+        let cost = self.cost(mode).await?;
         let first_prompt = PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed));
         let tokenizer = self.tokenizer.clone();
         let has_device = self.device.is_some();

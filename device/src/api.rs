@@ -15,6 +15,7 @@ mod guard;
 mod messages;
 mod ollama;
 mod ring;
+mod steady;
 
 pub(crate) use baton_openai::capabilities::DEVICE_TOKENS_MAX as ANSWER_TOKENS_MAX;
 pub use body::{BODY_BYTES_MAX, Bodies};
@@ -57,6 +58,8 @@ pub struct ApiState {
     pub mode: RelayMode,
     /// Paced for people, instant for programs.
     pub pace: PaceMode,
+    /// Whether ids and times in system prompts are made equal in all requests.
+    pub steadies: bool,
     /// Name of the model shown to clients.
     pub model_name: String,
     /// Key that clients must send; required unless the address is loopback.

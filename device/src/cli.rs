@@ -7,8 +7,10 @@ mod config;
 mod document;
 mod gpu;
 mod interrupts;
+mod load;
 mod model;
 mod open;
+mod prefix;
 mod profile;
 mod ring;
 mod serve;
@@ -163,6 +165,8 @@ struct CommonArgs {
     /// model with the same tokenizer, while that is faster. With off none are proposed
     #[arg(long, env = "BATON_SPECULATE", default_value = "auto", value_name = "HOW", hide_short_help = true, help_heading = heading::MODEL)]
     speculate: baton_generate::speculation::Speculation,
+    #[command(flatten)]
+    prefixes: prefix::PrefixArgs,
     /// Folder for settings [default: the platform's]
     #[arg(long, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     config_dir: Option<PathBuf>,

@@ -15,6 +15,7 @@ pub mod context;
 pub mod local;
 pub mod machine;
 pub mod models;
+pub mod prefix;
 pub mod privacy;
 pub mod relay;
 pub mod scene;

@@ -21,6 +21,7 @@ pub mod store;
 mod wheel;
 
 pub use error::PullError;
+pub(crate) use fit::free_bytes as disk_free_bytes;
 pub use part::CHUNK;
 pub use source::{HUB, HUB_ENV, INDEX, INDEX_ENV, Source, TOKEN_ENV};
 pub use store::{MODELS_DIR_ENV, Store, StoreError};

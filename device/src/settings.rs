@@ -101,6 +101,11 @@ impl Settings {
         Self { folder: folder.or_else(platform_folder) }
     }
 
+    /// Returns the folder, if there is one. It may not be made yet.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// Returns whether this cloud may be used; `None` if the user was not asked yet. A cloud is identified by
     /// scheme, host and port.
     pub fn cloud_allowed(&self, cloud: &Url) -> Option<bool> {
@@ -240,7 +245,7 @@ fn origin(cloud: &Url) -> String {
 }
 
 /// Makes a folder and its parents, for the user alone; an existing folder stays as it is.
-fn make_private_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn make_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -249,7 +254,7 @@ fn make_private_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Creates an empty file for the user alone.
-fn create_private(path: &Path) -> io::Result<File> {
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     // A file left by an earlier process with the same id may be open to others.
     drop(std::fs::remove_file(path));
     let mut options = File::options();

@@ -1,10 +1,11 @@
 //! The engine's thread, and what the device's passes cost.
 //!
 //! The thread runs a host, which waits for emulated time and gives out the reports. Never blocks async code.
-//! Always: the costs are those of this device, with all answers that it computes at the same time.
+//! Always: the costs are those of this device, with all answers that it computes at the same time. A worker that
+//! can make its engine again may be stopped while nothing is asked, which frees the engine's memory.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -30,13 +31,36 @@ pub enum WorkerError {
     /// The thread is gone.
     #[error("the engine thread has ended")]
     Gone,
+    /// The engine could not be made.
+    #[error("start the engine")]
+    Make(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// An engine, and what its host is made with.
+pub type Made = (Box<dyn Sequences>, LocalOptions);
+/// Makes the engine, each time in the same way.
+type Make = Box<dyn Fn() -> anyhow::Result<Made> + Send + Sync>;
+
 /// A handle of the engine's thread. Dropping it ends the thread after the current pass.
-#[derive(Debug)]
 pub struct EngineWorker {
-    local: LocalModel,
+    running: Mutex<Option<Running>>,
+    /// Makes the engine again after [`Self::stop`]; `None` if that is not possible.
+    make: Option<Make>,
     costs: DeviceCosts,
+    context_tokens: usize,
+    answers: usize,
+}
+
+impl std::fmt::Debug for EngineWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineWorker").field("is_running", &self.is_running()).finish_non_exhaustive()
+    }
+}
+
+/// The thread. Dropping it ends the thread after the current pass.
+#[derive(Debug)]
+struct Running {
+    local: LocalModel,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -54,26 +78,41 @@ impl EngineWorker {
         let (mut host, local) =
             LocalModel::host(engine, LocalOptions { watch: Some(Box::new(costs.clone())), ..options });
         costs.begin(measure(&mut host, emulate));
-        let thread = std::thread::Builder::new()
-            .name("baton-engine".into())
-            .spawn(move || host.serve())
-            .map_err(WorkerError::Spawn)?;
-        Ok(Self { local, costs, thread: Some(thread) })
+        Ok(Self::new(Running::start(local, move || host.serve())?, costs, None))
+    }
+
+    /// Starts the thread, which measures the device's cost before it serves. `again` makes the engine in the same
+    /// way again, so [`Self::stop`] is possible.
+    ///
+    /// # Errors
+    /// [`WorkerError::Spawn`] if the thread cannot be started.
+    pub fn restartable(
+        first: Made,
+        again: impl Fn() -> anyhow::Result<Made> + Send + Sync + 'static,
+    ) -> Result<Self, WorkerError> {
+        let costs = DeviceCosts::default();
+        let running = Running::measuring(first, &costs)?;
+        Ok(Self::new(running, costs, Some(Box::new(again))))
+    }
+
+    fn new(running: Running, costs: DeviceCosts, make: Option<Make>) -> Self {
+        let (context_tokens, answers) = (running.local.capacity(), running.local.answers());
+        Self { running: Mutex::new(Some(running)), make, costs, context_tokens, answers }
     }
 
     /// Returns the most tokens of prompt and answer together.
     pub fn context_tokens(&self) -> usize {
-        self.local.capacity()
+        self.context_tokens
     }
 
     /// Returns how many answers are computed at the same time.
     pub fn answers(&self) -> usize {
-        self.local.answers()
+        self.answers
     }
 
-    /// Returns the device's cost as measured so far.
+    /// Returns the device's cost as measured so far. Waits if it was not measured yet.
     pub fn cost(&self) -> DeviceCost {
-        self.costs.learned().cost
+        self.costs.wait().cost
     }
 
     /// Makes a new answer, and the end that gets its reports.
@@ -81,14 +120,78 @@ impl EngineWorker {
     /// # Errors
     /// [`WorkerError::Gone`] if the thread has ended.
     pub fn answer(&self) -> Result<(LocalAnswer, Reports), WorkerError> {
-        if !self.local.is_open() {
-            return Err(WorkerError::Gone);
+        let running = self.running();
+        let local = running.as_ref().map(|running| &running.local).filter(|local| local.is_open());
+        local.map(LocalAnswer::new).ok_or(WorkerError::Gone)
+    }
+
+    /// Whether the engine is in memory.
+    pub fn is_running(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Whether [`Self::stop`] can be undone.
+    pub fn is_restartable(&self) -> bool {
+        self.make.is_some()
+    }
+
+    /// Makes the engine again, if it was stopped. Blocks until it is there.
+    ///
+    /// # Errors
+    /// [`WorkerError`] if the engine cannot be made, or the thread cannot be started.
+    pub fn restart(&self) -> Result<(), WorkerError> {
+        let mut running = self.running();
+        if let (None, Some(make)) = (&*running, &self.make) {
+            let made = make().map_err(|err| WorkerError::Make(err.into()))?;
+            *running = Some(Running::measuring(made, &self.costs)?);
         }
-        Ok(LocalAnswer::new(&self.local))
+        Ok(())
+    }
+
+    /// Frees the engine's memory, if the engine can be made again. Blocks until it is free. No answer may be
+    /// under way. Returns whether there was something to free.
+    pub fn stop(&self) -> bool {
+        self.is_restartable() && self.running().take().is_some()
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for EngineWorker {
+impl Running {
+    fn start(local: LocalModel, serve: impl FnOnce() + Send + 'static) -> Result<Self, WorkerError> {
+        let thread = std::thread::Builder::new().name("baton-engine".into()).spawn(serve);
+        Ok(Self { local, thread: Some(thread.map_err(WorkerError::Spawn)?) })
+    }
+
+    /// Starts a thread that first measures the engine, if none before it was measured.
+    fn measuring((engine, options): Made, costs: &DeviceCosts) -> Result<Self, WorkerError> {
+        let emulate = options.emulation;
+        let (mut host, local) =
+            LocalModel::host(engine, LocalOptions { watch: Some(Box::new(costs.clone())), ..options });
+        let costs = costs.clone();
+        Self::start(local, move || {
+            if !costs.are_known() {
+                // Also if measuring panics: who waits for the cost goes on.
+                let costs = KnownAtEnd(&costs);
+                costs.0.begin(measure(&mut host, emulate));
+            }
+            host.serve();
+        })
+    }
+}
+
+/// Ends the wait for costs.
+struct KnownAtEnd<'a>(&'a DeviceCosts);
+
+impl Drop for KnownAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.know();
+    }
+}
+
+impl Drop for Running {
     fn drop(&mut self) {
         self.local.handle().stop();
         if let Some(thread) = self.thread.take() {
@@ -104,11 +207,13 @@ struct Learned {
     cost: DeviceCost,
     /// The times of the newest prefill passes.
     prefills: VecDeque<PrefillSample>,
+    /// Whether the cost was measured.
+    is_known: bool,
 }
 
 /// The device's cost, learned from its passes.
 #[derive(Debug, Clone)]
-struct DeviceCosts(Arc<Mutex<Learned>>);
+struct DeviceCosts(Arc<(Mutex<Learned>, Condvar)>);
 
 impl Default for DeviceCosts {
     fn default() -> DeviceCosts {
@@ -118,20 +223,37 @@ impl Default for DeviceCosts {
             decode_ms: 0.0,
             decompress_ms: 0.0,
         };
-        DeviceCosts(Arc::new(Mutex::new(Learned { cost, prefills: VecDeque::new() })))
+        let learned = Learned { cost, prefills: VecDeque::new(), is_known: false };
+        DeviceCosts(Arc::new((Mutex::new(learned), Condvar::new())))
     }
 }
 
 impl DeviceCosts {
     fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the cost was measured.
+    fn wait(&self) -> MutexGuard<'_, Learned> {
+        let known = self.0.1.wait_while(self.learned(), |learned| !learned.is_known);
+        known.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn are_known(&self) -> bool {
+        self.learned().is_known
+    }
+
+    fn know(&self) {
+        self.learned().is_known = true;
+        self.0.1.notify_all();
     }
 
     /// Begins with a measured cost.
     fn begin(&self, cost: DeviceCost) {
         let tokens = PROBE_TOKENS as f64;
         let probe = PrefillSample { held: 0.0, tokens, ms: tokens * cost.prefill_ms_per_token };
-        *self.learned() = Learned { cost, prefills: VecDeque::from([probe]) };
+        *self.learned() = Learned { cost, prefills: VecDeque::from([probe]), is_known: false };
+        self.know();
     }
 }
 

@@ -22,7 +22,7 @@ use crate::engine::server::{MODEL_NAME, baton_cloud};
 const UNDER_WAY: usize = 8;
 
 /// A running program with an OpenAI chat API; killed when dropped.
-pub(super) struct Program {
+pub(crate) struct Program {
     address: String,
     /// The name of its model, if requests must say it.
     model: Option<&'static str>,
@@ -44,7 +44,7 @@ impl Drop for Killed {
 
 impl Program {
     /// Starts `baton serve` without a cloud.
-    pub(super) fn device(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
+    pub(crate) fn device(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
         let folder = tempfile::tempdir().context("make a folder for settings")?;
         let mut command = Command::new(program);
         without_gpu(&mut command);
@@ -65,7 +65,7 @@ impl Program {
     }
 
     /// Reads the answers to all of `asks`, which begin at the same time.
-    pub(super) fn answers(&self, asks: &[Ask]) -> Result<Vec<Heard>> {
+    pub(crate) fn answers(&self, asks: &[Ask]) -> Result<Vec<Heard>> {
         self.read(asks, None)
     }
 
@@ -142,7 +142,7 @@ fn listening(output: &mut BufReader<ChildStdout>) -> Result<String> {
 }
 
 /// Returns the program `name` in `folder`, or beside the running one.
-pub(super) fn program(name: &str, folder: Option<&Path>) -> Result<PathBuf> {
+pub(crate) fn program(name: &str, folder: Option<&Path>) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find the running program")?;
     let path = folder.map_or_else(|| own.with_file_name(name), |folder| folder.join(name));
     if !path.is_file() {
@@ -153,7 +153,7 @@ pub(super) fn program(name: &str, folder: Option<&Path>) -> Result<PathBuf> {
 
 /// What a client asks for.
 #[derive(Debug, Clone)]
-pub(super) struct Ask {
+pub(crate) struct Ask {
     pub prompt: String,
     /// Tokens of the answer.
     pub tokens: usize,
@@ -177,7 +177,7 @@ impl Ask {
 
 /// An answer, as a client heard it.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(crate) struct Heard {
     pub begun: Instant,
     /// When each part of the text came.
     pub times: Vec<Instant>,
@@ -217,7 +217,7 @@ impl Heard {
 
 /// Up to when the tokens of answers at once count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
+pub(crate) enum Until {
     /// The end of the first answer that ends: all are being written.
     FirstEnd,
     /// The end of all.
@@ -226,7 +226,7 @@ pub(super) enum Until {
 
 /// Returns the tokens per second of all answers, from the moment at which the last of them has its first
 /// token. Returns `None` if there is no such time.
-pub(super) fn tokens_per_s(heard: &[Heard], until: Until) -> Option<f64> {
+pub(crate) fn tokens_per_s(heard: &[Heard], until: Until) -> Option<f64> {
     let from = heard.iter().map(|heard| heard.times[0]).max()?;
     let ends = heard.iter().map(Heard::last);
     let until = match until {

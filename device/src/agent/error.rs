@@ -1,6 +1,7 @@
 //! Why a question was not answered.
 
 use crate::client::OutgoingError;
+use crate::worker::WorkerError;
 use baton_constrain::FormError;
 use baton_engine::stop::StopError;
 
@@ -33,6 +34,9 @@ pub enum AgentError {
     /// The stop strings are not valid.
     #[error(transparent)]
     Stop(#[from] StopError),
+    /// The device's engine could not be started again.
+    #[error("start this device's model again")]
+    Engine(#[source] WorkerError),
     /// A background task failed.
     #[error("prepare the question")]
     Prepare(#[source] tokio::task::JoinError),

@@ -2,6 +2,7 @@
 
 use super::calls::Calls;
 use super::error::ApiError;
+use super::steady::{STEADIED, steady};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
 use crate::relay::{TOO_LONG, Timeline};
@@ -80,6 +81,8 @@ struct Shape {
     dialect: Dialect,
     /// The request's stop strings.
     stops: Vec<String>,
+    /// Lines of the system prompt that were made equal to those of other requests.
+    steadied: usize,
     asked_at: Instant,
 }
 
@@ -106,9 +109,10 @@ fn prepared(
     asked: Asked,
     asked_at: Instant,
 ) -> Result<Box<(Question, Shape, bool)>, ApiError> {
-    let Asked { request, dialect, counts_prompt, context_min, writer } = asked;
+    let Asked { mut request, dialect, counts_prompt, context_min, writer } = asked;
     super::check_model(state, &request.model)?;
     check_room(state, context_min)?;
+    let steadied = steadied(state, &mut request);
     let question = question(state, &request)?;
     // A prompt that cannot be laid out fails when it is answered, with a better message.
     let prompt_tokens = match counts_prompt {
@@ -125,8 +129,16 @@ fn prepared(
         _ => None,
     };
     let stops = request.sampling.stop;
-    let shape = Shape { writer: writer.with(facts), echo, calls, dialect, stops, asked_at };
+    let shape = Shape { writer: writer.with(facts), echo, calls, dialect, stops, steadied, asked_at };
     Ok(Box::new((question, shape, streamed)))
+}
+
+/// Makes the system prompt equal to those of other requests; returns the number of lines that were changed.
+pub(super) fn steadied(state: &ApiState, request: &mut ChatRequest) -> usize {
+    match &mut request.prompt {
+        Prompt::Chat(messages) if state.steadies => steady(messages),
+        _ => 0,
+    }
 }
 
 /// Refuses a request that wants room for more tokens than there is.
@@ -268,7 +280,15 @@ fn whole(mut shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
     let ending = ending(&report, &shape);
     let mut reply = json_reply(shape.writer.whole(message, ending));
     reply.headers_mut().insert(SOURCE, wrote);
+    tell_steadied(shape.steadied, &mut reply);
     Ok(reply)
+}
+
+/// Says how many lines of the system prompt were changed, if any were.
+fn tell_steadied(lines: usize, reply: &mut Response) {
+    if lines > 0 {
+        reply.headers_mut().insert(STEADIED, HeaderValue::from(lines));
+    }
 }
 
 fn json_reply(json: String) -> Response {
@@ -287,7 +307,7 @@ async fn stream(
     let (frames, receiver) = mpsc::channel(EVENTS_MAX);
     let (begun, refused) = oneshot::channel();
     let (headers, ping) = (shape.writer.headers(), Bytes::from(shape.writer.ping()));
-    let silence_max = shape.writer.silence_max();
+    let (silence_max, steadied) = (shape.writer.silence_max(), shape.steadied);
     tokio::spawn(async move {
         let _place = place;
         run(&state, question, shape, &frames, begun).await;
@@ -299,6 +319,7 @@ async fn stream(
     for (name, value) in headers {
         response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
+    tell_steadied(steadied, &mut response);
     Ok(response)
 }
 

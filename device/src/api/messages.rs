@@ -1,7 +1,7 @@
 //! `POST /v1/messages/count_tokens`: how many tokens a prompt has, without answering it.
 
 use super::ApiState;
-use super::chat::question;
+use super::chat::{question, steadied};
 use super::error::ApiError;
 use crate::agent::AgentError;
 use axum::Json;
@@ -17,9 +17,10 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let body = state.bodies.read(body).await?;
     let count = move || {
-        let request = read_count(body.bytes(), &super::offered(&state))?;
+        let mut request = read_count(body.bytes(), &super::offered(&state))?;
         drop(body);
         super::check_model(&state, &request.model)?;
+        steadied(&state, &mut request);
         let question = question(&state, &request)?;
         Ok::<_, ApiError>(state.agent.prompt_tokens(&question)?)
     };

@@ -44,6 +44,7 @@ async fn serve_in(mode: RelayMode, key: Option<&str>, emulate: PassCost) -> Stri
         key: key.map(str::to_owned),
         ring: None,
         hosts: Vec::new(),
+        steadies: true,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
         bodies: Bodies::default().within(std::time::Duration::from_secs(2)),
         served: ServedModel::default(),
@@ -249,8 +250,14 @@ async fn a_seed_repeats_an_answer_and_no_seed_does_not() {
         reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
     };
     assert_eq!(ask(Some(5)).await, ask(Some(5)).await);
-    // With a model of random weights, two answers of sixteen tokens are almost never equal by chance.
-    assert_ne!(ask(None).await, ask(None).await, "regenerate gives another answer");
+    // With a model of random weights, many answers of sixteen tokens are never all equal by chance.
+    let first = ask(None).await;
+    for _ in 0..20 {
+        if ask(None).await != first {
+            return;
+        }
+    }
+    panic!("regenerate always gives `{first}`");
 }
 
 #[tokio::test]

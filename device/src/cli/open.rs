@@ -1,33 +1,22 @@
 //! Makes an agent from the options: consent, model, cloud client, scene.
 
-use super::ring::{Formed, form};
-use super::values::AdapterFile;
-use super::{AnswerArgs, CommonArgs, ModeArg, gpu};
-use crate::agent::{Agent, DeviceModel, Question};
+use super::load::Loading;
+use super::{AnswerArgs, CommonArgs, ModeArg};
+use crate::agent::{Agent, Question};
 use crate::api::RingView;
 use crate::client::CloudClient;
-use crate::context::{self, Held};
-use crate::local::{LocalOptions, largest_step};
-use crate::machine::ThisMachine;
-use crate::machine::profile::KeptProfiles;
-use crate::machine::residency::{self, Layers, Share};
 use crate::models::store;
 use crate::relay::{Note, RelayMode};
 use crate::scene;
 use crate::settings::Settings;
-use crate::worker::EngineWorker;
 use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{Adapter, AdapterId, EngineOptions, Model, Sequences};
 use baton_pacing::PaceMode;
-use baton_plan::Workload;
 use baton_protocol::{SceneInfo, Segment};
 use baton_terminal::{chain, err, errln};
 use reqwest::Url;
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use tracing::warn;
 
 /// Path of the demo model in a checkout.
@@ -50,96 +39,13 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let mode = mode(common, cloud.is_some());
     let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
-    let offload = common.offload.offload();
-    if common.ring && offload.is_some() {
-        bail!("--gpu-offload is for one device; with --ring the plan decides which layers a GPU computes");
-    }
-    let emulate = emulation(common)?;
-    let (threads, kv_tokens, kv_format) = (common.threads, common.kv_tokens, common.kv);
-    let speculation = common.speculate.clone();
-    let repack = u64::from(common.repack_mib) << 20;
-    let files = common.adapter.clone();
-    let (memory, wanted) = (common.memory, common.gpu);
-    let (ring, head, kept) = (common.ring, common.head.clone(), settings.clone());
-    let load = move || -> anyhow::Result<(DeviceModel, Option<RingView>)> {
-        let held = match ring {
-            // The plan decides how much room the other devices have.
-            true => kv_tokens.unwrap_or(context::TOKENS_MIN),
-            // A file that is not a model is refused below, with a better message.
-            false => {
-                Held::of(&path, memory, kv_format, kv_tokens).map_or(context::TOKENS_MIN, |held| held.tokens)
-            }
-        };
-        let options = EngineOptions { threads, kv_tokens: held, kv_format, ..EngineOptions::default() };
-        let layers = if ring { Layers::Planned } else { Layers::All };
-        let profiles = KeptProfiles::of(&path, &kept);
-        let (reads_ahead, read_bytes) = (!head.ring_no_read_ahead, profiles.read_bytes());
-        let share = Share { kv_tokens: options.kv_tokens, kv_format, layers, reads_ahead, read_bytes };
-        let model = residency::open(&path, memory, repack, &share)
-            .with_context(|| format!("open model `{}`", path.display()))?;
-        note_if_untaught(&model);
-        let opened = gpu::told(&profiles, wanted.open_for(offload)?, &model);
-        let largest_step = largest_step(model.config().vocab_len, answers);
-        let options = EngineOptions { largest_step, ..options };
-        let proposer = speculation.proposer(&model, options.clone())?;
-        let kv_tokens = options.kv_tokens;
-        let (mut engine, view): (Box<dyn Sequences>, _) = if ring {
-            let workload =
-                Workload { context: options.kv_tokens.min(model.config().context_len), sequences: 1 };
-            let mut said = |what: &str| errln!("ring: {what}");
-            let machine = ThisMachine { memory, gpu: opened };
-            let Formed { head: ring, handle, current_plan } =
-                form(&model, options, workload, &head, machine, &kept, &mut said)?;
-            (Box::new(ring), Some(RingView { handle, current_plan }))
-        } else {
-            (Box::new(gpu::engine(&opened, model.clone(), options).context("start the engine")?), None)
-        };
-        let adapters = add_adapters(&mut *engine, &model, files)?;
-        // A ring computes every live sequence again when it loses a device, so it keeps few.
-        let idle_sequences = if ring { 1 } else { answers };
-        let options = LocalOptions {
-            answers,
-            idle_sequences,
-            proposer,
-            emulation: emulate,
-            ..LocalOptions::new(kv_tokens)
-        };
-        Ok((DeviceModel { worker: EngineWorker::start(engine, options)?, model, adapters }, view))
-    };
+    let loading = Loading::new(common, path, answers, &settings)?;
+    let load = move || loading.load();
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
     Ok(Opened { agent, settings, cloud_url, mode, ring })
-}
-
-/// Opens the adapters and gives them to the engine. Returns their numbers by name.
-fn add_adapters(
-    engine: &mut dyn Sequences,
-    model: &Arc<Model>,
-    files: Vec<AdapterFile>,
-) -> anyhow::Result<BTreeMap<String, AdapterId>> {
-    let mut adapters = BTreeMap::new();
-    for AdapterFile { name, path } in files {
-        let opened =
-            Adapter::open(&path, model).with_context(|| format!("open adapter `{}`", path.display()))?;
-        if adapters.insert(name.clone(), engine.add_adapter(opened)?).is_some() {
-            bail!("two adapters are named `{name}`");
-        }
-    }
-    Ok(adapters)
-}
-
-/// Says that a model only continues texts, if it has no chat template.
-fn note_if_untaught(model: &Model) {
-    if model.template_is_missing() {
-        errln!(
-            "note: model `{}` has no chat template, so it was trained to continue texts and not to answer: it is \
-             given the text and `Answer:`, and stops at a blank line. For better answers take the file of its \
-             instruction-tuned variant (-Instruct, -Chat, -it)",
-            model.name()
-        );
-    }
 }
 
 /// Returns who writes answers.
@@ -220,7 +126,7 @@ fn model_path(given: Option<&Path>, models: Option<PathBuf>) -> anyhow::Result<P
         })
 }
 
-fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {
+pub(super) fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {
     let cost = PassCost {
         base_ms: common.emulate_prefill_base_ms.unwrap_or(0.0),
         prefill_ms_per_token: common.emulate_prefill_ms_per_token.unwrap_or(0.0),

@@ -3,7 +3,7 @@
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::open::{open, scene_of};
-use super::values::{address, whole};
+use super::values::{KeepAlive, address, keep_alive, whole};
 use crate::api::{
     ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
     served_host,
@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
+use tracing::info;
 
 /// Limits of connections. All clients on this machine have the same address.
 const LIMITS: HttpLimits = HttpLimits {
@@ -31,6 +32,9 @@ const LIMITS: HttpLimits = HttpLimits {
     // How long running answers may continue after Ctrl-C.
     drain_timeout: Duration::from_secs(5),
 };
+
+/// The shortest time between two looks whether the model may be unloaded.
+const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -55,6 +59,17 @@ pub(super) struct ServeArgs {
     /// --kv-tokens
     #[arg(long, env = "BATON_ANSWERS", allow_negative_numbers = true, default_value_t = 4, value_name = "N", value_parser = whole::<usize>(1, ANSWERS_MAX as u64))]
     answers: usize,
+    /// How long the model stays in memory after the last answer: a time like 90s, 10m or 2h, or always
+    ///
+    /// The next question loads it again, and what it had read comes back from the disk (see --prefix-memory).
+    #[arg(long, env = "BATON_KEEP_ALIVE", default_value = "10m", value_name = "TIME", value_parser = keep_alive)]
+    keep_alive: KeepAlive,
+    /// Leave ids and times in system prompts as clients send them
+    ///
+    /// Otherwise ids get a fixed value, and times are rounded down to the hour, so that what follows them need
+    /// not be read again for each request. The reply's header x-baton-steadied-lines says how many lines changed.
+    #[arg(long)]
+    system_as_sent: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -76,6 +91,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         scene,
         mode: opened.mode,
         pace: if args.pace { PaceMode::Paced } else { PaceMode::Instant },
+        steadies: !args.system_as_sent,
         model_name: "baton".to_owned(),
         key: args.key.filter(|key| !key.is_empty()),
         ring: opened.ring,
@@ -88,10 +104,24 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     outln!("listening on http://{address}")?;
     let (phase, phases) = watch::channel(Phase::Serving);
     let stopping = tokio::spawn(stop_on_signal(interrupts.watch(), phase, state.places.clone()));
+    let unloading = tokio::spawn(unload_when_idle(Arc::clone(&state), args.keep_alive));
     let server = Server::plain(listener, router(state), LIMITS.within_open_files());
     baton_edge::serve(server, phases, || ()).await;
     stopping.abort();
+    unloading.abort();
     Ok(())
+}
+
+/// Frees the model's memory whenever nothing was asked for a while.
+async fn unload_when_idle(state: Arc<ApiState>, keep: KeepAlive) {
+    let KeepAlive::For(keep) = keep else { return };
+    loop {
+        let left = keep.saturating_sub(state.agent.idle_for());
+        tokio::time::sleep(left.max(LOOK)).await;
+        if state.agent.idle_for() >= keep && state.agent.unload().await {
+            info!("the model was unloaded: nothing was asked for {} s", keep.as_secs());
+        }
+    }
 }
 
 /// Waits for the first signal, then lets running answers finish; a second one ends the program.

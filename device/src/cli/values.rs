@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use baton_protocol::{NumberRange, limits};
 use baton_refine::Mode;
@@ -40,6 +41,33 @@ pub(super) fn number(
         let read = text.parse::<f32>().ok().filter(|number| range.check("", *number).is_ok());
         read.ok_or_else(|| format!("must be {} to {}", range.min, range.max))
     }
+}
+
+/// How long a model stays in memory after its last answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeepAlive {
+    /// For this time.
+    For(Duration),
+    /// As long as the program runs.
+    Always,
+}
+
+/// Reads how long a model stays in memory.
+pub(super) fn keep_alive(text: &str) -> Result<KeepAlive, String> {
+    let wrong = || "want a time like 90s, 10m or 2h, or always".to_owned();
+    if text == "always" {
+        return Ok(KeepAlive::Always);
+    }
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?);
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(wrong()),
+    };
+    let seconds =
+        number.parse::<u64>().ok().and_then(|number| number.checked_mul(seconds)).ok_or_else(wrong)?;
+    Ok(KeepAlive::For(Duration::from_secs(seconds)))
 }
 
 /// Reads a count of at least one.
@@ -116,6 +144,16 @@ mod tests {
         }
         for bad in ["best", "paper", "random:7"] {
             assert_eq!(mode(bad), Err(format!("must be {MODES}")));
+        }
+    }
+
+    #[test]
+    fn a_time_has_a_unit() {
+        let seconds = |seconds| Ok(KeepAlive::For(Duration::from_secs(seconds)));
+        assert_eq!(["90s", "10m", "2h", "0s"].map(keep_alive), [90, 600, 7200, 0].map(seconds));
+        assert_eq!(keep_alive("always"), Ok(KeepAlive::Always));
+        for bad in ["", "10", "m", "1d", "-1s", "1.5m", "5 m", "18446744073709551615h"] {
+            assert!(keep_alive(bad).is_err_and(|why| why.contains("90s, 10m or 2h")), "{bad}");
         }
     }
 

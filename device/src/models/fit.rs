@@ -22,14 +22,14 @@ const HEADER_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the free bytes of the folder's disk, for this user.
 #[cfg(unix)]
-fn free_bytes(folder: &Path) -> io::Result<u64> {
+pub(crate) fn free_bytes(folder: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(folder)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Free bytes are not read on this system: a full disk shows when it is written.
 #[cfg(not(unix))]
-fn free_bytes(_folder: &Path) -> io::Result<u64> {
+pub(crate) fn free_bytes(_folder: &Path) -> io::Result<u64> {
     Ok(u64::MAX)
 }
 

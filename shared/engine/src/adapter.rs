@@ -153,6 +153,11 @@ impl Adapter {
         self.gguf.path()
     }
 
+    /// Returns a digest that tells the adapter from others ([`Gguf::fingerprint`]).
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.gguf.fingerprint()
+    }
+
     /// Returns the number of matrices of the model that it changes.
     pub fn matrices(&self) -> usize {
         self.matrices

@@ -9,6 +9,7 @@
 //! forked or found in the cache, or cut to a length without a recurrent state. A step that fails or is
 //! cancelled leaves every sequence with the length it had.
 
+mod blocks;
 mod error;
 mod gpu;
 mod pieces;
@@ -38,6 +39,7 @@ use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
 
 pub use crate::backend::cpu_kv::KvFormat;
+pub use blocks::BlockError;
 pub use error::{EngineError, StepError};
 pub use gpu::{GpuLayers, GpuLoss, GpuUse, StepSize};
 pub use pieces::{Hidden, OpenStep};

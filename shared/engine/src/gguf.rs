@@ -8,6 +8,7 @@
 
 mod cursor;
 mod error;
+mod fingerprint;
 mod map;
 mod metadata;
 mod split;

@@ -246,6 +246,11 @@ impl KvTable {
         }))
     }
 
+    /// Returns whether keys and values of the sequence were evicted.
+    pub(crate) fn is_evicted(&self, seq: SeqId) -> Result<bool, KvError> {
+        Ok(self.sequence(seq)?.evicted_at > 0)
+    }
+
     /// Returns the number of tokens that have no slot any more.
     pub(crate) fn evicted(&self, seq: SeqId) -> Result<usize, KvError> {
         Ok(self.sequence(seq)?.evicted)

@@ -249,6 +249,19 @@ impl Model {
         self.gguf.intact()
     }
 
+    /// Advice: its weights are not needed for now. The system may drop what it has mapped of the file, and reads it
+    /// again when it is needed.
+    pub fn let_go(&self) {
+        for (index, part) in self.gguf.parts().enumerate() {
+            self.gguf.let_go(index, 0..part.len());
+        }
+    }
+
+    /// Returns a digest that tells the model from others ([`Gguf::fingerprint`]), without reading every byte.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.gguf.fingerprint()
+    }
+
     /// Returns the SHA-256 of the file in lower-case hex; for a split model, of its parts one after the other
     /// (`cat NAME-*.gguf | sha256sum`). Reads every byte on the first call and is free afterwards.
     pub fn file_sha256(&self) -> &str {

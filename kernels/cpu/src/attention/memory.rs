@@ -63,10 +63,10 @@ impl Mapping {
     }
 }
 
-/// Types for which zeroed memory is a valid value and that need no drop.
+/// Types of plain bits, which need no drop.
 ///
 /// # Safety
-/// All bits zero must be a value of the type.
+/// All bits must be a value of the type, and it must have no padding.
 pub(super) unsafe trait Zeroed: Copy {}
 // SAFETY: an array of bytes.
 unsafe impl Zeroed for Line {}
@@ -76,7 +76,7 @@ unsafe impl Zeroed for [u16; super::store::HALF] {}
 unsafe impl Zeroed for u16 {}
 // SAFETY: an integer.
 unsafe impl Zeroed for u8 {}
-// SAFETY: zero bits are the number 0.
+// SAFETY: all bits are a float.
 unsafe impl Zeroed for f32 {}
 
 impl KvMemory {
@@ -109,6 +109,20 @@ pub(super) struct Part<T> {
 unsafe impl<T: Send> Send for Part<T> {}
 // SAFETY: as for a `Box`.
 unsafe impl<T: Sync> Sync for Part<T> {}
+
+impl<T: Zeroed> Part<T> {
+    /// Returns its bytes as they lie in memory.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: these are the part's own bytes, as in `deref`; its type has no padding.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len * size_of::<T>()) }
+    }
+
+    /// As [`Self::bytes`], to be written.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; no other part reaches these bytes, and all bits are values of its type.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len * size_of::<T>()) }
+    }
+}
 
 impl<T: Zeroed> Deref for Part<T> {
     type Target = [T];

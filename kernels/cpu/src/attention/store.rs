@@ -7,6 +7,8 @@
 //! Q4_0. A line of byte keys holds four dimensions of sixteen tokens. With four bits a byte holds dimension
 //! `i` of its group in its low half and dimension `i + 16` in its high half, both plus 8.
 
+mod raw;
+
 use super::memory::{KvMemory, Part};
 use super::quants::{GroupBytes, NIBBLE_BYTES, to_bytes, to_nibbles};
 use super::{CHUNK, PART};

@@ -120,6 +120,23 @@ impl CpuKv {
         self.blocks[copy.to.0 as usize] = Some(to);
     }
 
+    /// Returns the bytes of a block's contents.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.widths.iter().map(|(d, heads)| KvStore::content_bytes(self.format, *d, *heads)).sum()
+    }
+
+    /// Appends the contents of a block that was written to `to`.
+    pub(crate) fn append_block(&self, id: BlockId, to: &mut Vec<u8>) {
+        self.block(id).iter().for_each(|store| store.append_to(to));
+    }
+
+    /// Takes a block's contents from the front of `from`, as [`Self::append_block`] gave them.
+    pub(crate) fn take_block(&mut self, id: BlockId, from: &mut &[u8]) {
+        self.ensure(id);
+        let stores = self.blocks[id.0 as usize].as_mut().expect("ensured on the line above");
+        stores.iter_mut().for_each(|store| store.take_from(from));
+    }
+
     /// Copies the tokens that `kept` names from the blocks `from` into the first slots of the blocks `to`.
     pub(crate) fn keep(&mut self, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         for (at, id) in to.iter().enumerate() {

@@ -110,6 +110,49 @@ impl GpuKv {
         }
     }
 
+    /// Whether all its layers are in the GPU's memory.
+    pub(crate) fn is_resident(&self) -> bool {
+        self.host.is_none()
+    }
+
+    /// Returns the bytes of a block's contents.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.layers.iter().flatten().map(|kv| 2 * KvBuffers::block_bytes(kv.heads, kv.d) as usize).sum()
+    }
+
+    /// Appends the contents of a block to `to`.
+    ///
+    /// # Errors
+    /// The device's fault.
+    pub(crate) fn append_block(
+        &self,
+        device: &dyn Device,
+        id: BlockId,
+        to: &mut Vec<u8>,
+    ) -> Result<(), GpuError> {
+        for kv in self.layers.iter().flatten() {
+            let bytes = KvBuffers::block_bytes(kv.heads, kv.d);
+            for buffer in [&kv.keys, &kv.values] {
+                let begin = to.len();
+                to.resize(begin + bytes as usize, 0);
+                device.read(buffer, u64::from(id.0) * bytes, &mut to[begin..])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a block's contents from the front of `from`, as [`Self::append_block`] gave them.
+    pub(crate) fn take_block(&self, device: &dyn Device, id: BlockId, from: &mut &[u8]) {
+        for kv in self.layers.iter().flatten() {
+            let bytes = KvBuffers::block_bytes(kv.heads, kv.d);
+            for buffer in [&kv.keys, &kv.values] {
+                let (own, rest) = from.split_at(bytes as usize);
+                device.write(buffer, u64::from(id.0) * bytes, own);
+                *from = rest;
+            }
+        }
+    }
+
     /// Copies the tokens that `kept` names from the blocks `from` into the first slots of the blocks `to`.
     pub(crate) fn keep(&mut self, device: &dyn Device, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         let moves = |layer: usize, heads: usize| {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 
 mod adapters;
+mod blocks;
 mod eviction;
 mod gpu;
 mod invariance;
