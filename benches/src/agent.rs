@@ -1,10 +1,11 @@
 //! `baton-bench agent`: the agent that a person keeps running, as clients see it.
 //!
-//! How fast `baton serve` is ready, what its API costs beside the engine, and what it leaves in memory when it has
-//! unloaded its model. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a long cold turn, a
-//! warm one, and one after `kill -9`, with a system prompt whose first lines change each time. Texts are compared
-//! with those of a program that keeps nothing. The model is the demo's with room for long prompts; its text means
-//! nothing behind 4,096 tokens, but which tokens are computed does not depend on that.
+//! How fast `baton serve` is ready, what its API costs beside the engine, and what it leaves in memory when
+//! it has unloaded its model. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a
+//! long cold turn, a warm one, and one after `kill -9`. The first lines of their system prompts change each
+//! time. Texts are compared with those of a program that keeps nothing. The model is the demo's with room
+//! for long prompts. Its text means nothing behind 4,096 tokens, but which tokens are computed does not
+//! depend on that.
 
 mod served;
 mod transcript;
@@ -123,13 +124,14 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 
 /// Measures the time until the program listens: with the demo's model, and with a real one if it was fetched.
 fn ready(model: &Path, report: &mut Report) -> Result<()> {
-    let real = fetched_models().ok().and_then(|folder| served::find_gguf(&folder));
+    let real = fetched_models();
+    if let Err(why) = &real {
+        report.note(format!("skipped: SmolLM2-135M-Instruct: {why}"));
+    }
+    let real = real.ok().and_then(|folder| served::find_gguf(&folder));
     let mut rows = Vec::new();
     for (name, path) in [("the demo's", Some(model)), ("SmolLM2-135M-Instruct", real.as_deref())] {
-        let Some(path) = path else {
-            report.note(format!("skipped: ready with {name}: it was not fetched; `./x test gpu` does"));
-            continue;
-        };
+        let Some(path) = path else { continue };
         let start = |_| Ok(Served::start(path, &[], tempfile::tempdir()?)?.ready.as_secs_f64() * 1e3);
         let times = (0..STARTS).map(start).collect::<Result<Vec<f64>>>()?;
         let longest = times.iter().copied().fold(0.0, f64::max);

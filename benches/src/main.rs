@@ -47,7 +47,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Agent: readiness, memory when idle, cost of its API, and agents' transcripts with and without kept prefixes
+    /// Agent: readiness, memory when idle, cost of its API, and agents' transcripts with and without kept
+    /// prefixes
     Agent(agent::Args),
     /// Cloud service: how long requests hold a slot, and requests per second if all slots are in use
     Cloud(cloud::Args),

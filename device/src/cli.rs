@@ -13,6 +13,7 @@ mod open;
 mod prefix;
 mod profile;
 mod ring;
+mod running;
 mod serve;
 mod shell;
 mod terminal;
@@ -69,6 +70,10 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
+    /// Say what a running `baton serve` has in memory
+    Ps(running::RunningArgs),
+    /// Free the memory of the model of a running `baton serve`
+    Stop(running::RunningArgs),
     /// Get and keep models, make GGUF files and adapters
     Model(model::ModelArgs),
     /// Measure what this device can do with a model
@@ -380,7 +385,12 @@ impl Cli {
             Command::Serve(_) => without_ring(options),
             Command::Ring(args) => args.wrong(),
             Command::Model(args) => args.wrong(options),
-            Command::Profile(_) | Command::Config(_) | Command::Completions(_) | Command::Man(_) => None,
+            Command::Profile(_)
+            | Command::Ps(_)
+            | Command::Stop(_)
+            | Command::Config(_)
+            | Command::Completions(_)
+            | Command::Man(_) => None,
         }
     }
 
@@ -405,6 +415,8 @@ impl Cli {
             Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
+            Command::Ps(args) => running::ps(args).await,
+            Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),

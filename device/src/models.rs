@@ -22,6 +22,7 @@ mod wheel;
 
 pub use error::PullError;
 pub(crate) use fit::free_bytes as disk_free_bytes;
+pub(crate) use http::client as http_client;
 pub use part::CHUNK;
 pub use source::{HUB, HUB_ENV, INDEX, INDEX_ENV, Source, TOKEN_ENV};
 pub use store::{MODELS_DIR_ENV, Store, StoreError};

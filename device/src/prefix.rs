@@ -1,13 +1,14 @@
 //! Keys and values of conversations on the disk, so that a restarted device need not read them again.
 //!
 //! [`Remembering`] is an engine whose prefixes outlive it. Behind an answer it hands new whole blocks of
-//! [`BLOCK_TOKENS`] tokens to a [`Store`]. A prompt that begins as an earlier one takes what its engine does not
-//! hold from there.
+//! [`BLOCK_TOKENS`] tokens to a [`Store`]. A prompt that begins as an earlier one takes what its engine
+//! does not hold from there.
 //!
-//! A block's name is a digest of all that decides its bits: the model, the adapter, how the engine computes, and
-//! every token up to its end. So the same prefix has the same names, whoever asks. What always holds: a block is
-//! whole and unchanged (it is authenticated under its name), or it counts as missing. Text is the same as
-//! without the store, byte for byte. Only reading is waited for, and it is faster than computing.
+//! A block's name is a digest of all that decides its bits: the model, the adapter, how the engine
+//! computes, and every token up to its end. So the same prefix has the same names, whoever asks. What
+//! always holds: a block is whole and unchanged (it is authenticated under its name), or it counts as
+//! missing. Text is the same as without the store, byte for byte. Only reading is waited for, and it is
+//! faster than computing.
 //!
 //! Blocks are encrypted with a key that lies in the settings folder, and names are digests with that key. Who
 //! has only the blocks learns how many there are, and no text.
@@ -47,7 +48,8 @@ impl Name {
     }
 }
 
-/// Returns the names of the whole blocks of `ids` from block `first` on; `before` is the name before that block.
+/// Returns the names of the whole blocks of `ids` from block `first` on; `before` is the name before that
+/// block.
 fn names(before: Name, ids: &[TokenId], first: usize) -> impl Iterator<Item = Name> {
     let blocks = ids.chunks_exact(BLOCK_TOKENS).skip(first);
     blocks.scan(before, |name, ids| {

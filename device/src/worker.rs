@@ -1,8 +1,9 @@
 //! The engine's thread, and what the device's passes cost.
 //!
-//! The thread runs a host, which waits for emulated time and gives out the reports. Never blocks async code.
-//! Always: the costs are those of this device, with all answers that it computes at the same time. A worker that
-//! can make its engine again may be stopped while nothing is asked, which frees the engine's memory.
+//! The thread runs a host, which waits for emulated time and gives out the reports. Never blocks async
+//! code. Always: the costs are those of this device, with all answers that it computes at the same time. A
+//! worker that can make its engine again may be stopped while nothing is asked, which frees the engine's
+//! memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -81,8 +82,8 @@ impl EngineWorker {
         Ok(Self::new(Running::start(local, move || host.serve())?, costs, None))
     }
 
-    /// Starts the thread, which measures the device's cost before it serves. `again` makes the engine in the same
-    /// way again, so [`Self::stop`] is possible.
+    /// Starts the thread, which measures the device's cost before it serves. `again` makes the engine in
+    /// the same way again, so [`Self::stop`] is possible.
     ///
     /// # Errors
     /// [`WorkerError::Spawn`] if the thread cannot be started.

@@ -24,8 +24,10 @@ pub fn scripts() -> PathBuf {
 
 /// Returns `clients` in the target folder.
 fn folder() -> PathBuf {
-    let program = std::env::current_exe().expect("the test knows its own path");
-    program.ancestors().nth(3).expect("a test lies three folders below the target folder").join("clients")
+    let program = std::env::current_exe().expect("the program knows its own path");
+    // A test lies in `deps`, a bench beside it.
+    let mut folders = program.ancestors().skip(1).skip_while(|folder| folder.ends_with("deps"));
+    folders.nth(1).expect("a program lies two folders below the target folder").join("clients")
 }
 
 /// Runs a program with a time limit.
@@ -153,8 +155,11 @@ pub fn node_for(kind: &str) -> Result<PathBuf, String> {
     let _turn = turn();
     let (folder, ready) = installed(kind, &scripts.join("package-lock.json"));
     std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
-    for file in ["package.json", "package-lock.json", "cases.mjs"] {
-        std::fs::copy(scripts.join(file), folder.join(file)).map_err(|err| err.to_string())?;
+    let entries = std::fs::read_dir(&scripts).map_err(|err| err.to_string())?;
+    let is_node_s = |path: &Path| path.extension().is_some_and(|kind| kind == "mjs" || kind == "json");
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_node_s(path)) {
+        let name = path.file_name().unwrap_or_default();
+        std::fs::copy(&path, folder.join(name)).map_err(|err| err.to_string())?;
     }
     if !ready {
         let mut npm = Command::new("npm");

@@ -51,8 +51,8 @@ pub fn cpu_program(name: &str) -> anyhow::Result<std::process::Command> {
 }
 
 /// Lets a program of this workspace compute on the CPU alone. Its answers and times then depend neither on
-/// this machine's GPU nor on the caller's settings of one. `--gpu`, or `BATON_GPU` set later, chooses one. Nor do
-/// they depend on what earlier runs have kept of their prompts: `BATON_PREFIX_MEMORY` is off, too.
+/// this machine's GPU nor on the caller's settings of one. `--gpu`, or `BATON_GPU` set later, chooses one.
+/// Nor do they depend on what earlier runs have kept of their prompts: `BATON_PREFIX_MEMORY` is off, too.
 pub fn without_gpu(command: &mut std::process::Command) -> &mut std::process::Command {
     command.env("BATON_PREFIX_MEMORY", "off");
     command.env("BATON_GPU", "off").env_remove("BATON_VRAM").env_remove("BATON_GPU_OFFLOAD")

@@ -1,5 +1,7 @@
 //! Clients of the other dialects, at locked versions, against the real agent: Anthropic's and Ollama's for
 //! Python, Ollama's for JavaScript, and openai-python's responses. Responses also against the real cloud.
+//! Then what programs are built with: LangChain, LiteLLM, Vercel's AI SDK, and a plain client of event
+//! streams.
 //!
 //! Each is asked whole, streamed, wrongly, and cut off. The scripts are in `tests/clients/apis`; they are
 //! installed and run as those of the suite `clients`. If Python, Node or their registries are missing, the
@@ -53,7 +55,12 @@ async fn python_clients() {
     command.arg(scripts().join(APIS).join("cases.py")).arg(agent.url());
     command.arg(format!("http://{}", cloud.address())).arg(KEY);
     let ended = run(&mut command, "apis-python", CASES_LIMIT).unwrap_or_else(|why| panic!("{why}"));
-    check_cases(&ended, 19);
+    check_cases(&ended, 20);
+    let mut command = Command::new(programs.join("python"));
+    command.arg(scripts().join(APIS).join("frameworks.py")).args([agent.url(), KEY]);
+    let ended =
+        run(&mut command, "apis-frameworks-python", CASES_LIMIT).unwrap_or_else(|why| panic!("{why}"));
+    check_cases(&ended, 9);
 }
 
 #[tokio::test]
@@ -64,8 +71,11 @@ async fn javascript_clients() {
     };
     let folder = tempfile::tempdir().expect("make a folder");
     let agent = agent(&folder).await;
-    let mut command = Command::new("node");
-    command.arg(scripts.join("cases.mjs")).args([agent.url(), KEY]);
-    let ended = run(&mut command, "apis-node", CASES_LIMIT).unwrap_or_else(|why| panic!("{why}"));
-    check_cases(&ended, 5);
+    for (script, cases) in [("cases.mjs", 5), ("frameworks.mjs", 6)] {
+        let mut command = Command::new("node");
+        command.arg(scripts.join(script)).args([agent.url(), KEY]);
+        let ended =
+            run(&mut command, &format!("apis-{script}"), CASES_LIMIT).unwrap_or_else(|why| panic!("{why}"));
+        check_cases(&ended, cases);
+    }
 }

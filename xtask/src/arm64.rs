@@ -27,18 +27,6 @@ const CPUS: [(&str, &str); 3] =
 /// The CPU that has everything.
 const EVERYTHING: &str = "max";
 
-/// What runs on the first two CPUs as a part of all suites: that nothing above their level is used.
-const LEVELS_ALONE: [&str; 3] = ["simd::", "dispatch::", "rows::"];
-
-/// How much is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Extent {
-    /// The unit tests of the kernels; on the first CPUs those of their levels alone.
-    Kernels,
-    /// Every test of the kernels and the engine; takes minutes.
-    All,
-}
-
 /// What builds and runs programs for 64-bit ARM here.
 struct Emulation {
     /// A compiler with the standard library for that target.
@@ -51,7 +39,7 @@ struct Emulation {
 ///
 /// # Errors
 /// A program cannot be started.
-pub(crate) fn arm64(run: &mut Run, extent: Extent) -> Outcome {
+pub(crate) fn arm64(run: &mut Run) -> Outcome {
     let emulation = match Emulation::find() {
         Ok(emulation) => emulation,
         Err(lack) => {
@@ -61,10 +49,7 @@ pub(crate) fn arm64(run: &mut Run, extent: Extent) -> Outcome {
     };
     let mut build = cargo::test_build();
     build.env("RUSTC", emulation.rustc).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
-    build.args(["--target", TARGET, "-p", "baton-kernels-cpu", "--lib"]);
-    if extent == Extent::All {
-        build.args(["-p", "baton-engine", "--tests"]);
-    }
+    build.args(["--target", TARGET, "-p", "baton-kernels-cpu", "--lib", "-p", "baton-engine", "--tests"]);
     let built = match cargo::tests(&mut build, &packages::suites(&packages::read()?)) {
         Ok(built) => built,
         Err(stop) => {
@@ -80,9 +65,6 @@ pub(crate) fn arm64(run: &mut Run, extent: Extent) -> Outcome {
                 continue;
             }
             let mut program = emulation.program(cpu, &one.program);
-            if extent == Extent::Kernels && cpu != EVERYTHING {
-                program.args(LEVELS_ALONE);
-            }
             let log = run.suite(&format!("{name}@{cpu}"), &mut program, Manner::default())?;
             let best = format!("best level: {level}");
             if name == "kernels_cpu" && !log.lines().any(|line| line == best) {

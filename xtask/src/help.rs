@@ -8,10 +8,11 @@ Baton: ask about a long document; the cloud writes the first tokens, the device 
   ./x demo [OPTIONS]         one question three ways: device alone, cloud alone, relay   (./x demo --help)
   ./x demo ring              a ring of three devices on this machine, memory-limited, answers over the relay
   ./x test                   every suite and lint
+  ./x test slow              what ./x test leaves out: fuzz, arm64, targets, dist, real
   ./x test NAME [FILTER...]  the suite NAME, or of it the tests whose names contain FILTER (./x test --list)
   ./x test loaded [N]        every suite N times (default 10), with busy loops and 4 GiB of memory left; Linux
   ./x test fuzz              the fuzz target of the ring's frames: a fixed number of inputs from a fixed seed
-  ./x test arm64             kernels and engine on emulated ARM CPUs; ./x test runs the kernels' part of it
+  ./x test arm64             kernels and engine on emulated ARM CPUs
   ./x test targets [run]     type-checks the programs for macOS, Windows, Android and static Linux
   ./x k8s                    renders every Kubernetes overlay and checks it, offline
   ./x lint                   fmt, clippy, docs, tidy walls, licences
@@ -58,7 +59,9 @@ ways: the device alone, the cloud alone, and the relay.
 const TEST: &str = "\
 ./x test [NAME [FILTER...]]: builds and runs tests.
 
-  ./x test                         lint and every suite, then fuzz and the arm64 part of the kernels
+  ./x test                         lint and every suite
+  ./x test slow                    what ./x test leaves out because it takes long: fuzz, arm64, targets, dist,
+                                   real, and all of gpu and ring
   ./x test --list                  the names of all suites; builds nothing
   ./x test tidy                    one suite; only what it needs is built
   ./x test kernels                 every suite of the packages in the folder kernels/

@@ -112,6 +112,10 @@ fn test(words: &[String]) -> Outcome {
             suites::list()
         }
         "loaded" => load::loaded(rest),
+        "slow" => {
+            no_more("test slow", rest)?;
+            suites::slow()
+        }
         "fuzz" => {
             no_more("test fuzz", rest)?;
             let mut run = Run::new();
@@ -122,7 +126,7 @@ fn test(words: &[String]) -> Outcome {
             no_more("test arm64", rest)?;
             setup::compiler()?;
             let mut run = Run::new();
-            arm64::arm64(&mut run, arm64::Extent::All)?;
+            arm64::arm64(&mut run)?;
             run.finish()
         }
         "targets" => {

@@ -49,9 +49,11 @@ const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 /// Suites that run only if they are named: `real` fetches 430 MB and computes for minutes, `dist` builds and
 /// fetches for minutes.
 const BY_NAME: &[&str] = &["dist", "real"];
+/// Suites that run more if they are named.
+const MORE_BY_NAME: &[&str] = &["gpu", "ring"];
 
-/// What `./x test` also does, by programs that cargo does not know as tests.
-const PARTS: &[&str] = &["fuzz", "arm64", "targets", "loaded"];
+/// What `./x test NAME` also does, by programs that cargo does not know as tests.
+const PARTS: &[&str] = &["slow", "fuzz", "arm64", "targets", "loaded"];
 
 /// A package that stands on fewer crates than this is built by itself. That may build some of them again,
 /// with fewer features.
@@ -71,7 +73,7 @@ pub(crate) fn list() -> Outcome {
     Ok(())
 }
 
-/// Runs every suite, lints, and runs the parts that are no suites of cargo.
+/// Runs every suite, and lints.
 ///
 /// # Errors
 /// Something failed, or does not build.
@@ -94,8 +96,26 @@ pub(crate) fn every() -> Outcome {
         run.fail();
     }
     cargo::took("lint", begun);
+    run.finish()
+}
+
+/// Runs what [`every`] leaves out because it takes long, and whole what it runs a part of.
+///
+/// # Errors
+/// As [`every`].
+pub(crate) fn slow() -> Outcome {
+    setup::everything()?;
+    let mut run = Run::new();
     fuzz::fuzz(&mut run)?;
-    arm64::arm64(&mut run, arm64::Extent::Kernels)?;
+    arm64::arm64(&mut run)?;
+    crate::targets::targets(&mut run, crate::targets::Extent::Check)?;
+    let packages = packages::read()?;
+    let is_by_name = |suite: &Suite| [BY_NAME, MORE_BY_NAME].concat().contains(&suite.name().as_str());
+    let chosen: Vec<Suite> = packages::suites(&packages).into_iter().filter(is_by_name).collect();
+    for one in Plan::of(&packages, &chosen, "").build(&packages, &chosen)? {
+        install(&mut run, &one);
+        run_with(&mut run, &one, &[], &tools::variables_if_named(&one.suite.name()))?;
+    }
     run.finish()
 }
 

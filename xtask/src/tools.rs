@@ -72,7 +72,11 @@ pub(crate) fn variables_for(suite: &str) -> Vec<(&'static str, OsString)> {
 /// Further variables of a suite that was named, and not run with all others. `gpu` then fetches model files
 /// (430 MB) and computes whole real models, which takes longer than all of its other tests.
 pub(crate) fn variables_if_named(suite: &str) -> Vec<(&'static str, &'static str)> {
-    if suite == "gpu" { vec![("BATON_TEST_FETCH", "1")] } else { Vec::new() }
+    match suite {
+        "gpu" => vec![("BATON_TEST_FETCH", "1"), ("BATON_TEST_ALL", "1")],
+        "ring" => vec![("BATON_TEST_ALL", "1")],
+        _ => Vec::new(),
+    }
 }
 
 /// Installs for all suites `gpu` when the first of them comes; there are several of that name.

@@ -1,7 +1,8 @@
-//! Transcripts of agents as clients record them: a long system prompt, tools, and turns with calls and results.
+//! Transcripts of agents as clients record them: a long system prompt, tools, and turns with calls and
+//! results.
 //!
-//! The text is made from a seed, and means nothing. Shapes are those of coding agents: a few tools, long results of
-//! them, short questions. Always: the same seed and length give the same transcript.
+//! The text is made from a seed, and means nothing. Shapes are those of coding agents: a few tools, long
+//! results of them, short questions. Always: the same seed and length give the same transcript.
 
 use baton_engine::Tokenizer;
 use baton_random::SplitMix64;

@@ -45,15 +45,22 @@ pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Resu
         drop(body);
         match work {
             Work::Answer(asked) => prepared(&reading, *asked, asked_at).map(Ready::Answer),
-            Work::Nothing { model, reply } => {
+            Work::Nothing { model, reply, unloads } => {
                 super::check_model(&reading, &model)?;
-                Ok(Ready::Reply(reply))
+                Ok(Ready::Reply { reply, unloads })
             }
         }
     });
     let (question, shape, streamed) = match prepare.await.map_err(AgentError::Prepare)?? {
         Ready::Answer(prepared) => *prepared,
-        Ready::Reply(reply) => return Ok(json_reply(reply)),
+        Ready::Reply { reply, unloads: true } => {
+            state.agent.unload().await;
+            return Ok(json_reply(reply));
+        }
+        Ready::Reply { reply, unloads: false } => {
+            state.agent.load().await?;
+            return Ok(json_reply(reply));
+        }
     };
     if streamed {
         return stream(state, question, shape, place).await;
@@ -68,8 +75,8 @@ pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Resu
 enum Ready {
     /// A question, what its reply has besides the answer, and whether it is streamed.
     Answer(Box<(Question, Shape, bool)>),
-    /// This reply, without an answer.
-    Reply(String),
+    /// This reply, without an answer, once the model has left the memory or come into it.
+    Reply { reply: String, unloads: bool },
 }
 
 /// What a reply has besides the answer.

@@ -69,8 +69,9 @@ async fn tags(State(state): State<Arc<ApiState>>) -> Result<Json<Value>, ApiErro
 }
 
 async fn loaded(State(state): State<Arc<ApiState>>) -> Result<Json<Value>, ApiError> {
+    let is_loaded = state.agent.is_loaded();
     let facts = served(state).await?;
-    Ok(Json(models::ps(&[facts])))
+    Ok(Json(models::ps(if is_loaded { std::slice::from_ref(&facts) } else { &[] })))
 }
 
 async fn show(State(state): State<Arc<ApiState>>, body: Body) -> Result<Json<Value>, ApiError> {

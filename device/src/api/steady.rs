@@ -1,10 +1,10 @@
 //! System prompts whose ids and times change with every request are made equal again.
 //!
 //! Clients put session ids, billing headers and the time of day at the front. One changed token there makes
-//! everything behind it new, and a long conversation is then read again for each turn. So in the system messages
-//! at the front, ids get a fixed value, and times are rounded down to the hour. Nothing else is changed: not what
-//! the user says, no sentence, no date. How many lines were changed is said in the reply's header
-//! [`STEADIED`]. `baton serve --system-as-sent` turns it off.
+//! everything behind it new, and a long conversation is then read again for each turn. So in the system
+//! messages at the front, ids get a fixed value, and times are rounded down to the hour. Nothing else is
+//! changed: not what the user says, no sentence, no date. How many lines were changed is said in the
+//! reply's header [`STEADIED`]. `baton serve --system-as-sent` turns it off.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -23,8 +23,8 @@ const FIXED: &str = "-";
 /// A line with a header of a client: `x-anthropic-billing-header: cc_version=1.2; cch=03f1a`.
 static HEADER: LazyLock<Regex> = LazyLock::new(|| regex(r"^(?i)(\s*x-[a-z0-9-]*(?:header|id)\s*:\s*)\S.*$"));
 
-/// A line with the id of something that soon ends, which is one word with a digit: `Session ID: 0f8fad5b-d9cb`.
-/// Ids of users and files stay: a model may need them for its tools.
+/// A line with the id of something that soon ends, which is one word with a digit: `Session ID:
+/// 0f8fad5b-d9cb`. Ids of users and files stay: a model may need them for its tools.
 static ID: LazyLock<Regex> = LazyLock::new(|| {
     let of = "session|request|trace|span|turn|message|run|invocation|correlation|conversation";
     let key = format!(r#"[\s>*-]*["'`*]*(?:[a-z]+[ _-])?(?:{of})[ _-]?id["'`*]*"#);

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub(super) struct AskArgs {
-    /// Text file to ask about; `-` is standard input
+    /// What to ask about: a file (text, Markdown, HTML, PDF, DOCX), a folder of them, the address of a web
+    /// page, or `-` for standard input
     doc: PathBuf,
     /// The question
     question: String,
@@ -71,8 +72,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     }
     // An unwritable file is found here, before minutes are spent on an answer.
     let report_file = args.report.as_deref().map(open_report).transpose()?;
-    let path = args.doc.clone();
-    let document = tokio::task::spawn_blocking(move || document::read(&path)).await??;
+    let document = document::read(&args.doc).await?;
     let opened = open(&args.common, 1).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;

@@ -1,13 +1,23 @@
-//! Reads the document of a question: a text file or standard input.
-//!
-//! Line ends become `\n`, so that the same text gets the same answer on every system.
+//! Reads the document of a question: a file, a folder, a web page or standard input.
 
 use std::fmt;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// Longest document, in bytes.
-pub(super) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+use baton_terminal::errln;
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{StatusCode, Url};
+use walkdir::WalkDir;
+
+use crate::documents::{FILE_BYTES_MAX, Kind, NotText, TEXT_BYTES_MAX, Unreadable, plain_text, text_of};
+use crate::models::http_client;
+
+/// Longest time to fetch a web page.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Most files of a folder, and deepest folders in it.
+const FILES_MAX: usize = 10_000;
+const DEPTH_MAX: usize = 32;
 
 /// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -20,12 +30,24 @@ pub(super) enum DocumentError {
     },
     #[error("{} has more than {max} bytes", Named(path))]
     TooLarge { path: PathBuf, max: u64 },
-    #[error("{} is not a text file: byte {at} is zero", Named(path))]
-    Binary { path: PathBuf, at: usize },
-    #[error("{} is not UTF-8 text: bad byte at {at}", Named(path))]
-    NotUtf8 { path: PathBuf, at: usize },
-    #[error("{} is empty", Named(path))]
-    Empty { path: PathBuf },
+    #[error("read {}", Named(path))]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        err: Unreadable,
+    },
+    #[error("fetch `{url}`")]
+    Fetch {
+        url: Url,
+        #[source]
+        err: reqwest::Error,
+    },
+    #[error("fetch `{url}`: the server answered {status}")]
+    Refused { url: Url, status: StatusCode },
+    #[error("no file in the folder `{}` has a text that can be read", path.display())]
+    NoFile { path: PathBuf },
+    #[error("read `{}`: the thread that reads was stopped", path.display())]
+    Stopped { path: PathBuf },
 }
 
 /// The name of a source in messages.
@@ -41,8 +63,48 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// Reads the text of a file; `-` is standard input.
-pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
+/// Reads the text of a document: a file, a folder with files, the address of a web page, or `-` for standard
+/// input.
+pub(super) async fn read(path: &Path) -> Result<String, DocumentError> {
+    if let Some(url) = address(path) {
+        return fetch(url).await;
+    }
+    let path = path.to_owned();
+    let stopped = DocumentError::Stopped { path: path.clone() };
+    let read = move || if path.is_dir() { read_folder(&path) } else { read_file(&path) };
+    tokio::task::spawn_blocking(read).await.unwrap_or(Err(stopped))
+}
+
+/// Returns the address of a web page, if it is one and no file of this name.
+fn address(path: &Path) -> Option<Url> {
+    let text = path.to_str().filter(|_| !path.exists())?;
+    Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+async fn fetch(url: Url) -> Result<String, DocumentError> {
+    let path = PathBuf::from(url.as_str());
+    let failed = |err: reqwest::Error| DocumentError::Fetch { url: url.clone(), err: err.without_url() };
+    let client = http_client(url.scheme() == "https").map_err(failed)?;
+    let mut response = client.get(url.clone()).timeout(FETCH_TIMEOUT).send().await.map_err(failed)?;
+    if !response.status().is_success() {
+        return Err(DocumentError::Refused { url: url.clone(), status: response.status() });
+    }
+    let media_type =
+        response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
+    let mut bytes = Vec::new();
+    while let Some(more) = response.chunk().await.map_err(failed)? {
+        bytes.extend_from_slice(&more);
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(DocumentError::TooLarge { path, max: FILE_BYTES_MAX });
+        }
+    }
+    let stopped = DocumentError::Stopped { path: path.clone() };
+    let kind = Kind::of(&bytes, url.path(), media_type.as_deref());
+    let read = move || text_of(kind, bytes).map_err(|err| DocumentError::Unreadable { path, err });
+    tokio::task::spawn_blocking(read).await.unwrap_or(Err(stopped))
+}
+
+fn read_file(path: &Path) -> Result<String, DocumentError> {
     let fail = |err| DocumentError::Read { path: path.to_owned(), err };
     let mut bytes = Vec::new();
     let source: Box<dyn Read> = if path == Path::new("-") {
@@ -50,58 +112,107 @@ pub(super) fn read(path: &Path) -> Result<String, DocumentError> {
     } else {
         Box::new(std::fs::File::open(path).map_err(fail)?)
     };
-    source.take(DOCUMENT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
-    check(path, bytes)
+    source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(DocumentError::TooLarge { path: path.to_owned(), max: FILE_BYTES_MAX });
+    }
+    let kind = Kind::of(&bytes, &path.to_string_lossy(), None);
+    text_of(kind, bytes).map_err(|err| DocumentError::Unreadable { path: path.to_owned(), err })
 }
 
-fn check(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
-    if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-        return Err(DocumentError::TooLarge { path: path.to_owned(), max: DOCUMENT_BYTES_MAX });
+/// Reads the files of a folder and of those in it, in the order of their names, each behind a line with its
+/// name. Hidden files and links are left out; what cannot be read is left out with a note.
+fn read_folder(path: &Path) -> Result<String, DocumentError> {
+    let is_shown = |entry: &walkdir::DirEntry| {
+        entry.depth() == 0 || !entry.file_name().to_string_lossy().starts_with('.')
+    };
+    let walk = WalkDir::new(path).max_depth(DEPTH_MAX).sort_by_file_name().into_iter().filter_entry(is_shown);
+    let mut text = String::new();
+    for entry in walk.take(FILES_MAX) {
+        let entry = entry.map_err(|err| DocumentError::Read { path: path.to_owned(), err: err.into() })?;
+        if !entry.file_type().is_file() {
+            continue;
+        }
+        match read_file(entry.path()) {
+            Ok(own) => {
+                let name = entry.path().strip_prefix(path).unwrap_or(entry.path());
+                text += &format!("# {}\n\n{}\n\n", name.display(), own.trim_end());
+            }
+            Err(err) => errln!("note: left out: {}", baton_terminal::chain(&err)),
+        }
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(DocumentError::TooLarge { path: path.to_owned(), max: TEXT_BYTES_MAX as u64 });
+        }
     }
-    let text = check_text(path, bytes)?;
-    if text.trim().is_empty() {
-        return Err(DocumentError::Empty { path: path.to_owned() });
-    }
-    Ok(text)
+    if text.is_empty() { Err(DocumentError::NoFile { path: path.to_owned() }) } else { Ok(text) }
 }
 
-/// Decodes bytes as text with `\n` at the end of each line, without a byte order mark.
-pub(super) fn check_text(path: &Path, bytes: Vec<u8>) -> Result<String, DocumentError> {
-    if let Some(at) = bytes.iter().position(|&b| b == 0) {
-        return Err(DocumentError::Binary { path: path.to_owned(), at });
-    }
-    let text = String::from_utf8(bytes).map_err(|err| DocumentError::NotUtf8 {
-        path: path.to_owned(),
-        at: err.utf8_error().valid_up_to(),
-    })?;
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    Ok(if text.contains('\r') { text.replace("\r\n", "\n").replace('\r', "\n") } else { text })
+/// Decodes a line of standard input.
+pub(super) fn line_text(line: Vec<u8>) -> Result<String, DocumentError> {
+    let unreadable = |err: NotText| DocumentError::Unreadable { path: "-".into(), err: err.into() };
+    plain_text(line).map_err(unreadable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
-    #[track_caller]
-    fn refused(bytes: &[u8], want: &str) {
-        let err = check(Path::new("d"), bytes.to_vec()).unwrap_err().to_string();
-        assert!(err.contains(want), "{err}");
+    async fn refused(path: &Path) -> String {
+        baton_terminal::chain(&read(path).await.unwrap_err())
     }
 
-    #[test]
-    fn only_text_is_taken() {
-        assert_eq!(check(Path::new("d"), b"\xef\xbb\xbfhi".to_vec()).unwrap(), "hi");
-        refused(b"GGUF\0\0", "byte 4 is zero");
-        refused(b"ab\xff", "bad byte at 2");
-        refused(b" \n", "empty");
-        refused(&vec![b'a'; DOCUMENT_BYTES_MAX as usize + 1], "more than");
-        assert!(read(Path::new("/nonexistent/x")).unwrap_err().to_string().contains("read"));
-    }
-
-    #[test]
-    fn every_systems_line_ends_are_the_same_text() {
-        for text in ["one\n\ntwo\n", "one\r\n\r\ntwo\r\n", "one\r\rtwo\r", "\u{feff}one\r\n\ntwo\r"] {
-            assert_eq!(check(Path::new("d"), text.as_bytes().to_vec()).unwrap(), "one\n\ntwo\n", "{text:?}");
+    #[tokio::test]
+    async fn a_file_is_read_or_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d");
+        let write = |bytes: &[u8]| fs::write(folder.path().join("d"), bytes).unwrap();
+        write(b"\xef\xbb\xbfhi");
+        assert_eq!(read(&path).await.unwrap(), "hi");
+        for (bytes, want) in
+            [(&b"GGUF\0\0"[..], "byte 4 is zero"), (b"ab\xff", "bad byte at 2"), (b" \n", "no text")]
+        {
+            write(bytes);
+            let said = refused(&path).await;
+            assert!(said.contains(want) && said.contains(path.to_str().unwrap()), "{said}");
         }
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(refused(&path).await.contains("more than"));
+        assert!(refused(Path::new("/nonexistent/x")).await.starts_with("read `/nonexistent/x`"));
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_its_files_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        assert!(refused(folder.path()).await.contains("no file in the folder"));
+        write("b.md", b"second\n\n");
+        write("a/z.html", b"<p>first</p>");
+        write(".git/config", b"hidden");
+        write("c.bin", b"\0\0");
+        assert_eq!(read(folder.path()).await.unwrap(), "# a/z.html\n\nfirst\n\n# b.md\n\nsecond\n\n");
+        write("d.txt", &vec![b'a'; TEXT_BYTES_MAX]);
+        assert!(refused(folder.path()).await.contains("more than"));
+    }
+
+    #[tokio::test]
+    async fn a_page_is_fetched() {
+        use axum::routing::get;
+        let page = get(async || ([("content-type", "text/html")], "<h1>Rivers</h1><p>are wet.</p>"));
+        let app = axum::Router::new().route("/page", page);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        let url = |path: &str| PathBuf::from(format!("http://{address}{path}"));
+        let text = read(&url("/page")).await.unwrap();
+        assert!(text.contains("Rivers") && text.contains("are wet."), "{text}");
+        assert!(refused(&url("/none")).await.contains("404"));
+        assert!(refused(Path::new("http://127.0.0.1:9/x")).await.starts_with("fetch `http://127.0.0.1:9/x`"));
+        assert_eq!(super::address(Path::new("notes.txt")), None);
     }
 }

@@ -190,8 +190,8 @@ fn open_adapters(model: &Arc<Model>, files: &[AdapterFile]) -> anyhow::Result<Ve
     files.iter().map(open).collect()
 }
 
-/// Gives the adapters to the engine. Returns their numbers by name; engines that get the same adapters give them
-/// the same numbers.
+/// Gives the adapters to the engine. Returns their numbers by name; engines that get the same adapters give
+/// them the same numbers.
 fn add_adapters(
     engine: &mut dyn Sequences,
     adapters: &[Named],

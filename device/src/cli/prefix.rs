@@ -46,18 +46,19 @@ pub(super) struct PrefixArgs {
     /// Disk space for what the model has read, so that it need not be read again, also after a restart: auto,
     /// off, or a size like 4GB
     ///
-    /// Keys and values of prompts and answers are kept in encrypted files; what was used longest ago goes first.
-    /// auto keeps up to 4GB, and at most a tenth of the free space. A ring of devices keeps nothing.
+    /// Keys and values of prompts and answers are kept in encrypted files. What was used longest ago goes
+    /// first. auto keeps up to 4GB, and at most a tenth of the free space. A ring of devices keeps nothing.
     #[arg(long, env = "BATON_PREFIX_MEMORY", default_value = "auto", value_name = "SIZE", help_heading = heading::MODEL)]
     prefix_memory: PrefixMemory,
-    /// Folder for that [default: `prefixes` in the given folder for settings, else in the platform's for caches]
+    /// Folder for that [default: `prefixes` in the given folder for settings, else in the platform's for
+    /// caches]
     #[arg(long, env = "BATON_PREFIX_DIR", value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     prefix_dir: Option<PathBuf>,
 }
 
 impl PrefixArgs {
-    /// Lets the engine keep prefixes, if that is wanted and possible. `given` is the folder for settings that the
-    /// user chose.
+    /// Lets the engine keep prefixes, if that is wanted and possible. `given` is the folder for settings
+    /// that the user chose.
     ///
     /// # Errors
     /// Fails if a size was asked for and nothing can be kept. Otherwise that is a note.

@@ -66,8 +66,9 @@ pub(super) struct ServeArgs {
     keep_alive: KeepAlive,
     /// Leave ids and times in system prompts as clients send them
     ///
-    /// Otherwise ids get a fixed value, and times are rounded down to the hour, so that what follows them need
-    /// not be read again for each request. The reply's header x-baton-steadied-lines says how many lines changed.
+    /// Otherwise ids get a fixed value, and times are rounded down to the hour, so that what follows them
+    /// need not be read again for each request. The reply's header x-baton-steadied-lines says how many
+    /// lines changed.
     #[arg(long)]
     system_as_sent: bool,
     #[command(flatten)]

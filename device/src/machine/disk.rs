@@ -23,8 +23,8 @@ const SWEPT_BYTES_MIN: u64 = 64 << 20;
 /// Length of one run of a size, and of all of them; each size has one run at least.
 const SWEEP_RUN: Duration = Duration::from_millis(50);
 const SWEEP: Duration = Duration::from_millis(1200);
-/// How many times as fast as the engine's usual size another one must be to be used instead. Disks that others
-/// use too, as those of virtual machines, change by more than a tenth from one run to the next.
+/// How many times as fast as the engine's usual size another one must be to be used instead. Disks that
+/// others use too, as those of virtual machines, change by more than a tenth from one run to the next.
 const CLEARLY: f64 = 1.2;
 /// Bytes of a piece for random reads: what the system reads around a missing page.
 const PIECE: usize = 64 << 10;

@@ -24,6 +24,29 @@ pub(super) struct Http {
     token: Option<String>,
 }
 
+/// Makes a client whose answers arrive unchanged. If it is `secure`, it never asks by http.
+///
+/// # Errors
+/// The client's, if it cannot be made.
+pub(crate) fn client(secure: bool) -> Result<reqwest::Client, reqwest::Error> {
+    // A second installation fails and leaves the first provider in place.
+    let _already_installed = rustls::crypto::ring::default_provider().install_default();
+    let builder = || {
+        reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::limited(REDIRECTS_MAX))
+            .https_only(secure)
+            .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
+            .no_gzip()
+    };
+    match builder().build() {
+        // Plain HTTP needs no TLS, so a machine without root certificates must not fail here.
+        Err(_) if !secure => builder().tls_certs_only([]).build(),
+        built => built,
+    }
+}
+
 impl Http {
     /// Makes a client of the server at `base`; `token` is sent to its origin alone.
     pub(super) fn new(base: &str, token: Option<String>) -> Result<Self, PullError> {
@@ -40,24 +63,8 @@ impl Http {
             let wrong = "the token holds characters that a header cannot carry";
             return Err(PullError::Invalid(wrong.to_owned()));
         }
-        // A second installation fails and leaves the first provider in place.
-        let _already_installed = rustls::crypto::ring::default_provider().install_default();
-        let secure = base.scheme() == "https";
-        let builder = || {
-            reqwest::Client::builder()
-                .connect_timeout(CONNECT_TIMEOUT)
-                .read_timeout(READ_TIMEOUT)
-                .redirect(reqwest::redirect::Policy::limited(REDIRECTS_MAX))
-                .https_only(secure)
-                .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
-                .no_gzip()
-        };
-        let client = match builder().build() {
-            // Plain HTTP needs no TLS, so a machine without root certificates must not fail here.
-            Err(_) if !secure => builder().tls_certs_only([]).build(),
-            built => built,
-        };
-        Ok(Self { client: client.map_err(PullError::Client)?, base, token })
+        let client = client(base.scheme() == "https").map_err(PullError::Client)?;
+        Ok(Self { client, base, token })
     }
 
     /// Returns the server's name for messages.

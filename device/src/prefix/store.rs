@@ -1,9 +1,9 @@
 //! Files of encrypted blocks in one folder, bounded in bytes.
 //!
 //! A file is written under another name, and renamed when it is whole. If it is torn, of another name or
-//! changed, it is removed and counts as missing. If there are too many bytes, those that were used longest ago
-//! go. Several programs may use one folder: each sees what the others wrote, and one that removes a file takes
-//! from the others only time.
+//! changed, it is removed and counts as missing. If there are too many bytes, those that were used longest
+//! ago go. Several programs may use one folder: each sees what the others wrote, and one that removes a
+//! file takes from the others only time.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -77,8 +77,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Uses a folder for at most `capacity` bytes. The key comes from the settings folder, and is made there if
-    /// there is none.
+    /// Uses a folder for at most `capacity` bytes. The key comes from the settings folder, and is made
+    /// there if there is none.
     ///
     /// # Errors
     /// [`StoreError`] if a folder cannot be made, or the key cannot be read or made.

@@ -249,8 +249,8 @@ impl Model {
         self.gguf.intact()
     }
 
-    /// Advice: its weights are not needed for now. The system may drop what it has mapped of the file, and reads it
-    /// again when it is needed.
+    /// Advice: its weights are not needed for now. The system may drop what it has mapped of the file, and
+    /// reads it again when it is needed.
     pub fn let_go(&self) {
         for (index, part) in self.gguf.parts().enumerate() {
             self.gguf.let_go(index, 0..part.len());

@@ -58,9 +58,9 @@ const HUGE_PAGE: usize = 2 << 20;
 /// huge pages, if the system has them. They share one allocation. It is no more than two huge pages larger
 /// than they are, and its memory is not used before it is written.
 ///
-/// A disk is told of each piece of memory that a read fills. With pages of 4 KiB a read of 1 MiB is up to 256
-/// pieces, and a controller takes only so many in one request: large reads are cut, and each piece costs time.
-/// With huge pages the same reads are up to twice as fast (`benches/README.md`, "Offloading").
+/// A disk is told of each piece of memory that a read fills. With pages of 4 KiB a read of 1 MiB is up to
+/// 256 pieces. A controller takes only so many in one request: large reads are cut, and each piece costs
+/// time. With huge pages the same reads are up to twice as fast (`benches/README.md`, "Offloading").
 pub fn read_buffers(count: usize, len: usize) -> Vec<BytesMut> {
     let len = len.next_multiple_of(READ_ALIGNED);
     let all = count * len;

@@ -115,6 +115,8 @@ pub enum Work {
         model: String,
         /// The JSON of the reply.
         reply: String,
+        /// Whether the model should leave the memory, not come into it.
+        unloads: bool,
     },
 }
 

@@ -186,6 +186,17 @@ def ollama_generate_whole_and_streamed():
 
 
 @case
+def ollama_unloads_and_loads_again():
+    text = chat().message.content
+    assert llama.generate(model=MODEL, keep_alive=0).done_reason == "unload"
+    assert llama.ps().models == [], "it has left the memory"
+    assert llama.generate(model=MODEL).done_reason == "load"
+    assert len(llama.ps().models) == 1
+    llama.generate(model=MODEL, keep_alive=0)
+    assert chat().message.content == text, "an answer loads it, and says the same"
+
+
+@case
 def ollama_options():
     text = chat(options={"temperature": 0, "num_predict": 24}).message.content
     stop = text[len(text) // 2 : len(text) // 2 + 2]

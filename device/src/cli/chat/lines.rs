@@ -7,7 +7,8 @@ use std::io::Read as _;
 
 use tokio::sync::mpsc;
 
-use crate::cli::document::{DOCUMENT_BYTES_MAX, DocumentError, check_text};
+use crate::cli::document::{DocumentError, line_text};
+use crate::documents::TEXT_BYTES_MAX;
 
 /// Most bytes read at once; then the most pieces that may wait.
 const PIECE_BYTES: usize = 16 << 10;
@@ -34,7 +35,7 @@ impl LineBuffer {
             let newline = self.bytes[self.searched..].iter().position(|&byte| byte == b'\n');
             let Some(end) = newline.map(|at| self.searched + at) else {
                 self.searched = self.bytes.len();
-                if self.bytes.len() as u64 <= DOCUMENT_BYTES_MAX {
+                if self.bytes.len() <= TEXT_BYTES_MAX {
                     return None;
                 }
                 self.clear();
@@ -42,7 +43,7 @@ impl LineBuffer {
                 if std::mem::replace(&mut self.skipping, true) {
                     return None;
                 }
-                return Some(Err(DocumentError::TooLarge { path: "-".into(), max: DOCUMENT_BYTES_MAX }));
+                return Some(Err(DocumentError::TooLarge { path: "-".into(), max: TEXT_BYTES_MAX as u64 }));
             };
             let line: Vec<u8> = self.bytes.drain(..=end).collect();
             self.searched = 0;
@@ -70,7 +71,7 @@ impl LineBuffer {
 
 /// Decodes a line and removes its end.
 fn text(line: Vec<u8>) -> Result<String, DocumentError> {
-    check_text("-".as_ref(), line).map(|text| text.trim_end_matches('\n').to_owned())
+    line_text(line).map(|text| text.trim_end_matches('\n').to_owned())
 }
 
 /// Lines of standard input.
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_refused_once_and_not_kept() {
-        let piece = vec![b'a'; DOCUMENT_BYTES_MAX as usize / 2 + 1];
+        let piece = vec![b'a'; TEXT_BYTES_MAX / 2 + 1];
         check(
             &[&piece, &piece, &piece, &piece, b"a\nnext\n"],
             &["error: standard input has more than 4194304 bytes", "next"],

@@ -1,8 +1,8 @@
 //! Whole blocks of keys and values that leave the engine and come back, bit for bit.
 //!
-//! What computed them decides their bits, so they fit only an engine of the same [`Engine::block_kind`] over the
-//! same model, for the same tokens behind the same prefix. That is for the caller to know. Always: what is put
-//! into a sequence can be found by its prefix as if it had been computed.
+//! What computed them decides their bits, so they fit only an engine of the same [`Engine::block_kind`]
+//! over the same model, for the same tokens behind the same prefix. That is for the caller to know. Always:
+//! what is put into a sequence can be found by its prefix as if it had been computed.
 
 use super::Engine;
 use super::gpu::GpuLane;

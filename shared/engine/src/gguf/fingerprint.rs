@@ -8,9 +8,9 @@ use super::Gguf;
 const SAMPLE: usize = 4096;
 
 impl Gguf {
-    /// Returns a digest of all metadata, of the names, types and places of all tensors, and of a sample of each
-    /// tensor's data. Files that were made by training or converting differ in it. A file of which somebody has
-    /// changed a few bytes may not: it tells models apart, and proves nothing.
+    /// Returns a digest of all metadata, of the names, types and places of all tensors, and of a sample of
+    /// each tensor's data. Files that were made by training or converting differ in it. A file of which
+    /// somebody has changed a few bytes may not: it tells models apart, and proves nothing.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         for (index, part) in self.parts().enumerate() {

@@ -109,16 +109,12 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
     work(common, can, || Ok(Prompt::Chat(checked_messages(messages, can)?)))
 }
 
-/// Answers a request without a prompt: Ollama loads the model then.
+/// Answers a request without a prompt: the model is loaded then, or unloaded if it is to be kept for no time.
 fn nothing(common: &Common) -> Result<Work, FieldError> {
-    if common.keep_alive.as_ref().is_some_and(|time| time == 0 || time == "0" || time == "0s") {
-        let message =
-            "the model stays loaded as long as this program runs, so it cannot be 0 without a prompt";
-        return Err(FieldError::new("keep_alive", message));
-    }
+    let unloads = common.keep_alive.as_ref().is_some_and(|time| time == 0 || time == "0" || time == "0s");
     let model = model(common.model.clone())?.unwrap_or_else(|| MODEL_DEFAULT.to_owned());
-    let reply = OllamaWriter::loaded(&model, common.is_chat).to_string();
-    Ok(Work::Nothing { model, reply })
+    let reply = OllamaWriter::without_answer(&model, common.is_chat, unloads).to_string();
+    Ok(Work::Nothing { model, reply, unloads })
 }
 
 /// Returns the name without its tag; a model is always named.

@@ -43,10 +43,11 @@ impl OllamaWriter {
     }
 
     /// Returns the reply to a request that only asks for the model.
-    pub(super) fn loaded(model: &str, is_chat: bool) -> Value {
+    pub(super) fn without_answer(model: &str, is_chat: bool, unloads: bool) -> Value {
         let writer = OllamaWriter::new(AnswerFacts::of(model), is_chat, true);
         let mut reply = writer.object("", "", Vec::new());
-        (reply["done"], reply["done_reason"]) = (json!(true), json!("load"));
+        let reason = if unloads { "unload" } else { "load" };
+        (reply["done"], reply["done_reason"]) = (json!(true), json!(reason));
         reply
     }
 

@@ -1,7 +1,7 @@
 //! The contents of stores as bytes, to be kept elsewhere and put back bit for bit.
 //!
-//! The bytes are in the order of this machine's memory. Only a store of the same format and shape, on a machine
-//! of the same byte order, can take them back.
+//! The bytes are in the order of this machine's memory. Only a store of the same format and shape, on a
+//! machine of the same byte order, can take them back.
 
 use super::{CHUNK, Data, KvFormat, KvStore};
 
