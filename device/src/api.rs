@@ -14,6 +14,7 @@ mod error;
 mod guard;
 mod messages;
 mod ollama;
+mod page;
 mod ring;
 mod steady;
 
@@ -109,10 +110,12 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .nest("/api", ollama::routes())
+        .route("/document", post(page::document))
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))
         .route("/healthz", get(|| async { "ok" }))
+        .merge(page::files())
         .fallback(async || ApiError::NoSuchPath)
         .method_not_allowed_fallback(async |method: Method| ApiError::NoSuchMethod(method))
         .layer(middleware::from_fn_with_state(state.clone(), guard::origin))

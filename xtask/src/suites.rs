@@ -33,6 +33,7 @@ const ONE_THREAD: &[&str] = &[
     "hostile",
     "clients",
     "console",
+    "page",
     "image",
     "cluster",
     "openai",

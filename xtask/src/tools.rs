@@ -25,7 +25,7 @@ pub(crate) fn install_for(suite: &str) -> Vec<String> {
     if suite == "gpu" {
         return once_for_gpu();
     }
-    if suite == "console" {
+    if matches!(suite, "console" | "page") {
         // The browser comes with its driver.
         need("chromedriver", "chromium-driver", "chromedriver");
     }

@@ -1,0 +1,73 @@
+//! The chat page at `/`, for people: static files without a build step, and the texts of the documents that they
+//! attach.
+//!
+//! The files hold nothing private, so they need no key; whatever the page asks for does. A policy lets it load
+//! nothing from elsewhere and run no other script.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use baton_openai::FieldError;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::ApiState;
+use super::error::ApiError;
+use crate::agent::AgentError;
+use crate::documents::{Kind, text_of};
+use baton_terminal::chain;
+
+/// What the page may load and run.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Returns the routes of the files.
+pub(super) fn files() -> Router<Arc<ApiState>> {
+    Router::new()
+        .route("/", get(async || file("text/html; charset=utf-8", include_str!("../../assets/chat.html"))))
+        .route("/chat.css", get(async || file("text/css; charset=utf-8", include_str!("../../assets/chat.css"))))
+        .route("/chat.js", get(async || file("text/javascript; charset=utf-8", include_str!("../../assets/chat.js"))))
+}
+
+fn file(media_type: &'static str, text: &'static str) -> Response {
+    let mut response = text.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    // Another version of the program has another page.
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// A document that a person attached.
+#[derive(Debug, Deserialize)]
+struct Attached {
+    name: String,
+    #[serde(default)]
+    media_type: String,
+    /// Its bytes in base64.
+    data: String,
+}
+
+/// Returns the text of a document.
+pub(super) async fn document(State(state): State<Arc<ApiState>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let read = move || {
+        let attached: Attached =
+            serde_json::from_slice(body.bytes()).map_err(|err| FieldError::whole(format!("is not a document: {err}")))?;
+        drop(body);
+        let bytes = STANDARD.decode(&attached.data).map_err(|_| FieldError::new("data", "is not base64"))?;
+        let kind = Kind::of(&bytes, &attached.name, Some(&attached.media_type));
+        let text = text_of(kind, bytes).map_err(|err| FieldError::new("data", chain(&err)))?;
+        Ok::<_, ApiError>(Json(json!({ "name": attached.name, "kind": kind.name(), "text": text })))
+    };
+    tokio::task::spawn_blocking(read).await.map_err(AgentError::Prepare)?
+}

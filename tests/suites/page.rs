@@ -1,0 +1,178 @@
+//! The chat page of `baton serve` in a real browser, against the real agent.
+//!
+//! Screenshots are written to `page-screenshots` in the build folder.
+
+#[path = "console/browser.rs"]
+#[allow(dead_code, reason = "the suite `console` uses more of it")]
+mod browser;
+
+use std::path::PathBuf;
+
+use baton_e2e::process::{AgentProcess, cpu_program, models_folder, program};
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::browser::{Browser, lacking};
+
+/// A running agent with its settings.
+struct World {
+    agent: AgentProcess,
+    folder: tempfile::TempDir,
+}
+
+/// Returns whether there is a browser; if not, prints why.
+fn browser_here() -> bool {
+    match lacking() {
+        None => true,
+        Some(lack) => {
+            println!("skipped: page: {lack}");
+            false
+        }
+    }
+}
+
+/// Makes the folder of the screenshots.
+fn pictures() -> PathBuf {
+    let target = program("baton").expect("it is built").ancestors().nth(2).expect("a build folder").to_owned();
+    let folder = target.join("page-screenshots");
+    std::fs::create_dir_all(&folder).expect("make a folder");
+    folder
+}
+
+impl World {
+    async fn start(options: &[&str]) -> World {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let mut command = Command::from(cpu_program("baton").expect("the program is built"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud"]).args(options);
+        command.arg("--model").arg(models_folder().join("demo-device.gguf"));
+        command.arg("--config-dir").arg(folder.path()).arg("--models-dir").arg(folder.path().join("models"));
+        let agent = AgentProcess::start(&mut command).await.expect("the agent starts");
+        World { agent, folder }
+    }
+
+    /// Opens the page.
+    async fn page(&self) -> Browser {
+        let browser = Browser::start().await;
+        browser.client.goto(self.agent.url()).await.expect("open the page");
+        browser.until("#model", |text| !text.is_empty()).await;
+        browser.run("document.getElementById('tokens').value = 24; document.getElementById('tokens').onchange()").await;
+        browser
+    }
+}
+
+/// Asks, and waits for the end of the answer; returns its text.
+async fn ask(browser: &Browser, question: &str) -> String {
+    let answers = browser.run("return document.querySelectorAll('#messages li.assistant').length").await;
+    browser.fill("#question", question).await;
+    browser.click("#send").await;
+    let nth = answers.as_u64().expect("a number") * 2 + 2;
+    let own = format!("#messages li:nth-child({nth})");
+    browser.until(&format!("{own} .facts"), |text| text.contains("in all")).await;
+    browser.text(&format!("{own} .text")).await
+}
+
+#[tokio::test]
+async fn an_answer_is_written_timed_kept_and_written_again() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let browser = world.page().await;
+    assert!(browser.text("#model").await.contains("in memory"));
+    let text = ask(&browser, "What is a river?").await;
+    assert!(!text.trim().is_empty());
+    let facts = browser.text("#messages li:nth-child(2) .facts").await;
+    assert!(facts.contains("this device, ") && facts.contains("tokens/s"), "{facts}");
+    let bars = browser.run("return document.querySelectorAll('.timeline rect.device').length").await;
+    assert!(bars.as_u64().is_some_and(|bars| bars > 1), "{bars}");
+    ask(&browser, "And a lake?").await;
+    browser.screen(1280, 900, false).await;
+    browser.picture(&pictures(), "answer-light").await;
+    // The conversation is there after a reload, is found by its text, and goes on.
+    browser.client.refresh().await.expect("reload");
+    browser.fill("#search", "no such words").await;
+    browser.until("#conversations", str::is_empty).await;
+    browser.fill("#search", "LAKE").await;
+    browser.click("#conversations .title").await;
+    assert_eq!(browser.text("#messages li:nth-child(2) .text").await, text);
+    // The same question gives the same answer.
+    let last = browser.text("#messages li:nth-child(4) .text").await;
+    browser.click("#messages li:nth-child(4) .facts button").await;
+    browser.until("#messages li:nth-child(4) .facts", |text| text.contains("Regenerate")).await;
+    assert_eq!(browser.text("#messages li:nth-child(4) .text").await, last);
+    // A question that is edited takes what followed it along.
+    browser.click("#messages li:nth-child(1) .facts button").await;
+    let left = browser.run("return document.querySelectorAll('#messages li').length").await;
+    assert_eq!(left, json!(0));
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_document_is_read_and_goes_before_the_question() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let browser = world.page().await;
+    let path = world.folder.path().join("rivers.html");
+    std::fs::write(&path, "<h1>Rivers</h1><script>hidden()</script><p>They are wet.</p>").expect("write a page");
+    browser.find("#files").await.send_keys(&path.display().to_string()).await.expect("choose a file");
+    browser.until("#attached", |text| text.contains("rivers.html (")).await;
+    ask(&browser, "What are they?").await;
+    assert_eq!(browser.text("#messages li:nth-child(1) .documents").await, "With rivers.html");
+    let kept = browser.run("return JSON.parse(localStorage.getItem('baton-conversations'))[0].messages[0].documents[0].text").await;
+    let kept = kept.as_str().expect("a text");
+    assert!(kept.contains("They are wet.") && !kept.contains("hidden"), "{kept}");
+    // What is no document is said to be none.
+    let path = world.folder.path().join("noise.bin");
+    std::fs::write(&path, b"\0\x01").expect("write a file");
+    browser.find("#files").await.send_keys(&path.display().to_string()).await.expect("choose a file");
+    browser.until("#said", |text| text.contains("noise.bin") && text.contains("byte 0 is zero")).await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn an_answer_can_be_stopped() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&["--emulate-decode-ms", "150"]).await;
+    let browser = world.page().await;
+    browser.run("document.getElementById('tokens').value = 2000; document.getElementById('tokens').onchange()").await;
+    browser.fill("#question", "Tell me everything.").await;
+    browser.click("#send").await;
+    browser.until("#messages li:nth-child(2) .text", |text| !text.is_empty()).await;
+    browser.click("#stop").await;
+    browser.until("#messages li:nth-child(2) .error", |text| text == "Stopped.").await;
+    // The place is free again.
+    browser.run("document.getElementById('tokens').value = 3; document.getElementById('tokens').onchange()").await;
+    ask(&browser, "And now?").await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_and_a_phone_shows_everything() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&["--key", "a-key"]).await;
+    let browser = Browser::start().await;
+    browser.client.goto(world.agent.url()).await.expect("open the page");
+    browser.until("#model", |text| text.contains("Set the key in the settings")).await;
+    browser.screen(375, 740, true).await;
+    browser.click("#open-settings").await;
+    browser.fill("#key", "a-key").await;
+    browser.fill("#tokens", "24").await;
+    browser.until("#models", |text| text.contains("baton")).await;
+    browser.picture(&pictures(), "settings-phone-dark").await;
+    browser.click("#settings .main").await;
+    browser.until("#model", |text| text.contains("in memory")).await;
+    ask(&browser, "What is a river?").await;
+    browser.picture(&pictures(), "answer-phone-dark").await;
+    let fits = browser.run("return document.documentElement.scrollWidth <= innerWidth").await;
+    assert_eq!(fits, json!(true), "nothing is wider than a phone");
+    browser.click("#open-list").await;
+    browser.until("#conversations", |text| text.contains("What is a river?")).await;
+    browser.picture(&pictures(), "list-phone-dark").await;
+    browser.close().await;
+}
