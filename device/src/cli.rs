@@ -4,6 +4,7 @@
 mod ask;
 mod chat;
 mod config;
+mod conversations;
 mod document;
 mod gpu;
 mod interrupts;
@@ -68,6 +69,8 @@ enum Command {
     /// Hold a conversation, turn by turn
     #[command(after_help = chat::HELP)]
     Chat(chat::ChatArgs),
+    /// List, find and print what `baton chat` has kept
+    Conversations(conversations::ConversationsArgs),
     /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
     /// Say what a running `baton serve` has in memory
@@ -386,6 +389,7 @@ impl Cli {
             Command::Ring(args) => args.wrong(),
             Command::Model(args) => args.wrong(options),
             Command::Profile(_)
+            | Command::Conversations(_)
             | Command::Ps(_)
             | Command::Stop(_)
             | Command::Config(_)
@@ -415,6 +419,7 @@ impl Cli {
             Command::Model(args) => model::run(args, &interrupts).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
+            Command::Conversations(args) => conversations::run(args).await,
             Command::Ps(args) => running::ps(args).await,
             Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),

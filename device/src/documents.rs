@@ -53,7 +53,7 @@ pub enum Unreadable {
         reason: String,
     },
     /// It is well-formed, and holds no text.
-    #[error("the {kind} holds no text{hint}")]
+    #[error("it is empty: the {kind} holds no text{hint}")]
     NoText {
         /// The format's name.
         kind: &'static str,
@@ -91,7 +91,7 @@ impl Kind {
     /// Returns the format's name for messages.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Text => "text",
+            Self::Text => "file",
             Self::Html => "HTML page",
             Self::Pdf => "PDF",
             Self::Docx => "DOCX",

@@ -12,6 +12,7 @@ pub mod api;
 pub mod cli;
 pub mod client;
 pub mod context;
+pub mod conversations;
 pub mod documents;
 pub mod local;
 pub mod machine;

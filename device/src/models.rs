@@ -25,6 +25,7 @@ pub(crate) use fit::free_bytes as disk_free_bytes;
 pub(crate) use http::client as http_client;
 pub use part::CHUNK;
 pub use source::{HUB, HUB_ENV, INDEX, INDEX_ENV, Source, TOKEN_ENV};
+pub(crate) use store::data_folder;
 pub use store::{MODELS_DIR_ENV, Store, StoreError};
 
 use baton_terminal::size;

@@ -33,7 +33,8 @@ fn browser_here() -> bool {
 
 /// Makes the folder of the screenshots.
 fn pictures() -> PathBuf {
-    let target = program("baton").expect("it is built").ancestors().nth(2).expect("a build folder").to_owned();
+    let target =
+        program("baton").expect("it is built").ancestors().nth(2).expect("a build folder").to_owned();
     let folder = target.join("page-screenshots");
     std::fs::create_dir_all(&folder).expect("make a folder");
     folder
@@ -55,7 +56,9 @@ impl World {
         let browser = Browser::start().await;
         browser.client.goto(self.agent.url()).await.expect("open the page");
         browser.until("#model", |text| !text.is_empty()).await;
-        browser.run("document.getElementById('tokens').value = 24; document.getElementById('tokens').onchange()").await;
+        browser
+            .run("document.getElementById('tokens').value = 24; document.getElementById('tokens').onchange()")
+            .await;
         browser
     }
 }
@@ -115,12 +118,17 @@ async fn a_document_is_read_and_goes_before_the_question() {
     let world = World::start(&[]).await;
     let browser = world.page().await;
     let path = world.folder.path().join("rivers.html");
-    std::fs::write(&path, "<h1>Rivers</h1><script>hidden()</script><p>They are wet.</p>").expect("write a page");
+    std::fs::write(&path, "<h1>Rivers</h1><script>hidden()</script><p>They are wet.</p>")
+        .expect("write a page");
     browser.find("#files").await.send_keys(&path.display().to_string()).await.expect("choose a file");
     browser.until("#attached", |text| text.contains("rivers.html (")).await;
     ask(&browser, "What are they?").await;
     assert_eq!(browser.text("#messages li:nth-child(1) .documents").await, "With rivers.html");
-    let kept = browser.run("return JSON.parse(localStorage.getItem('baton-conversations'))[0].messages[0].documents[0].text").await;
+    let kept = browser
+        .run(
+            "return JSON.parse(localStorage.getItem('baton-conversations'))[0].messages[0].documents[0].text",
+        )
+        .await;
     let kept = kept.as_str().expect("a text");
     assert!(kept.contains("They are wet.") && !kept.contains("hidden"), "{kept}");
     // What is no document is said to be none.
@@ -138,14 +146,18 @@ async fn an_answer_can_be_stopped() {
     }
     let world = World::start(&["--emulate-decode-ms", "150"]).await;
     let browser = world.page().await;
-    browser.run("document.getElementById('tokens').value = 2000; document.getElementById('tokens').onchange()").await;
+    browser
+        .run("document.getElementById('tokens').value = 2000; document.getElementById('tokens').onchange()")
+        .await;
     browser.fill("#question", "Tell me everything.").await;
     browser.click("#send").await;
     browser.until("#messages li:nth-child(2) .text", |text| !text.is_empty()).await;
     browser.click("#stop").await;
     browser.until("#messages li:nth-child(2) .error", |text| text == "Stopped.").await;
     // The place is free again.
-    browser.run("document.getElementById('tokens').value = 3; document.getElementById('tokens').onchange()").await;
+    browser
+        .run("document.getElementById('tokens').value = 3; document.getElementById('tokens').onchange()")
+        .await;
     ask(&browser, "And now?").await;
     browser.close().await;
 }

@@ -4,6 +4,8 @@
 //!
 //! Speeds are emulated, so that a cut happens in the middle of an answer; no test checks a time.
 
+#[path = "processes/conversations.rs"]
+mod conversations;
 #[path = "processes/damaged.rs"]
 mod damaged;
 #[path = "processes/models.rs"]

@@ -1,8 +1,8 @@
-//! The chat page at `/`, for people: static files without a build step, and the texts of the documents that they
-//! attach.
+//! The chat page at `/`, for people: static files without a build step, and the texts of the documents that
+//! they attach.
 //!
-//! The files hold nothing private, so they need no key; whatever the page asks for does. A policy lets it load
-//! nothing from elsewhere and run no other script.
+//! The files hold nothing private, so they need no key; whatever the page asks for does. A policy lets it
+//! load nothing from elsewhere and run no other script.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use baton_openai::FieldError;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use baton_openai::FieldError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -33,8 +33,14 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 pub(super) fn files() -> Router<Arc<ApiState>> {
     Router::new()
         .route("/", get(async || file("text/html; charset=utf-8", include_str!("../../assets/chat.html"))))
-        .route("/chat.css", get(async || file("text/css; charset=utf-8", include_str!("../../assets/chat.css"))))
-        .route("/chat.js", get(async || file("text/javascript; charset=utf-8", include_str!("../../assets/chat.js"))))
+        .route(
+            "/chat.css",
+            get(async || file("text/css; charset=utf-8", include_str!("../../assets/chat.css"))),
+        )
+        .route(
+            "/chat.js",
+            get(async || file("text/javascript; charset=utf-8", include_str!("../../assets/chat.js"))),
+        )
 }
 
 fn file(media_type: &'static str, text: &'static str) -> Response {
@@ -58,11 +64,14 @@ struct Attached {
 }
 
 /// Returns the text of a document.
-pub(super) async fn document(State(state): State<Arc<ApiState>>, body: Body) -> Result<Json<Value>, ApiError> {
+pub(super) async fn document(
+    State(state): State<Arc<ApiState>>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
     let body = state.bodies.read(body).await?;
     let read = move || {
-        let attached: Attached =
-            serde_json::from_slice(body.bytes()).map_err(|err| FieldError::whole(format!("is not a document: {err}")))?;
+        let attached: Attached = serde_json::from_slice(body.bytes())
+            .map_err(|err| FieldError::whole(format!("is not a document: {err}")))?;
         drop(body);
         let bytes = STANDARD.decode(&attached.data).map_err(|_| FieldError::new("data", "is not base64"))?;
         let kind = Kind::of(&bytes, &attached.name, Some(&attached.media_type));

@@ -2,10 +2,13 @@
 
 mod lines;
 
+use super::conversations::file;
 use super::interrupts::{Interrupts, Signal, Stopped};
 use super::open::{note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, terminal};
+use crate::agent::AnswerReport;
+use crate::conversations::{Conversations, Exchange};
 use crate::segments::mark;
 use anyhow::{Context, bail};
 use baton_openai::ChatMessage;
@@ -18,6 +21,8 @@ use std::io::IsTerminal;
 /// Text below the options.
 pub(super) const HELP: &str = "\
 Ctrl-C ends an answer. At the prompt, Ctrl-C drops the line, and a second Ctrl-C leaves. Ctrl-D leaves.
+On a terminal, /again writes the last answer again, and /edit TEXT asks TEXT in place of the last question.
+`baton conversations` lists, finds and prints what was kept.
 Exit status: 0; 130 after Ctrl-C at the prompt; 143 after a request to terminate; 1 if something failed; 2 for a wrong
 command line; 141 if the reader of the output is gone.";
 
@@ -26,6 +31,12 @@ pub(super) struct ChatArgs {
     /// Instructions for the model (the system text) [default: the scene's]
     #[arg(long)]
     system: Option<String>,
+    /// Go on with a conversation: the one of this number, or the one that was used last
+    #[arg(long, value_name = "ID", num_args = 0..=1, conflicts_with_all = ["system", "private"])]
+    resume: Option<Option<i64>>,
+    /// Keep nothing of this conversation
+    #[arg(long)]
+    private: bool,
     #[command(flatten)]
     pub(super) answer: AnswerArgs,
     #[command(flatten)]
@@ -40,15 +51,14 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         errln!("note: {note}");
     }
     let system = args.system.clone().unwrap_or_else(|| scene.settings.system.clone());
-    let mut messages = vec![ChatMessage::new(Role::System, system)];
+    let mut talk = Talk::begin(&args, system).await?;
     let mut prompt = Prompt::start().context("read standard input")?;
     while let Some(line) = prompt.line(interrupts).await? {
-        if line.trim().is_empty() {
-            continue;
-        }
+        let Some(line) = talk.question(line, prompt.is_terminal) else { continue };
+        let messages = &mut talk.messages;
         messages.push(ChatMessage::new(Role::User, line));
         let tokenizer = opened.agent.tokenizer();
-        let segments = mark(&messages, |text| tokenizer.encode(text).len());
+        let segments = mark(messages, |text| tokenizer.encode(text).len());
         let asked = question(&args.answer, opened.mode, scene.clone(), segments);
         let Shown { report, stopped } = match terminal::show(&opened, asked, false, interrupts).await {
             Ok(shown) => shown,
@@ -69,13 +79,93 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             Some(error) => errln!("error: {}", error.message),
             None => {}
         }
-        messages.push(ChatMessage::new(Role::Assistant, report.answer));
+        talk.answered(&report).await;
         match stopped {
             Some(signal) if signal == Signal::Terminate || !prompt.is_terminal => bail!(Stopped(signal)),
             _ => {}
         }
     }
     Ok(())
+}
+
+/// The conversation, and where it is kept.
+struct Talk {
+    /// The system text, then questions and answers.
+    messages: Vec<ChatMessage>,
+    /// `None` if nothing is kept.
+    kept: Option<Conversations>,
+    /// Its number, once something was kept.
+    id: Option<i64>,
+}
+
+impl Talk {
+    async fn begin(args: &ChatArgs, system: String) -> anyhow::Result<Self> {
+        let mut messages = vec![ChatMessage::new(Role::System, system)];
+        if args.private {
+            return Ok(Self { messages, kept: None, id: None });
+        }
+        let opened = match file(args.common.config_dir.as_deref()) {
+            Some(path) => Conversations::open(&path).await.map_err(anyhow::Error::from),
+            None => Err(anyhow::anyhow!("no folder for data: pass --config-dir")),
+        };
+        let Some(wanted) = args.resume else {
+            let note =
+                |err: &anyhow::Error| errln!("note: this conversation is not kept: {}", chain(err.as_ref()));
+            return Ok(Self { messages, kept: opened.inspect_err(note).ok(), id: None });
+        };
+        let kept = opened?;
+        let found = kept.read(wanted).await?;
+        errln!("conversation {}: {}", found.id, found.title);
+        messages[0].text = found.system;
+        messages.extend(found.turns.into_iter().map(|turn| {
+            let role = if turn.role == "user" { Role::User } else { Role::Assistant };
+            ChatMessage::new(role, turn.text)
+        }));
+        Ok(Self { messages, kept: Some(kept), id: Some(found.id) })
+    }
+
+    /// Returns the question that a line asks; `None` if it asks nothing. On a terminal it may be a command
+    /// about the last exchange, which then goes.
+    fn question(&mut self, line: String, is_terminal: bool) -> Option<String> {
+        let asked = line.trim();
+        let (command, rest) = asked.split_once(char::is_whitespace).unwrap_or((asked, ""));
+        if asked.is_empty() {
+            return None;
+        }
+        if !is_terminal || !matches!(command, "/again" | "/edit") {
+            return Some(line);
+        }
+        if command == "/edit" && rest.trim().is_empty() {
+            errln!("/edit TEXT asks TEXT in place of the last question");
+            return None;
+        }
+        let last = self.messages.iter().rposition(|message| message.role == Role::User);
+        let Some(last) = last else {
+            errln!("nothing was asked yet");
+            return None;
+        };
+        let before = self.messages.drain(last..).next().map(|message| message.text);
+        if command == "/edit" { Some(rest.trim().to_owned()) } else { before }
+    }
+
+    /// Adds the answer, and keeps it with its question.
+    async fn answered(&mut self, report: &AnswerReport) {
+        self.messages.push(ChatMessage::new(Role::Assistant, report.answer.clone()));
+        let (Some(kept), [system, .., question, answer]) = (&self.kept, &self.messages[..]) else { return };
+        let exchange = Exchange {
+            question: &question.text,
+            answer: &answer.text,
+            cloud_tokens: report.tokens_from_cloud,
+            device_tokens: report.tokens_from_device,
+        };
+        match kept.keep(self.id, &system.text, self.messages.len() - 3, exchange).await {
+            Ok(id) => self.id = Some(id),
+            Err(err) => {
+                errln!("note: this conversation is not kept any more: {}", chain(&err));
+                self.kept = None;
+            }
+        }
+    }
 }
 
 /// The source of questions.

@@ -170,7 +170,7 @@ mod tests {
         write(b"\xef\xbb\xbfhi");
         assert_eq!(read(&path).await.unwrap(), "hi");
         for (bytes, want) in
-            [(&b"GGUF\0\0"[..], "byte 4 is zero"), (b"ab\xff", "bad byte at 2"), (b" \n", "no text")]
+            [(&b"GGUF\0\0"[..], "byte 4 is zero"), (b"ab\xff", "bad byte at 2"), (b" \n", "it is empty")]
         {
             write(bytes);
             let said = refused(&path).await;

@@ -38,7 +38,8 @@ pub(super) fn tidied(text: &str) -> String {
     let mut empty = true;
     for line in text.replace('\0', "").lines() {
         let line = line.trim_end().trim_matches('\u{c}');
-        let is_rule = line.len() > 3 && line.chars().all(|c| c == '─');
+        let drawn = line.trim_start();
+        let is_rule = drawn.len() > 3 && drawn.chars().all(|c| c == '─');
         if is_rule || line.is_empty() {
             if !std::mem::replace(&mut empty, true) {
                 out.push('\n');

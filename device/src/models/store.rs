@@ -125,13 +125,18 @@ pub struct Store {
 
 /// Returns the platform's folder for models, from its usual environment variables.
 fn platform_folder() -> Option<PathBuf> {
+    data_folder().map(|data| data.join("models"))
+}
+
+/// Returns the platform's folder for data, from its usual environment variables.
+pub(crate) fn data_folder() -> Option<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let data = if cfg!(target_os = "macos") {
         var("HOME").map(|home| home.join("Library/Application Support"))
     } else {
         var("XDG_DATA_HOME").or_else(|| var("HOME").map(|home| home.join(".local/share")))
     };
-    data.map(|data| data.join("baton/models"))
+    data.map(|data| data.join("baton"))
 }
 
 /// Returns whether this can name a model: it is also a plain file name, and not hidden.

@@ -534,8 +534,10 @@ fn odd_files_are_refused_in_words() {
         assert_eq!(out.status.code(), Some(1), "{said}");
         assert!(said.contains(want) && out.stdout.is_empty(), "{want}: {said}");
     };
+    let folder = place.path("nothing");
+    std::fs::create_dir(&folder).expect("make a folder");
     refused(&not_text, "is not UTF-8 text: bad byte at 4");
     refused(&empty, "is empty");
-    refused(Path::new("-"), "standard input is empty");
-    refused(place.folder.path(), "Is a directory");
+    refused(Path::new("-"), "read standard input: it is empty");
+    refused(&folder, "no file in the folder");
 }

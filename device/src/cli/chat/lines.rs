@@ -126,6 +126,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_terminal::chain;
 
     #[track_caller]
     fn check(pieces: &[&[u8]], want: &[&str]) {
@@ -136,8 +137,10 @@ mod tests {
             lines.extend(std::iter::from_fn(|| buffer.next()));
         }
         lines.extend(buffer.rest());
-        let said: Vec<String> =
-            lines.into_iter().map(|line| line.unwrap_or_else(|err| format!("error: {err}"))).collect();
+        let said: Vec<String> = lines
+            .into_iter()
+            .map(|line| line.unwrap_or_else(|err| format!("error: {}", chain(&err))))
+            .collect();
         assert_eq!(said, want);
     }
 
@@ -150,8 +153,8 @@ mod tests {
         check(
             &[b"a\xff\nb\0\nc"],
             &[
-                "error: standard input is not UTF-8 text: bad byte at 1",
-                "error: standard input is not a text file: byte 1 is zero",
+                "error: read standard input: it is not UTF-8 text: bad byte at 1",
+                "error: read standard input: it is no text, PDF, DOCX or HTML: byte 1 is zero",
                 "c",
             ],
         );

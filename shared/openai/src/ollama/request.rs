@@ -111,10 +111,17 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
 
 /// Answers a request without a prompt: the model is loaded then, or unloaded if it is to be kept for no time.
 fn nothing(common: &Common) -> Result<Work, FieldError> {
-    let unloads = common.keep_alive.as_ref().is_some_and(|time| time == 0 || time == "0" || time == "0s");
+    let unloads = common.keep_alive.as_ref().is_some_and(is_no_time);
     let model = model(common.model.clone())?.unwrap_or_else(|| MODEL_DEFAULT.to_owned());
     let reply = OllamaWriter::without_answer(&model, common.is_chat, unloads).to_string();
     Ok(Work::Nothing { model, reply, unloads })
+}
+
+/// Whether a time is none: a number of seconds, or a text with a unit.
+fn is_no_time(time: &Value) -> bool {
+    let is_zero = |number: f64| number == 0.0;
+    let text = time.as_str().map(|text| text.trim_end_matches(|c: char| c.is_ascii_alphabetic()));
+    time.as_f64().or_else(|| text?.parse().ok()).is_some_and(is_zero)
 }
 
 /// Returns the name without its tag; a model is always named.

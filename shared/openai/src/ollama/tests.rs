@@ -92,13 +92,15 @@ fn a_request_without_a_prompt_asks_for_the_model() {
         );
         assert!(reply.get(field).is_some(), "{reply}");
     }
-    let unload = chat(json!({ "messages": [], "keep_alive": 0 }));
-    let Work::Nothing { reply, unloads: true, .. } = read_chat(&unload, &Capabilities::DEVICE).unwrap()
-    else {
-        panic!()
-    };
-    let reply: Value = serde_json::from_str(&reply).unwrap();
-    assert_eq!(reply["done_reason"], "unload");
+    for none in [json!(0), json!(0.0), json!("0"), json!("0s"), json!("0m")] {
+        let unload = chat(json!({ "messages": [], "keep_alive": none }));
+        let Work::Nothing { reply, unloads: true, .. } = read_chat(&unload, &Capabilities::DEVICE).unwrap()
+        else {
+            panic!("{none} unloads")
+        };
+        let reply: Value = serde_json::from_str(&reply).unwrap();
+        assert_eq!(reply["done_reason"], "unload");
+    }
 }
 
 #[track_caller]
