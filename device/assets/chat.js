@@ -334,6 +334,7 @@ for (const name of ["key", "system", "tokens", "temperature"]) {
   $(name).onchange = () => {
     options[name] = $(name).value;
     localStorage.setItem(OPTIONS, JSON.stringify(options));
+    if (name === "key") about();
   };
 }
 $("ask").onsubmit = (event) => { event.preventDefault(); submit(); };

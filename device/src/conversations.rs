@@ -164,8 +164,12 @@ impl Conversations {
         position: usize,
         exchange: Exchange<'_>,
     ) -> Result<i64, ConversationError> {
-        let now = now();
         let mut change = self.pool.begin().await?;
+        // Two changes in a millisecond, or a clock that was set back, must not change the order.
+        let last: (i64,) = sqlx::query_as("SELECT coalesce(max(updated_ms), 0) FROM conversations")
+            .fetch_one(&mut *change)
+            .await?;
+        let now = now().max(last.0 + 1);
         let id = match id {
             Some(id) => {
                 let known = sqlx::query("UPDATE conversations SET updated_ms = ? WHERE id = ?");

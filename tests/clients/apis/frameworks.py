@@ -5,6 +5,7 @@ Usage: frameworks.py AGENT_URL KEY
 
 import os
 import sys
+from typing import Literal
 
 # LiteLLM asks the network for prices otherwise.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -45,7 +46,7 @@ def chat(**more):
 
 
 @tool
-def get_weather(city: str) -> str:
+def get_weather(city: Literal["Ulm", "Bern"]) -> str:
     """Says the weather of a city."""
     return f"sunny in {city}"
 
