@@ -349,6 +349,7 @@ $("new").onclick = () => { if (!running) begin(); };
 $("search").oninput = list;
 $("open-list").onclick = () => $("open-list").setAttribute("aria-expanded", $("list").classList.toggle("shown"));
 $("open-settings").onclick = () => { $("settings").showModal(); about(); };
+$("options").onsubmit = (event) => { event.preventDefault(); $("settings").close(); };
 $("settings").onclose = about;
 $("start-pull").onclick = pull;
 begin();

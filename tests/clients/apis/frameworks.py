@@ -18,6 +18,7 @@ from langchain_openai import ChatOpenAI  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 
 AGENT, KEY = sys.argv[1:3]
+litellm.suppress_debug_info = True
 # More answers than may run or wait at the same time.
 MANY = 20
 SAY = "Say something about rivers."
@@ -69,7 +70,7 @@ def langchain_whole_and_streamed():
 
 @case
 def langchain_calls_tools():
-    model = chat(max_tokens=200).bind_tools([get_weather], tool_choice="get_weather")
+    model = chat(max_tokens=200).bind_tools([get_weather], tool_choice="get_weather", strict=True)
     asked = [HumanMessage(SAY)]
     reply = model.invoke(asked)
     (call,) = reply.tool_calls
