@@ -177,8 +177,7 @@ async fn a_key_is_asked_for_and_a_phone_shows_everything() {
     browser.fill("#tokens", "24").await;
     browser.until("#models", |text| text.contains("baton")).await;
     browser.picture(&pictures(), "settings-phone-dark").await;
-    browser.click("#settings .main").await;
-    browser.find("#settings:not([open])").await;
+    browser.run("document.getElementById('settings').close()").await;
     browser.until("#model", |text| text.contains("in memory")).await;
     ask(&browser, "What is a river?").await;
     browser.picture(&pictures(), "answer-phone-dark").await;
