@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Tokens that are written after each prompt
     #[arg(long, default_value_t = 64, value_name = "TOKENS", value_parser = count(100_000))]
     answer: usize,
+    /// Longest prompt that the CPU reads too
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    cpu_prompt: usize,
     /// Turns, of which the fastest counts
     #[arg(long, default_value_t = 3, value_parser = count(1000))]
     turns: usize,
@@ -282,7 +285,10 @@ fn speed(
     for &prompt in &args.prompts {
         eprintln!("{prompt} tokens");
         let (read_s, token_s) = gpu.times(prompt, args.answer, args.turns)?;
-        let (cpu_read_s, cpu_token_s) = cpu.times(prompt, args.answer.min(16), 1)?;
+        let (cpu_read_s, cpu_token_s) = match prompt <= args.cpu_prompt {
+            true => cpu.times(prompt, args.answer.min(16), 1)?,
+            false => (f64::NAN, f64::NAN),
+        };
         let scores_s = gpu.times_with_scores(prompt, args.turns)?;
         let read_share = needs.token_bytes / token_s / read_rate;
         let product_share = needs.layers_flops * prompt as f64 / read_s / f16;
@@ -299,7 +305,7 @@ fn speed(
             ]
             .iter()
             .fold(vec![prompt.to_string()], |mut row, figure| {
-                row.push(format!("{figure:.2}"));
+                row.push(if figure.is_nan() { "-".to_owned() } else { format!("{figure:.2}") });
                 row
             }),
         );

@@ -1,4 +1,4 @@
-//! The kernels without a GPU: run on an emulated one, and compiled for real ones.
+//! The kernels on this machine's NVIDIA GPU; and without one: run on an emulated one, compiled for real ones.
 
 #![allow(clippy::unwrap_used, reason = "a test whose set-up fails has failed")]
 
@@ -80,4 +80,17 @@ fn every_kernel_computes_the_scalar_definition() {
             });
         }
     });
+}
+
+#[test]
+fn every_kernel_computes_the_scalar_definition_on_this_machines_gpu() {
+    use baton_kernels_gpu::{Kernel, cases};
+
+    let facts = baton_kernels_cuda::devices();
+    let Some(first) = facts.first() else { return println!("skipped: gpu: no GPU of NVIDIA") };
+    let device = baton_kernels_cuda::open(first.index, None).expect("a GPU that is listed opens");
+    cases::check_memory(&device);
+    for kernel in Kernel::all() {
+        cases::check(&device, kernel);
+    }
 }
