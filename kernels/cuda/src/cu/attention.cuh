@@ -1,14 +1,15 @@
 // Attention in the order of `attention.rs`: chunks of 32 keys, parts of 256, joined in order, sinks last.
 //
-// A workgroup has one item: up to sixteen query vectors that share a head of keys. For each chunk
-// 1. a warp takes 32 dimensions and multiplies them with some of the vectors, a lane for each key;
-// 2. a warp takes a vector: its scores, their largest, its weights and their sum;
+// A workgroup has one item: up to sixteen query vectors that share a head of keys. For each part
+// 1. a thread takes a key, a warp a chunk, and multiplies it with all vectors;
+// 2. a warp takes a vector: its scores chunk by chunk, their largest, its weights and their sum;
 // 3. a thread takes two dimensions of the output of some vectors, over the keys in order.
 // So keys and values are read once for several vectors, and loads are whole lines.
 
 #define VECTORS 16u
 #define CHUNK 32u
 #define PART 256u
+#define PART_CHUNKS (PART / CHUNK)
 
 // The numbers of a launch, in the order of the table of kernels.
 struct AttendArgs {
@@ -43,22 +44,21 @@ struct Shape {
     // Vectors of a thread, and of a warp.
     static const u32 EACH = VECTORS / SETS;
     static const u32 PER_WARP = (VECTORS + WARPS - 1u) / WARPS;
-    static const u32 BLOCKS = (WIDTH + 31u) / 32u;
     // Wide heads leave no room for queries in shared memory.
     static const bool STAGED = WIDTH <= 256u;
-    // Where the weight of a vector lies among those of a key: those of a set lie together.
+    // Where the score and the weight of a vector lie among those of a key: those of a set lie together.
     DEVICE u32 place(u32 v) { return v % SETS * EACH + v / SETS; }
 };
 
 template <u32 WIDTH>
 struct AttendShared {
     float q[Shape<WIDTH>::STAGED ? VECTORS : 1u][Shape<WIDTH>::STAGED ? WIDTH : 4u];
-    // Products over 32 dimensions of each vector and key.
-    float products[VECTORS][Shape<WIDTH>::BLOCKS][CHUNK];
-    // The weights of a key, in the order of `place`.
-    float weights[CHUNK][VECTORS + 4u];
-    // By vector: the keys that it sees, and the factors of its outputs so far and of a part.
-    u32 masks[VECTORS];
+    // The scores of a key, and then its weights, in the order of `place`.
+    __align__(16) float scores[PART][VECTORS + 4u];
+    // By vector and chunk: the keys that it sees, and the factor of its outputs so far.
+    u32 masks[VECTORS][PART_CHUNKS];
+    float factors[VECTORS][PART_CHUNKS];
+    // By vector: the factors of its outputs so far and of a part.
     float before[VECTORS];
     float here[VECTORS];
     u32 joins[VECTORS];
@@ -91,7 +91,7 @@ struct Attention {
     const u32* table;
     Item item;
     AttendShared<WIDTH>& shared;
-    u32 vectors, pairs, blocks, warp, lane;
+    u32 vectors, pairs, warp, lane;
 
     __device__ __forceinline__ Attention(const AttendArgs& args, const float* q, const u32* keys,
                                          const u32* values, const u32* table, const Item& item,
@@ -99,7 +99,6 @@ struct Attention {
         : args(args), q(q), keys(keys), values(values), table(table), item(item), shared(shared) {
         vectors = item.rows * item.heads;
         pairs = args.d / 2u;
-        blocks = (args.d + 31u) / 32u;
         warp = threadIdx.x / WARP;
         lane = threadIdx.x % WARP;
     }
@@ -121,97 +120,157 @@ struct Attention {
         __syncthreads();
     }
 
-    // Step 1: a warp has one block of dimensions at a time, and every `sets`-th vector.
-    __device__ __forceinline__ void multiply_keys(const u32* block) {
-        u32 sets = S::WARPS / blocks > 1u ? S::WARPS / blocks : 1u;
-        for (u32 task = warp; task < blocks * sets; task += S::WARPS) {
-            u32 b = task % blocks, n = pairs - 16u * b < 16u ? pairs - 16u * b : 16u;
-            const u32* words = block + 16u * b * CHUNK + lane;
-            u32 key[16];
+    // Whether any vector of the item may see one of `n` keys from `first` on, which is not above the last
+    // row's position.
+    __device__ __forceinline__ bool is_seen(u32 first, u32 n) const {
+        u32 oldest = item.position >= args.window ? item.position - args.window + 1u : 0u;
+        return first < args.first_keys || first + n > oldest;
+    }
+
+    // Where the words of a chunk's keys and values begin.
+    __device__ __forceinline__ u64 words_of(u32 chunk) const {
+        return ((u64)table[item.table + chunk] * args.kv_heads + blockIdx.y) * CHUNK * pairs;
+    }
+
+    // The product of 32 dimensions of a vector and a key, of which `n` pairs exist.
+    template <bool ALL>
+    __device__ __forceinline__ float product(const float* query, const u32 (&key)[16], u32 n) const {
+        float p = 0.0f;
 #pragma unroll
-            for (u32 c = 0; c < 16u; c++) key[c] = c < n ? words[c * CHUNK] : 0u;
-            for (u32 v = task / blocks; v < vectors; v += sets) {
-                const float* query = S::STAGED ? shared.q[v] + 32u * b : q + start(v) + 32u * b;
-                float p = 0.0f;
-#pragma unroll
-                for (u32 c = 0; c < 16u; c++) {
-                    if (c < n) {
-                        float2 two = *(const float2*)(query + 2u * c);
-                        p = fused(two.x, half_to_float(key[c] & 0xffffu), p);
-                        p = fused(two.y, half_to_float(key[c] >> 16), p);
-                    }
-                }
-                shared.products[v][b][lane] = p;
+        for (u32 c = 0; c < 16u; c += 2u) {
+            float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (S::STAGED) {
+                four = *(const float4*)(query + 2u * c);
+            } else {
+                float2 low = *(const float2*)(query + 2u * (ALL || c < n ? c : 0u));
+                float2 high = *(const float2*)(query + 2u * (ALL || c + 1u < n ? c + 1u : 0u));
+                four = {low.x, low.y, high.x, high.y};
             }
+            if (ALL || c < n) {
+                p = fused(four.x, half_to_float(key[c] & 0xffffu), p);
+                p = fused(four.y, half_to_float(key[c] >> 16), p);
+            }
+            if (ALL || c + 1u < n) {
+                p = fused(four.z, half_to_float(key[c + 1u] & 0xffffu), p);
+                p = fused(four.w, half_to_float(key[c + 1u] >> 16), p);
+            }
+        }
+        return p;
+    }
+
+    // Step 1: the scores of the thread's key, in the chunk of its warp.
+    __device__ __forceinline__ void score(u32 chunk) {
+        const u32* words = keys + words_of(chunk) + lane;
+        u32 blocks = (pairs + 15u) / 16u, next[16];
+        float dots[VECTORS];
+#pragma unroll
+        for (u32 v = 0; v < VECTORS; v++) dots[v] = 0.0f;
+#pragma unroll
+        for (u32 c = 0; c < 16u; c++) next[c] = c < pairs ? words[c * CHUNK] : 0u;
+        for (u32 b = 0; b < blocks; b++) {
+            u32 n = pairs - 16u * b, key[16];
+#pragma unroll
+            for (u32 c = 0; c < 16u; c++) {
+                key[c] = next[c];
+                next[c] = 16u + c < n ? words[(16u * (b + 1u) + c) * CHUNK] : 0u;
+            }
+#pragma unroll
+            for (u32 v = 0; v < VECTORS; v++) {
+                if (v >= vectors) continue;
+                const float* query = S::STAGED ? shared.q[v] + 32u * b : q + start(v) + 32u * b;
+                dots[v] = add(dots[v], n < 16u ? product<false>(query, key, n) : product<true>(query, key, n));
+            }
+        }
+#pragma unroll
+        for (u32 v = 0; v < VECTORS; v++) {
+            if (v >= vectors) continue;
+            float score = mul(dots[v], args.scale);
+            if (args.cap != 0.0f) score = soft_cap(score, args.cap);
+            shared.scores[warp * CHUNK + lane][S::place(v)] = score;
         }
     }
 
-    // Step 2: the scores and weights of the warp's vectors for the chunk that begins at `first`.
-    __device__ __forceinline__ void weigh(u32 first, Online (&online)[S::PER_WARP]) {
+    // Step 2: the weights of the warp's vectors for `n` chunks from `first` on.
+    __device__ __forceinline__ void weigh(u32 first, u32 n, Online (&online)[S::PER_WARP]) {
 #pragma unroll
         for (u32 i = 0; i < S::PER_WARP; i++) {
             u32 v = warp + i * S::WARPS;
             if (v >= vectors) continue;
-            bool seen = sees(item.position + v / item.heads, first + lane, args.window, args.first_keys);
-            u32 mask = __ballot_sync(ALL_LANES, seen);
-            float weight = 0.0f, c = 1.0f;
-            if (mask != 0) {
-                float dot = 0.0f;
-                for (u32 b = 0; b < blocks; b++) dot = add(dot, shared.products[v][b][lane]);
-                float score = mul(dot, args.scale);
-                if (args.cap != 0.0f) score = soft_cap(score, args.cap);
-                if (!seen) score = -infinity();
-                float most = score;
+            // By chunk: whether the lane's key is seen, and whether any is.
+            u32 position = item.position + v / item.heads, mine = 0, any = 0;
+            float s[PART_CHUNKS], most[PART_CHUNKS];
+#pragma unroll
+            for (u32 k = 0; k < PART_CHUNKS; k++) {
+                u32 key = (first + k) * CHUNK;
+                bool taken = k < n && is_seen(key, CHUNK);
+                bool seen = taken && sees(position, key + lane, args.window, args.first_keys);
+                u32 mask = __ballot_sync(ALL_LANES, seen);
+                if (lane == 0) shared.masks[v][k] = mask;
+                mine |= seen ? 1u << k : 0u;
+                any |= mask != 0 ? 1u << k : 0u;
+                s[k] = seen ? shared.scores[k * CHUNK + lane][S::place(v)] : -infinity();
+                most[k] = s[k];
                 for (u32 apart = 16; apart > 0; apart /= 2) {
-                    most = larger(most, __shfl_xor_sync(ALL_LANES, most, apart));
+                    most[k] = larger(most[k], __shfl_xor_sync(ALL_LANES, most[k], apart));
                 }
-                float top = larger(online[i].top, __shfl_sync(ALL_LANES, most, 0));
-                c = exponential(sub(online[i].top, top));
-                weight = seen ? exponential(sub(score, top)) : 0.0f;
-                float sum = weight;
+                most[k] = __shfl_sync(ALL_LANES, most[k], 0);
+            }
+            float top = online[i].top, sum = online[i].sum;
+#pragma unroll
+            for (u32 k = 0; k < PART_CHUNKS; k++) {
+                bool taken = (any >> k & 1u) != 0;
+                float before = top;
+                if (taken) top = larger(top, most[k]);
+                float factor = taken ? exponential(sub(before, top)) : 1.0f;
+                float weight = (mine >> k & 1u) != 0 ? exponential(sub(s[k], top)) : 0.0f;
+                shared.scores[k * CHUNK + lane][S::place(v)] = weight;
+                if (lane == 0) shared.factors[v][k] = factor;
                 for (u32 apart = 16; apart > 0; apart /= 2) {
-                    sum = add(sum, __shfl_xor_sync(ALL_LANES, sum, apart));
+                    weight = add(weight, __shfl_xor_sync(ALL_LANES, weight, apart));
                 }
-                online[i] = {top, fused(online[i].sum, c, sum)};
+                if (taken) sum = fused(sum, factor, weight);
             }
-            shared.weights[lane][S::place(v)] = weight;
-            if (lane == 0) {
-                shared.masks[v] = mask;
-                shared.before[v] = c;
-            }
+            online[i] = {top, sum};
         }
     }
 
-    // Step 3: the outputs of the thread.
-    __device__ __forceinline__ void add_values(const u32* block, Outputs<S::EACH>& out) {
+    // Step 3: the outputs of the thread, over `n` chunks from `first` on.
+    __device__ __forceinline__ void add_values(u32 first, u32 n, Outputs<S::EACH>& out) {
         u32 pair = threadIdx.x % S::PAIRS, set = threadIdx.x / S::PAIRS;
         if (pair >= pairs || set >= S::SETS) return;
-        const u32* words = block + pair;
-        u32 masks[S::EACH], all = ALL_LANES;
+        for (u32 k = 0; k < n; k++) {
+            if (!is_seen((first + k) * CHUNK, CHUNK)) continue;
+            const u32* words = values + words_of(first + k) + pair;
+            u32 masks[S::EACH], all = ALL_LANES, word[CHUNK];
 #pragma unroll
-        for (u32 x = 0; x < S::EACH; x++) {
-            u32 v = x * S::SETS + set;
-            masks[x] = v < vectors ? shared.masks[v] : 0u;
-            if (v < vectors) all &= masks[x];
-            if (masks[x] != 0) {
-                out.low[x] = mul(out.low[x], shared.before[v]);
-                out.high[x] = mul(out.high[x], shared.before[v]);
+            for (u32 i = 0; i < CHUNK; i++) word[i] = words[i * pairs];
+#pragma unroll
+            for (u32 x = 0; x < S::EACH; x++) {
+                u32 v = x * S::SETS + set;
+                masks[x] = v < vectors ? shared.masks[v][k] : 0u;
+                if (v < vectors) all &= masks[x];
+                if (masks[x] != 0) {
+                    out.low[x] = mul(out.low[x], shared.factors[v][k]);
+                    out.high[x] = mul(out.high[x], shared.factors[v][k]);
+                }
             }
-        }
-        if (all == ALL_LANES) {
-            // Vectors that the item does not have get numbers that nobody reads.
-#pragma unroll 8
-            for (u32 i = 0; i < CHUNK; i++) add_value<true>(words[i * pairs], i, set, masks, out);
-        } else {
-            for (u32 i = 0; i < CHUNK; i++) add_value<false>(words[i * pairs], i, set, masks, out);
+            u32 at = k * CHUNK;
+            if (all == ALL_LANES) {
+                // Vectors that the item does not have get numbers that nobody reads.
+#pragma unroll
+                for (u32 i = 0; i < CHUNK; i++) add_value<true>(word[i], at + i, i, set, masks, out);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < CHUNK; i++) add_value<false>(word[i], at + i, i, set, masks, out);
+            }
         }
     }
 
     template <bool ALL>
-    __device__ __forceinline__ void add_value(u32 word, u32 i, u32 set, const u32 (&masks)[S::EACH],
+    __device__ __forceinline__ void add_value(u32 word, u32 key, u32 i, u32 set, const u32 (&masks)[S::EACH],
                                               Outputs<S::EACH>& out) {
         float low = half_to_float(word & 0xffffu), high = half_to_float(word >> 16);
-        const float* weights = &shared.weights[i][set * S::EACH];
+        const float* weights = &shared.scores[key][set * S::EACH];
 #pragma unroll
         for (u32 x = 0; x < S::EACH; x++) {
             if (ALL || (masks[x] >> i & 1u) != 0) {
@@ -221,25 +280,14 @@ struct Attention {
         }
     }
 
-    // Whether any vector of the item may see one of `n` keys from `first` on, which is not above the last
-    // row's position.
-    __device__ __forceinline__ bool is_seen(u32 first, u32 n) const {
-        u32 oldest = item.position >= args.window ? item.position - args.window + 1u : 0u;
-        return first < args.first_keys || first + n > oldest;
-    }
-
-    // Takes chunks `from` to `to` (not included) of one part.
-    __device__ __forceinline__ void take(u32 from, u32 to, Online (&online)[S::PER_WARP],
+    // Takes the `n` chunks of a part, of which the first is `first`.
+    __device__ __forceinline__ void take(u32 first, u32 n, Online (&online)[S::PER_WARP],
                                          Outputs<S::EACH>& out) {
-        for (u32 chunk = from; chunk < to; chunk++) {
-            if (!is_seen(chunk * CHUNK, CHUNK)) continue;
-            u64 words = ((u64)table[item.table + chunk] * args.kv_heads + blockIdx.y) * CHUNK * pairs;
-            multiply_keys(keys + words);
-            __syncthreads();
-            weigh(chunk * CHUNK, online);
-            __syncthreads();
-            add_values(values + words, out);
-        }
+        if (warp < n && is_seen((first + warp) * CHUNK, CHUNK)) score(first + warp);
+        __syncthreads();
+        weigh(first, n, online);
+        __syncthreads();
+        add_values(first, n, out);
     }
 
     // Joins a part's softmax to that of all parts before; leaves the factors in shared memory.
@@ -310,11 +358,11 @@ DEVICE void attend(const AttendArgs& args, const float* q, const u32* keys, cons
     clear(total);
     total_out.clear(total_out);
     u32 chunks = (self.item.position + self.item.rows + CHUNK - 1u) / CHUNK;
-    for (u32 first = 0; first < chunks; first += PART / CHUNK) {
+    for (u32 first = 0; first < chunks; first += PART_CHUNKS) {
         if (!self.is_seen(first * CHUNK, PART)) continue;
         clear(part);
         part_out.clear(part_out);
-        self.take(first, first + PART / CHUNK < chunks ? first + PART / CHUNK : chunks, part, part_out);
+        self.take(first, chunks - first < PART_CHUNKS ? chunks - first : PART_CHUNKS, part, part_out);
         __syncthreads();
         self.join(total, part);
         __syncthreads();

@@ -12,15 +12,14 @@ DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys,
     __shared__ __align__(16) AttendShared<WIDTH> shared;
     Attention<WIDTH> self(args, q, keys, values, table, read_item(items, blockIdx.x), shared);
     u32 chunks = (self.item.position + self.item.rows + CHUNK - 1u) / CHUNK;
-    u32 first = blockIdx.z * (PART / CHUNK);
-    u32 last = first + PART / CHUNK < chunks ? first + PART / CHUNK : chunks;
+    u32 first = blockIdx.z * PART_CHUNKS;
     Online part[S::PER_WARP];
     Outputs<S::EACH> out;
     clear(part);
     out.clear(out);
-    if (first < last) {
+    if (first < chunks) {
         self.stage_queries();
-        self.take(first, last, part, out);
+        self.take(first, chunks - first < PART_CHUNKS ? chunks - first : PART_CHUNKS, part, out);
     }
 #pragma unroll
     for (u32 i = 0; i < S::PER_WARP; i++) {

@@ -10,6 +10,8 @@
 // Bytes from one row of a tile to the next: 256, and sixteen more for other banks.
 #define PITCH 272u
 #define TILE_WORDS (PITCH / 4u)
+// Words of sixteen bytes, one for each group of a super-block.
+#define GROUP_WORDS 4u
 // Adding this makes a small integer the bits of a float, 1.5 * 2^23 above it.
 #define FLOAT_BIAS 0x4b400000
 
@@ -21,22 +23,23 @@ struct Rows {
     u32 a[4];
 };
 
-// Reads the words of a lane from a tile; `rows` is the first of sixteen rows, at the first column.
-template <int COLUMNS>
+// Reads the words of a lane from a tile; `rows` is the first of sixteen rows, at the first column. From one
+// row to the next are `WORDS` words.
+template <int COLUMNS, u32 WORDS = TILE_WORDS>
 DEVICE void load_rows(const u32* rows, u32 lane, Rows& to) {
-    const u32* from = rows + lane / 4u * TILE_WORDS + lane % 4u;
+    const u32* from = rows + lane / 4u * WORDS + lane % 4u;
     to.a[0] = from[0];
-    to.a[1] = from[8u * TILE_WORDS];
+    to.a[1] = from[8u * WORDS];
     if (COLUMNS == 32) {
         to.a[2] = from[4];
-        to.a[3] = from[8u * TILE_WORDS + 4u];
+        to.a[3] = from[8u * WORDS + 4u];
     }
 }
 
 // Adds the products with the eight tokens at `tokens` to `c`.
-template <int COLUMNS>
+template <int COLUMNS, u32 WORDS = TILE_WORDS>
 DEVICE void multiply(i32 (&c)[4], const Rows& rows, const u32* tokens, u32 lane) {
-    const u32* from = tokens + lane / 4u * TILE_WORDS + lane % 4u;
+    const u32* from = tokens + lane / 4u * WORDS + lane % 4u;
     if (COLUMNS == 32) {
         u32 b[2] = {from[0], from[4]};
         mma_32(c, rows.a, b);
@@ -49,18 +52,18 @@ struct Rows {
     const u32* from;
 };
 
-template <int COLUMNS>
+template <int COLUMNS, u32 WORDS = TILE_WORDS>
 DEVICE void load_rows(const u32* rows, u32 lane, Rows& to) {
-    to.from = rows + lane / 4u * TILE_WORDS;
+    to.from = rows + lane / 4u * WORDS;
 }
 
-template <int COLUMNS>
+template <int COLUMNS, u32 WORDS = TILE_WORDS>
 DEVICE void multiply(i32 (&c)[4], const Rows& rows, const u32* tokens, u32 lane) {
-    const u32* from = tokens + 2u * (lane % 4u) * TILE_WORDS;
+    const u32* from = tokens + 2u * (lane % 4u) * WORDS;
 #pragma unroll
     for (u32 k = 0; k < COLUMNS / 4u; k++) {
-        u32 low = rows.from[k], high = rows.from[8u * TILE_WORDS + k];
-        u32 one = from[k], two = from[TILE_WORDS + k];
+        u32 low = rows.from[k], high = rows.from[8u * WORDS + k];
+        u32 one = from[k], two = from[WORDS + k];
         c[0] = dot4(low, one, c[0]);
         c[1] = dot4(low, two, c[1]);
         c[2] = dot4(high, one, c[2]);
@@ -121,6 +124,23 @@ DEVICE void write_tile(const float (&y)[4][4], float* out, u32 rows, u32 t, u32 
     }
 }
 
+// What a thread reads of the factors of two tokens for a block.
+struct ShortTokens {
+    float dx[2];
+    int2 sums[2];
+};
+
+template <class F>
+DEVICE void load_short_tokens(const float* scale, const i32* sums, u32 token, u32 t, u32 blocks, u32 b,
+                              ShortTokens& to) {
+#pragma unroll
+    for (u32 i = 0; i < 2u; i++) {
+        u64 block = (u64)below(token + threadIdx.x / 8u + 32u * i, t) * blocks + b;
+        to.dx[i] = scale[block];
+        if (F::MINIMUM) to.sums[i] = ((const int2*)sums)[block];
+    }
+}
+
 template <class F>
 DEVICE void matmul_short(const u32* __restrict__ w, const u32* __restrict__ q,
                          const float* __restrict__ scale, const i32* __restrict__ sums,
@@ -142,19 +162,20 @@ DEVICE void matmul_short(const u32* __restrict__ w, const u32* __restrict__ q,
         if (u < blocks) F::load(w, ((u64)r * blocks + u) * F::BYTES, raw[i]);
     }
     load_tokens(q, token, t, 0, cols / 16u, bytes);
+    ShortTokens numbers;
+    if (u < blocks) load_short_tokens<F>(scale, sums, token, t, blocks, u, numbers);
     for (u32 first = 0; first < blocks; first += 8u) {
 #pragma unroll
         for (u32 i = 0; i < 2u; i++) {
             u32 place = threadIdx.x / 8u + 32u * i;
-            u64 block = (u64)below(token + place, t) * blocks + first + u;
             if (first + u < blocks) {
                 Unit unit;
                 F::weights(raw[i], unit);
                 store_unit(w_tile, place, 2u * u, 2u * u + 1u, unit);
                 d_tile[u][place] = F::scale(raw[i]);
                 if (F::MINIMUM) m_tile[u][place] = F::minimum(raw[i]);
-                dx_tile[u][place] = scale[block];
-                if (F::MINIMUM) sum_tile[u][place] = (float)(sums[2u * block] + sums[2u * block + 1u]);
+                dx_tile[u][place] = numbers.dx[i];
+                if (F::MINIMUM) sum_tile[u][place] = (float)(numbers.sums[i].x + numbers.sums[i].y);
             }
         }
         store_tokens(q_tile, bytes);
@@ -165,6 +186,8 @@ DEVICE void matmul_short(const u32* __restrict__ w, const u32* __restrict__ q,
             if (b < blocks) F::load(w, ((u64)r * blocks + b) * F::BYTES, raw[i]);
         }
         load_tokens(q, token, t, first * 2u + 16u, cols / 16u, bytes);
+        if (first + 8u + u < blocks)
+            load_short_tokens<F>(scale, sums, token, t, blocks, first + 8u + u, numbers);
         u32 n = blocks - first < 8u ? blocks - first : 8u;
         for (u32 b = 0; b < n; b++) {
             Rows rows16;
@@ -195,12 +218,48 @@ DEVICE void matmul_short(const u32* __restrict__ w, const u32* __restrict__ q,
 template <class F>
 struct LongTile {
     i8 scales[16][TILE];
-    i8 minima[F::MINIMA ? 16 : 1][TILE];
-    __align__(4) i16 sums[F::MINIMA ? 16 : 1][TILE];
+    // By row, a byte for each group; by token, the bytes of the groups' sums: 256 times the high one, and the
+    // low one, which is signed too.
+    __align__(16) u32 minima[F::MINIMA ? TILE : 1][GROUP_WORDS];
+    __align__(16) u32 low_sums[F::MINIMA ? TILE : 1][GROUP_WORDS];
+    __align__(16) u32 high_sums[F::MINIMA ? TILE : 1][GROUP_WORDS];
     float d[TILE];
     float dmin[TILE];
     float dx[TILE];
 };
+
+// What a thread reads of the scales and sums of a super-block's activations.
+struct LongTokens {
+    int4 sums;
+    float dx;
+};
+
+// Reads four sums of a token, and, if the thread is one of the first 64, the scale of one.
+template <class F>
+DEVICE void load_long_tokens(const float* scale, const i32* sums, u32 token, u32 t, u32 blocks, u32 b,
+                             LongTokens& to) {
+    u64 block = (u64)below(token + threadIdx.x / 4u, t) * blocks + b;
+    if (F::MINIMA) to.sums = ((const int4*)sums)[block * 4u + threadIdx.x % 4u];
+    if (threadIdx.x < TILE) to.dx = scale[(u64)below(token + threadIdx.x, t) * blocks + b];
+}
+
+// The low bytes of four sums; `high` gets what is left, in 256ths.
+DEVICE u32 split(const int4& sums, u32& high) {
+    i32 x = sums.x + 128, y = sums.y + 128, z = sums.z + 128, w = sums.w + 128;
+    high = ((u32)(x >> 8) & 255u) | ((u32)(y >> 8) & 255u) << 8 | ((u32)(z >> 8) & 255u) << 16 | (u32)(w >> 8) << 24;
+    u32 low = ((u32)x & 255u) | ((u32)y & 255u) << 8 | ((u32)z & 255u) << 16 | ((u32)w & 255u) << 24;
+    return low ^ 0x80808080u;
+}
+
+template <class F>
+DEVICE void store_long_tokens(LongTile<F>& tile, const LongTokens& from) {
+    if (F::MINIMA) {
+        u32 high, low = split(from.sums, high);
+        tile.low_sums[threadIdx.x / 4u][threadIdx.x % 4u] = low;
+        tile.high_sums[threadIdx.x / 4u][threadIdx.x % 4u] = high;
+    }
+    if (threadIdx.x < TILE) tile.dx[threadIdx.x] = from.dx;
+}
 
 // The sums of `scale * dot` of a lane's elements over a super-block.
 template <class F>
@@ -232,28 +291,23 @@ template <class F>
 DEVICE void add_long(const LongTile<F>& tile, const i32 (&dots)[4][4], float (&y)[4][4]) {
     WarpPlace at = warp_place();
     u32 g = at.row + at.lane / 4u;
+    Rows minima;
+    if (F::MINIMA) load_rows<16, GROUP_WORDS>(tile.minima[at.row], at.lane, minima);
+    float d[2] = {tile.d[g], tile.d[g + 8u]}, dmin[2] = {-tile.dmin[g], -tile.dmin[g + 8u]};
 #pragma unroll
     for (u32 part = 0; part < 4u; part++) {
-        u32 k = at.token + part * 8u + at.lane % 4u * 2u;
-        i32 offsets[4] = {0, 0, 0, 0};
+        u32 tokens = at.token + part * 8u, k = tokens + at.lane % 4u * 2u;
+        i32 low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
         if (F::MINIMA) {
-#pragma unroll
-            for (u32 group = 0; group < 16u; group++) {
-                i32 low = tile.minima[group][g], high = tile.minima[group][g + 8u];
-                u32 two = *(const u32*)&tile.sums[group][k];
-                i32 one = (i32)(i16)(two & 0xffffu), other = (i32)two >> 16;
-                offsets[0] += low * one;
-                offsets[1] += low * other;
-                offsets[2] += high * one;
-                offsets[3] += high * other;
-            }
+            multiply<16, GROUP_WORDS>(low, minima, tile.low_sums[tokens], at.lane);
+            multiply<16, GROUP_WORDS>(high, minima, tile.high_sums[tokens], at.lane);
         }
+        float dx[2] = {tile.dx[k], tile.dx[k + 1u]};
 #pragma unroll
         for (u32 e = 0; e < 4u; e++) {
-            u32 r = g + e / 2u * 8u;
-            float z = mul((float)dots[part][e], tile.d[r]);
-            if (F::MINIMA) z = fused((float)offsets[e], -tile.dmin[r], z);
-            y[part][e] = fused(z, tile.dx[k + e % 2u], y[part][e]);
+            float z = mul((float)dots[part][e], d[e / 2u]);
+            if (F::MINIMA) z = fused((float)(256 * high[e] + low[e]), dmin[e / 2u], z);
+            y[part][e] = fused(z, dx[e % 2u], y[part][e]);
         }
     }
 }
@@ -270,6 +324,7 @@ DEVICE void matmul_long(const u32* __restrict__ w, const u32* __restrict__ q, co
     u32 u = threadIdx.x % 8u;
     typename F::Raw raw[2];
     StepTokens bytes;
+    LongTokens numbers;
     float y[4][4];
 #pragma unroll
     for (u32 i = 0; i < 16u; i++) y[i / 4u][i % 4u] = 0.0f;
@@ -278,6 +333,7 @@ DEVICE void matmul_long(const u32* __restrict__ w, const u32* __restrict__ q, co
         F::load(w, (u64)r * blocks * F::BYTES, u, raw[i]);
     }
     load_tokens(q, token, t, 0, cols / 16u, bytes);
+    load_long_tokens<F>(scale, sums, token, t, blocks, 0, numbers);
     for (u32 b = 0; b < blocks; b++) {
 #pragma unroll
         for (u32 i = 0; i < 2u; i++) {
@@ -291,21 +347,16 @@ DEVICE void matmul_long(const u32* __restrict__ w, const u32* __restrict__ q, co
             tile.scales[second][place] = (i8)s.b;
             if (F::MINIMA) {
                 Groups m = F::minima(raw[i], u);
-                tile.minima[first][place] = (i8)m.a;
-                tile.minima[second][place] = (i8)m.b;
+                i8* minima = (i8*)tile.minima[place];
+                minima[first] = (i8)m.a;
+                minima[second] = (i8)m.b;
             }
             if (u == 0) {
                 tile.d[place] = mul(half_to_float(raw[i].units & 0xffffu), F::unit());
                 tile.dmin[place] = half_to_float(raw[i].units >> 16);
-                tile.dx[place] = scale[(u64)below(token + place, t) * blocks + b];
             }
         }
-        if (F::MINIMA) {
-            for (u32 i = threadIdx.x; i < TILE * 16u; i += 256u) {
-                u32 k = below(token + i / 16u, t);
-                tile.sums[i % 16u][i / 16u] = (i16)sums[((u64)k * blocks + b) * 16u + i % 16u];
-            }
-        }
+        store_long_tokens(tile, numbers);
         store_tokens(q_tile, bytes);
         __syncthreads();
         if (b + 1u < blocks) {
@@ -313,6 +364,7 @@ DEVICE void matmul_long(const u32* __restrict__ w, const u32* __restrict__ q, co
                 u32 r = below(row + threadIdx.x / 8u + 32u * i, rows);
                 F::load(w, ((u64)r * blocks + b + 1u) * F::BYTES, u, raw[i]);
             }
+            load_long_tokens<F>(scale, sums, token, t, blocks, b + 1u, numbers);
         }
         load_tokens(q, token, t, b * 16u + 16u, cols / 16u, bytes);
         i32 dots[4][4];

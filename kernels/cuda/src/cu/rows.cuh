@@ -1,52 +1,88 @@
 // Norms, operations on each number, copies, rotary positions, and the cache of keys and values.
 
-// Floats of a row that lie in shared memory at a time.
-#define NORM_CHUNK 4096u
+// Threads of a norm; the floats of a row that each has at a time; and floats that they have together.
+#define NORM_THREADS 256u
+#define NORM_EACH 16u
+#define NORM_CHUNK (NORM_THREADS * NORM_EACH)
 
-// The factor of an RMS norm. Value `i` is in lane `i % 16`; the lanes are added eight, four, two and one
-// apart.
-DEVICE float inverse_rms(const float* x, u32 width, float eps) {
-    __shared__ float staged[NORM_CHUNK];
-    __shared__ float inverse;
-    float lane = 0.0f;
-    for (u32 first = 0; first < width; first += NORM_CHUNK) {
-        u32 n = width - first < NORM_CHUNK ? width - first : NORM_CHUNK;
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < n; i += blockDim.x) staged[i] = x[first + i];
-        __syncthreads();
-        if (threadIdx.x < 16u) {
-#pragma unroll 8
-            for (u32 i = threadIdx.x; i < n; i += 16u) lane = fused(staged[i], staged[i], lane);
-        }
+// Reads the thread's floats of a chunk of `n`.
+DEVICE void load_chunk(const float* x, u32 n, float (&to)[NORM_EACH]) {
+#pragma unroll
+    for (u32 k = 0; k < NORM_EACH; k++) {
+        u32 i = threadIdx.x + k * NORM_THREADS;
+        to[k] = i < n ? x[i] : 0.0f;
     }
-    if (threadIdx.x < WARP) {
-        for (u32 apart = 8; apart > 0; apart /= 2) lane = add(lane, __shfl_xor_sync(ALL_LANES, lane, apart));
-        float square = add(divide(lane, (float)width), eps);
-        float factor = is_finite(square) ? divide(1.0f, root(square)) : bits_to_float(0x7fc00000u);
-        if (threadIdx.x == 0) inverse = factor;
+}
+
+// Adds the squares of a chunk of `n` floats to the thread's sum: value `i` is in thread `i % 16`.
+DEVICE float add_squares(const float* staged, u32 n, float sum) {
+    u32 i = threadIdx.x;
+    for (; i + 15u * 16u < n; i += 256u) {
+        float x[16];
+#pragma unroll
+        for (u32 k = 0; k < 16u; k++) x[k] = staged[i + 16u * k];
+#pragma unroll
+        for (u32 k = 0; k < 16u; k++) sum = fused(x[k], x[k], sum);
     }
-    __syncthreads();
-    return inverse;
+    for (; i < n; i += 16u) sum = fused(staged[i], staged[i], sum);
+    return sum;
+}
+
+// The factor of an RMS norm, from the sums of sixteen threads: they are added eight, four, two and one apart.
+// Called by the first warp.
+DEVICE float inverse_rms(float sum, u32 width, float eps) {
+    for (u32 apart = 8; apart > 0; apart /= 2) sum = add(sum, __shfl_xor_sync(ALL_LANES, sum, apart));
+    float square = add(divide(sum, (float)width), eps);
+    return is_finite(square) ? divide(1.0f, root(square)) : bits_to_float(0x7fc00000u);
 }
 
 DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {
+    __shared__ float staged[NORM_CHUNK];
+    __shared__ float inverse;
     u32 row = flat_group();
     if (row >= n) return;
-    u64 at = (u64)row * width;
-    float inverse = inverse_rms(x + at, width, eps);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        out[at + i] = mul(mul(x[at + i], inverse), weight[i]);
+    x += (u64)row * width;
+    out += (u64)row * width;
+    float held[NORM_EACH], weights[NORM_EACH], sum = 0.0f;
+    for (u32 first = 0; first < width; first += NORM_CHUNK) {
+        u32 some = width - first < NORM_CHUNK ? width - first : NORM_CHUNK;
+        load_chunk(x + first, some, held);
+        if (first == 0) load_chunk(weight, some, weights);
+        __syncthreads();
+#pragma unroll
+        for (u32 k = 0; k < NORM_EACH; k++) staged[threadIdx.x + k * NORM_THREADS] = held[k];
+        __syncthreads();
+        if (threadIdx.x < 16u) sum = add_squares(staged, some, sum);
+    }
+    if (threadIdx.x < WARP) {
+        float factor = inverse_rms(sum, width, eps);
+        if (threadIdx.x == 0) inverse = factor;
+    }
+    __syncthreads();
+    float factor = inverse;
+    for (u32 first = 0; first < width; first += NORM_CHUNK) {
+        u32 some = width - first < NORM_CHUNK ? width - first : NORM_CHUNK;
+        // A row of one chunk is still at hand.
+        if (width > NORM_CHUNK) {
+            load_chunk(x + first, some, held);
+            load_chunk(weight + first, some, weights);
+        }
+#pragma unroll
+        for (u32 k = 0; k < NORM_EACH; k++) {
+            u32 i = threadIdx.x + k * NORM_THREADS;
+            if (i < some) out[first + i] = mul(mul(held[k], factor), weights[k]);
+        }
     }
 }
 
 #define RMS_NORM(name)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {                 \
         rms_norm_row(x, weight, out, n, width, eps);                                                         \
     }
 
 #define RMS_NORM_IN_PLACE(name)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(float* x, const float* weight, u32 n, u32 width, float eps) {                                   \
         rms_norm_row(x, weight, x, n, width, eps);                                                           \
     }
