@@ -1,6 +1,7 @@
 //! A CUDA device: memory, launches in one stream, loads and saves in two others, and the first fault.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -9,7 +10,7 @@ use baton_kernels_gpu::{
 };
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
-use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaStream};
 use cudarc::nvrtc::Ptx;
 
 use crate::cache::{Cache, Key};
@@ -22,7 +23,11 @@ use crate::source;
 use crate::staging::Staging;
 
 /// The oldest driver's CUDA that has every function called here.
-const OLDEST_DRIVER: (u32, u32) = (11, 4);
+const OLDEST_DRIVER: (u32, u32) = (11, 8);
+
+/// The oldest driver's CUDA, and the oldest device, on which a kernel may take its place before the one before
+/// it has ended (`follow` in the kernels' text).
+const OVERLAPS: ((u32, u32), (u32, u32)) = ((12, 0), (9, 0));
 
 /// Locks, also after a panic of another thread: each change of the accounts is whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,7 +113,9 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let facts = facts(index).map_err(refused)?;
     let context = CudaContext::new(index).map_err(refused)?;
     let (major, minor) = context.compute_capability().map_err(refused)?;
-    let target = compiler.target(&facts.name, (major.unsigned_abs(), minor.unsigned_abs()))?;
+    let capability = (major.unsigned_abs(), minor.unsigned_abs());
+    let target = compiler.target(&facts.name, capability)?;
+    let overlaps = driver >= OVERLAPS.0 && capability >= OVERLAPS.1;
     let stream = context.new_stream().map_err(refused)?;
     let load_stream = context.new_stream().map_err(refused)?;
     let staging = Mutex::new(Staging::new(&stream).map_err(refused)?);
@@ -117,7 +124,8 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let pool = Mutex::new(Pool::new(budget));
     let memory = Arc::new(Accounts { stream: stream.clone(), load_stream, pool });
     let kernels = Kernels { compiler, target, cache: Cache::of_user(), loaded: RwLock::default() };
-    Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, fault: FirstFault::default() })
+    let fault = FirstFault::default();
+    Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, overlaps, fault })
 }
 
 /// The memory of a device.
@@ -243,6 +251,7 @@ pub struct CudaDevice {
     memory: Arc<Accounts>,
     stream: Arc<CudaStream>,
     kernels: Kernels,
+    overlaps: bool,
     fault: FirstFault,
 }
 
@@ -300,21 +309,40 @@ impl CudaDevice {
             places.push(place);
         }
         let function = self.kernels.get(self.stream.context(), launch.kernel)?;
-        let mut call = self.stream.launch_builder(&function);
-        for place in &places {
-            call.arg(place);
-        }
-        for number in launch.params {
-            call.arg(number);
-        }
+        self.stream.context().bind_to_thread().map_err(|error| lost("use the device", error))?;
+        let places = places.iter().map(|place| std::ptr::from_ref(place).cast_mut().cast::<c_void>());
+        let numbers = launch.params.iter().map(|number| std::ptr::from_ref(number).cast_mut().cast());
+        let mut arguments: Vec<*mut c_void> = places.chain(numbers).collect();
         let [x, y, z] = launch.groups;
-        let threads = source::threads(launch.kernel);
-        let shape = LaunchConfig { grid_dim: (x, y, z), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: source::threads(launch.kernel),
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.overlaps),
+        };
         // SAFETY: the kernel takes these buffers and numbers in this order, and stays within them: the tests
         // run every kernel on an emulated device that checks both. The buffers' memory is used again only by
-        // what comes later in the stream.
-        let answer = unsafe { call.launch(shape) };
-        answer.map(drop).map_err(|error| {
+        // what comes later in the stream; every kernel waits for those before it. The lists outlive the call.
+        let answer = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function.cu_function(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        answer.result().map_err(|error| {
             let reason = reason(error);
             GpuError::Kernel { kernel: launch.kernel.name(), reason: format!("{reason} ({x} x {y} x {z})") }
         })

@@ -5,9 +5,11 @@
 //! libraries are opened when they are asked for ([`devices`], [`open`]).
 //!
 //! What always holds:
-//! - **The bits of the scalar definition.** No text lets a compiler join a product with a sum; division and
-//!   roots are rounded as IEEE says. Only the logarithm of a log-sum-exp is the device's own.
-//! - **One stream of commands.** They take effect in the order of the calls. Only [`CudaDevice`]'s `read`,
+//! - **The bits of the scalar definition**, but of attention. No text lets a compiler join a product with a
+//!   sum; division and roots are rounded as IEEE says. Attention adds up in the order and the precision of the
+//!   tensor cores. What it gives for a query never depends on other queries, chunks or parts.
+//! - **One stream of commands.** They take effect in the order of the calls. On recent devices a kernel takes
+//!   its place before the one before it has ended, and then waits for it. Only [`CudaDevice`]'s `read`,
 //!   full staging pages and new memory wait for the device.
 //! - **One stream of loads.** A load runs beside the commands. Events order the two streams: a load is behind
 //!   the mark that it is given, and commands that wait for its own mark are behind it.

@@ -224,8 +224,10 @@ pub fn text(kernels: &[Kernel]) -> String {
     if any(is_float) {
         text.push_str(FLOATS);
     }
-    if any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
+    if any(is_attention) || any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
         text.push_str(MMA);
+    }
+    if any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
         text.push_str(MATMUL);
     }
     if any(is_attention) {

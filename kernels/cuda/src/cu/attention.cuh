@@ -1,10 +1,11 @@
-// Attention in the order of `attention.rs`: chunks of 32 keys, parts of 256, joined in order, sinks last.
+// Attention by parts of 256 keys that are joined in order, sinks last, as in `attention.rs`.
 //
-// A workgroup has one item: up to sixteen query vectors that share a head of keys. For each part
-// 1. a thread takes a key, a warp a chunk, and multiplies it with all vectors;
-// 2. a warp takes a vector: its scores chunk by chunk, their largest, its weights and their sum;
-// 3. a thread takes two dimensions of the output of some vectors, over the keys in order.
-// So keys and values are read once for several vectors, and loads are whole lines.
+// A workgroup has one item: up to sixteen query vectors that share a head of keys. They are the rows of the
+// tensor cores' products, with what each vector computes independent of the others. Keys and values are halves.
+// A number that is none, of a query or a weight, becomes the sum of two halves. For each part
+// 1. a warp takes a chunk of 32 keys, and multiplies it with all vectors;
+// 2. a warp takes a vector: its scores, their largest, its weights and their sum;
+// 3. a warp takes sixteen dimensions of the output at a time, over all keys.
 
 #define VECTORS 16u
 #define CHUNK 32u
@@ -32,32 +33,34 @@ DEVICE bool sees(u32 position, u32 p, u32 window, u32 first_keys) {
     return p <= position && (p < first_keys || position - p < window);
 }
 
-// Threads of a workgroup, and how its threads share the outputs: dimension pairs, and sets of vectors.
+// Threads of a workgroup, and what a warp takes.
 template <u32 WIDTH>
 struct Shape {
     static const u32 THREADS = WIDTH > 256u ? 320u : 256u;
     // Workgroups that a multiprocessor should have room for.
     static const u32 GROUPS = WIDTH > 256u ? 1u : 2u;
     static const u32 WARPS = THREADS / WARP;
-    static const u32 PAIRS = WIDTH / 2u;
-    static const u32 SETS = THREADS / PAIRS;
-    // Vectors of a thread, and of a warp.
-    static const u32 EACH = VECTORS / SETS;
+    // Vectors of a warp, and sixteens of dimensions.
     static const u32 PER_WARP = (VECTORS + WARPS - 1u) / WARPS;
+    static const u32 UNITS = (WIDTH / 16u + WARPS - 1u) / WARPS;
     // Wide heads leave no room for queries in shared memory.
     static const bool STAGED = WIDTH <= 256u;
-    // Where the score and the weight of a vector lie among those of a key: those of a set lie together.
-    DEVICE u32 place(u32 v) { return v % SETS * EACH + v / SETS; }
+    // Words from one query to the next: pairs of halves, and four more for other banks.
+    static const u32 QUERY = STAGED ? WIDTH / 2u + 4u : 4u;
 };
+
+// Words from the numbers of one vector to those of the next: 256, and four more for other banks.
+#define PITCH (PART + 4u)
 
 template <u32 WIDTH>
 struct AttendShared {
-    float q[Shape<WIDTH>::STAGED ? VECTORS : 1u][Shape<WIDTH>::STAGED ? WIDTH : 4u];
-    // The scores of a key, and then its weights, in the order of `place`.
-    __align__(16) float scores[PART][VECTORS + 4u];
-    // By vector and chunk: the keys that it sees, and the factor of its outputs so far.
-    u32 masks[VECTORS][PART_CHUNKS];
-    float factors[VECTORS][PART_CHUNKS];
+    // The two halves of the queries, in pairs.
+    u32 high[Shape<WIDTH>::STAGED ? VECTORS : 1u][Shape<WIDTH>::QUERY];
+    u32 low[Shape<WIDTH>::STAGED ? VECTORS : 1u][Shape<WIDTH>::QUERY];
+    // A power of two for each query, by which it is divided before it becomes halves.
+    float powers[VECTORS];
+    // The scores of a vector as floats. Then its weights: pairs of high halves, and behind them of low ones.
+    __align__(16) u32 scores[VECTORS][PITCH];
     // By vector: the factors of its outputs so far and of a part.
     float before[VECTORS];
     float here[VECTORS];
@@ -70,16 +73,25 @@ struct Online {
     float sum;
 };
 
-// The outputs of a thread.
-template <u32 EACH>
+// The outputs of a lane: for each unit, four dimensions of vectors l / 4 and l / 4 + 8.
+template <u32 UNITS>
 struct Outputs {
-    float low[EACH];
-    float high[EACH];
+    float y[UNITS][2][4];
     DEVICE void clear(Outputs& out) {
 #pragma unroll
-        for (u32 x = 0; x < EACH; x++) out.low[x] = out.high[x] = 0.0f;
+        for (u32 x = 0; x < UNITS * 8u; x++) out.y[x / 8u][x / 4u % 2u][x % 4u] = 0.0f;
     }
 };
+
+// The halves of a number: of it, and of what is left.
+DEVICE u32 high_half(float x) { return float_to_half(x); }
+DEVICE u32 low_half(float x, u32 high) { return float_to_half(sub(x, half_to_float(high))); }
+
+// The power of two at or below a positive number; 1 if it is too small or no number.
+DEVICE float power_of(float most) {
+    u32 bits = float_to_bits(most) & 0x7f800000u;
+    return bits == 0 || bits >= 0x7e800000u ? 1.0f : bits_to_float(bits);
+}
 
 template <u32 WIDTH>
 struct Attention {
@@ -91,7 +103,7 @@ struct Attention {
     const u32* table;
     Item item;
     AttendShared<WIDTH>& shared;
-    u32 vectors, pairs, warp, lane;
+    u32 vectors, pairs, end, warp, lane;
 
     __device__ __forceinline__ Attention(const AttendArgs& args, const float* q, const u32* keys,
                                          const u32* values, const u32* table, const Item& item,
@@ -99,6 +111,7 @@ struct Attention {
         : args(args), q(q), keys(keys), values(values), table(table), item(item), shared(shared) {
         vectors = item.rows * item.heads;
         pairs = args.d / 2u;
+        end = item.position + item.rows;
         warp = threadIdx.x / WARP;
         lane = threadIdx.x % WARP;
     }
@@ -112,12 +125,46 @@ struct Attention {
         return blockIdx.y * args.group + item.head + v % item.heads;
     }
 
+    // Finds the queries' powers, and puts their halves into shared memory if they fit.
     __device__ __forceinline__ void stage_queries() {
-        if (!S::STAGED) return;
-        for (u32 v = 0; v < vectors; v++) {
-            for (u32 c = threadIdx.x; c < args.d; c += S::THREADS) shared.q[v][c] = q[start(v) + c];
+        for (u32 v = warp; v < VECTORS; v += S::WARPS) {
+            const float* query = q + start(v < vectors ? v : 0u);
+            float most = 0.0f;
+            for (u32 c = lane; c < args.d; c += WARP) most = larger(fabsf(query[c]), most);
+            for (u32 apart = 16; apart > 0; apart /= 2) {
+                most = larger(most, __shfl_xor_sync(ALL_LANES, most, apart));
+            }
+            float power = power_of(most);
+            if (lane == 0) shared.powers[v] = power;
+            if (!S::STAGED) continue;
+            for (u32 c = lane; c < S::QUERY; c += WARP) {
+                bool is_there = v < vectors && c < pairs;
+                split(is_there ? query + 2u * c : query, power, shared.high[v][c], shared.low[v][c]);
+                if (!is_there) shared.high[v][c] = shared.low[v][c] = 0u;
+            }
         }
         __syncthreads();
+    }
+
+    // The halves of a pair of numbers, divided by a power of two.
+    __device__ __forceinline__ void split(const float* pair, float power, u32& high, u32& low) const {
+        float x = divide(pair[0], power), y = divide(pair[1], power);
+        u32 a = high_half(x), b = high_half(y);
+        high = a | b << 16;
+        low = low_half(x, a) | low_half(y, b) << 16;
+    }
+
+    // The words of pair `c` of a vector's query; zeros if it does not have them.
+    __device__ __forceinline__ void query(u32 v, u32 c, u32& high, u32& low) const {
+        high = low = 0u;
+        if (S::STAGED) {
+            if (c < S::QUERY) {
+                high = shared.high[v][c];
+                low = shared.low[v][c];
+            }
+        } else if (v < vectors && c < pairs) {
+            split(q + start(v) + 2u * c, shared.powers[v], high, low);
+        }
     }
 
     // Whether any vector of the item may see one of `n` keys from `first` on, which is not above the last
@@ -132,61 +179,56 @@ struct Attention {
         return ((u64)table[item.table + chunk] * args.kv_heads + blockIdx.y) * CHUNK * pairs;
     }
 
-    // The product of 32 dimensions of a vector and a key, of which `n` pairs exist.
-    template <bool ALL>
-    __device__ __forceinline__ float product(const float* query, const u32 (&key)[16], u32 n) const {
-        float p = 0.0f;
-#pragma unroll
-        for (u32 c = 0; c < 16u; c += 2u) {
-            float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (S::STAGED) {
-                four = *(const float4*)(query + 2u * c);
-            } else {
-                float2 low = *(const float2*)(query + 2u * (ALL || c < n ? c : 0u));
-                float2 high = *(const float2*)(query + 2u * (ALL || c + 1u < n ? c + 1u : 0u));
-                four = {low.x, low.y, high.x, high.y};
-            }
-            if (ALL || c < n) {
-                p = fused(four.x, half_to_float(key[c] & 0xffffu), p);
-                p = fused(four.y, half_to_float(key[c] >> 16), p);
-            }
-            if (ALL || c + 1u < n) {
-                p = fused(four.z, half_to_float(key[c + 1u] & 0xffffu), p);
-                p = fused(four.w, half_to_float(key[c + 1u] >> 16), p);
-            }
-        }
-        return p;
+    // Asks for the lines of a chunk's values, which are needed later.
+    __device__ __forceinline__ void expect_values(u32 chunk) const {
+        const u32* words = values + words_of(chunk);
+        for (u32 c = lane * 32u; c < CHUNK * pairs; c += WARP * 32u) expect(words + c);
     }
 
-    // Step 1: the scores of the thread's key, in the chunk of its warp.
+    // Step 1: the scores of a chunk. Column `n` of product `j` is key `4 n + j`.
     __device__ __forceinline__ void score(u32 chunk) {
-        const u32* words = keys + words_of(chunk) + lane;
-        u32 blocks = (pairs + 15u) / 16u, next[16];
-        float dots[VECTORS];
+        u32 g = lane / 4u, i = lane % 4u;
+        const u32* words = keys + words_of(chunk) + 4u * g;
+        float high[4][4], low[4][4];
 #pragma unroll
-        for (u32 v = 0; v < VECTORS; v++) dots[v] = 0.0f;
+        for (u32 x = 0; x < 16u; x++) high[x / 4u][x % 4u] = low[x / 4u][x % 4u] = 0.0f;
+        // Of the next four steps, so that many loads are under way.
+        for (u32 first = 0; first < pairs; first += 32u) {
+            uint4 b[8];
 #pragma unroll
-        for (u32 c = 0; c < 16u; c++) next[c] = c < pairs ? words[c * CHUNK] : 0u;
-        for (u32 b = 0; b < blocks; b++) {
-            u32 n = pairs - 16u * b, key[16];
-#pragma unroll
-            for (u32 c = 0; c < 16u; c++) {
-                key[c] = next[c];
-                next[c] = 16u + c < n ? words[(16u * (b + 1u) + c) * CHUNK] : 0u;
+            for (u32 k = 0; k < 8u; k++) {
+                u32 c = first + 4u * k + i;
+                uint4 none = {0u, 0u, 0u, 0u};
+                b[k] = c < pairs ? *(const uint4*)(words + c * CHUNK) : none;
             }
 #pragma unroll
-            for (u32 v = 0; v < VECTORS; v++) {
-                if (v >= vectors) continue;
-                const float* query = S::STAGED ? shared.q[v] + 32u * b : q + start(v) + 32u * b;
-                dots[v] = add(dots[v], n < 16u ? product<false>(query, key, n) : product<true>(query, key, n));
+            for (u32 k = 0; k < 8u; k += 2u) {
+                u32 c = first + 4u * k + i, h[4], l[4];
+                query(g, c, h[0], l[0]);
+                query(g + 8u, c, h[1], l[1]);
+                query(g, c + 4u, h[2], l[2]);
+                query(g + 8u, c + 4u, h[3], l[3]);
+                u32 one[4] = {b[k].x, b[k].y, b[k].z, b[k].w};
+                u32 two[4] = {b[k + 1u].x, b[k + 1u].y, b[k + 1u].z, b[k + 1u].w};
+#pragma unroll
+                for (u32 j = 0; j < 4u; j++) {
+                    u32 pair[2] = {one[j], two[j]};
+                    mma_halves(high[j], h, pair);
+                    mma_halves(low[j], l, pair);
+                }
             }
         }
 #pragma unroll
-        for (u32 v = 0; v < VECTORS; v++) {
-            if (v >= vectors) continue;
-            float score = mul(dots[v], args.scale);
-            if (args.cap != 0.0f) score = soft_cap(score, args.cap);
-            shared.scores[warp * CHUNK + lane][S::place(v)] = score;
+        for (u32 e = 0; e < 4u; e++) {
+            u32 v = g + e / 2u * 8u;
+            float s[4];
+#pragma unroll
+            for (u32 j = 0; j < 4u; j++) {
+                s[j] = mul(mul(add(high[j][e], low[j][e]), shared.powers[v]), args.scale);
+                if (args.cap != 0.0f) s[j] = soft_cap(s[j], args.cap);
+            }
+            float4 four = {s[0], s[1], s[2], s[3]};
+            *(float4*)&shared.scores[v][warp * CHUNK + 4u * (2u * i + e % 2u)] = four;
         }
     }
 
@@ -196,94 +238,111 @@ struct Attention {
         for (u32 i = 0; i < S::PER_WARP; i++) {
             u32 v = warp + i * S::WARPS;
             if (v >= vectors) continue;
-            // By chunk: whether the lane's key is seen, and whether any is.
-            u32 position = item.position + v / item.heads, mine = 0, any = 0;
-            float s[PART_CHUNKS], most[PART_CHUNKS];
+            u32 position = item.position + v / item.heads, seen = 0;
+            float s[PART_CHUNKS], top = -infinity(), sum = 0.0f;
 #pragma unroll
             for (u32 k = 0; k < PART_CHUNKS; k++) {
                 u32 key = (first + k) * CHUNK;
                 bool taken = k < n && is_seen(key, CHUNK);
-                bool seen = taken && sees(position, key + lane, args.window, args.first_keys);
-                u32 mask = __ballot_sync(ALL_LANES, seen);
-                if (lane == 0) shared.masks[v][k] = mask;
-                mine |= seen ? 1u << k : 0u;
-                any |= mask != 0 ? 1u << k : 0u;
-                s[k] = seen ? shared.scores[k * CHUNK + lane][S::place(v)] : -infinity();
-                most[k] = s[k];
-                for (u32 apart = 16; apart > 0; apart /= 2) {
-                    most[k] = larger(most[k], __shfl_xor_sync(ALL_LANES, most[k], apart));
-                }
-                most[k] = __shfl_sync(ALL_LANES, most[k], 0);
+                if (taken && sees(position, key + lane, args.window, args.first_keys)) seen |= 1u << k;
+                s[k] = bits_to_float(shared.scores[v][k * CHUNK + lane]);
+                if ((seen >> k & 1u) != 0) top = larger(s[k], top);
             }
-            float top = online[i].top, sum = online[i].sum;
+            for (u32 apart = 16; apart > 0; apart /= 2) {
+                top = larger(top, __shfl_xor_sync(ALL_LANES, top, apart));
+            }
+            top = __shfl_sync(ALL_LANES, top, 0);
 #pragma unroll
             for (u32 k = 0; k < PART_CHUNKS; k++) {
-                bool taken = (any >> k & 1u) != 0;
-                float before = top;
-                if (taken) top = larger(top, most[k]);
-                float factor = taken ? exponential(sub(before, top)) : 1.0f;
-                float weight = (mine >> k & 1u) != 0 ? exponential(sub(s[k], top)) : 0.0f;
-                shared.scores[k * CHUNK + lane][S::place(v)] = weight;
-                if (lane == 0) shared.factors[v][k] = factor;
-                for (u32 apart = 16; apart > 0; apart /= 2) {
-                    weight = add(weight, __shfl_xor_sync(ALL_LANES, weight, apart));
-                }
-                if (taken) sum = fused(sum, factor, weight);
+                float weight = (seen >> k & 1u) != 0 ? exponential(sub(s[k], top)) : 0.0f;
+                sum = add(sum, weight);
+                // Lanes of even keys get the pairs of high halves, the others those of low ones.
+                u32 high = high_half(weight), low = low_half(weight, high);
+                u32 own = lane % 2u == 0 ? high : low;
+                u32 other = __shfl_xor_sync(ALL_LANES, lane % 2u == 0 ? low : high, 1);
+                u32 word = lane % 2u == 0 ? own | other << 16 : other | own << 16;
+                shared.scores[v][lane % 2u * (PART / 2u) + (k * CHUNK + lane) / 2u] = word;
             }
+            for (u32 apart = 16; apart > 0; apart /= 2) sum = add(sum, __shfl_xor_sync(ALL_LANES, sum, apart));
             online[i] = {top, sum};
         }
     }
 
-    // Step 3: the outputs of the thread, over `n` chunks from `first` on.
-    __device__ __forceinline__ void add_values(u32 first, u32 n, Outputs<S::EACH>& out) {
-        u32 pair = threadIdx.x % S::PAIRS, set = threadIdx.x / S::PAIRS;
-        if (pair >= pairs || set >= S::SETS) return;
-        for (u32 k = 0; k < n; k++) {
-            if (!is_seen((first + k) * CHUNK, CHUNK)) continue;
-            const u32* words = values + words_of(first + k) + pair;
-            u32 masks[S::EACH], all = ALL_LANES, word[CHUNK];
+    // The words of sixteen weights of the lane's two vectors.
+    __device__ __forceinline__ void weights(const u32* row, u32 k, u32 (&a)[4]) const {
+        u32 c = 8u * k + lane % 4u;
+        a[0] = row[c];
+        a[1] = row[8u * PITCH + c];
+        a[2] = row[c + 4u];
+        a[3] = row[8u * PITCH + c + 4u];
+    }
+
+    // Reads the values of a chunk: the lane's keys, and one pair of dimensions of a unit.
+    __device__ __forceinline__ void load_values(u32 chunk, u32 unit, u32 (&to)[8]) const {
+        u32 c = 8u * unit + lane / 4u;
+        const u32* words = values + words_of(chunk) + c;
 #pragma unroll
-            for (u32 i = 0; i < CHUNK; i++) word[i] = words[i * pairs];
+        for (u32 x = 0; x < 8u; x++) {
+            u32 key = x / 2u * 8u + lane % 4u * 2u + x % 2u;
+            // Nobody has written what lies behind the last key.
+            to[x] = c < pairs && chunk * CHUNK + key < end ? words[key * pairs] : 0u;
+        }
+    }
+
+    // Adds the products of sixteen keys of a unit: a product for the first dimensions of pairs, and one for
+    // the second.
+    __device__ __forceinline__ void add_keys(const u32 (&a)[4], const u32* w, float (&c)[2][4]) const {
+        u32 even[2] = {__byte_perm(w[0], w[1], 0x5410u), __byte_perm(w[2], w[3], 0x5410u)};
+        u32 odd[2] = {__byte_perm(w[0], w[1], 0x7632u), __byte_perm(w[2], w[3], 0x7632u)};
+        mma_halves(c[0], a, even);
+        mma_halves(c[1], a, odd);
+    }
+
+    // Step 3: the outputs of the warp's units, over `n` chunks from `first` on.
+    __device__ __forceinline__ void add_values(u32 first, u32 n, Outputs<S::UNITS>& out) {
+        const u32* high_rows = shared.scores[lane / 4u];
+        const u32* low_rows = high_rows + PART / 2u;
 #pragma unroll
-            for (u32 x = 0; x < S::EACH; x++) {
-                u32 v = x * S::SETS + set;
-                masks[x] = v < vectors ? shared.masks[v][k] : 0u;
-                if (v < vectors) all &= masks[x];
-                if (masks[x] != 0) {
-                    out.low[x] = mul(out.low[x], shared.factors[v][k]);
-                    out.high[x] = mul(out.high[x], shared.factors[v][k]);
+        for (u32 x = 0; x < S::UNITS; x++) {
+            u32 unit = warp + x * S::WARPS;
+            if (8u * unit >= pairs) continue;
+            float high[2][4], low[2][4];
+#pragma unroll
+            for (u32 e = 0; e < 8u; e++) high[e / 4u][e % 4u] = low[e / 4u][e % 4u] = 0.0f;
+#pragma unroll 2
+            for (u32 k = 0; k < n; k++) {
+                if (!is_seen((first + k) * CHUNK, CHUNK)) continue;
+                u32 words[8], a[4];
+                load_values(first + k, unit, words);
+#pragma unroll
+                for (u32 half = 0; half < 2u; half++) {
+                    weights(high_rows, 2u * k + half, a);
+                    add_keys(a, words + 4u * half, high);
+                    weights(low_rows, 2u * k + half, a);
+                    add_keys(a, words + 4u * half, low);
                 }
             }
-            u32 at = k * CHUNK;
-            if (all == ALL_LANES) {
-                // Vectors that the item does not have get numbers that nobody reads.
 #pragma unroll
-                for (u32 i = 0; i < CHUNK; i++) add_value<true>(word[i], at + i, i, set, masks, out);
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < CHUNK; i++) add_value<false>(word[i], at + i, i, set, masks, out);
+            for (u32 e = 0; e < 8u; e++) {
+                // Element (e % 4) of a product: vector l / 4 + 8 (e / 2 % 2), pair 2 (l % 4) + e % 2.
+                u32 odd = e / 4u, c = e % 4u;
+                out.y[x][c / 2u][c % 2u * 2u + odd] = add(high[odd][c], low[odd][c]);
             }
         }
     }
 
-    template <bool ALL>
-    __device__ __forceinline__ void add_value(u32 word, u32 key, u32 i, u32 set, const u32 (&masks)[S::EACH],
-                                              Outputs<S::EACH>& out) {
-        float low = half_to_float(word & 0xffffu), high = half_to_float(word >> 16);
-        const float* weights = &shared.scores[key][set * S::EACH];
-#pragma unroll
-        for (u32 x = 0; x < S::EACH; x++) {
-            if (ALL || (masks[x] >> i & 1u) != 0) {
-                out.low[x] = fused(weights[x], low, out.low[x]);
-                out.high[x] = fused(weights[x], high, out.high[x]);
-            }
-        }
+    // The first of the lane's four dimensions of a unit.
+    __device__ __forceinline__ u32 dimension(u32 x) const {
+        return 16u * (warp + x * S::WARPS) + 4u * (lane % 4u);
     }
 
     // Takes the `n` chunks of a part, of which the first is `first`.
     __device__ __forceinline__ void take(u32 first, u32 n, Online (&online)[S::PER_WARP],
-                                         Outputs<S::EACH>& out) {
-        if (warp < n && is_seen((first + warp) * CHUNK, CHUNK)) score(first + warp);
+                                         Outputs<S::UNITS>& out) {
+        if (warp < n && is_seen((first + warp) * CHUNK, CHUNK)) {
+            expect_values(first + warp);
+            score(first + warp);
+        }
         __syncthreads();
         weigh(first, n, online);
         __syncthreads();
@@ -309,15 +368,17 @@ struct Attention {
     }
 
     // Joins the outputs of a part with the factors that `join` left.
-    __device__ __forceinline__ void join_outputs(Outputs<S::EACH>& total, const Outputs<S::EACH>& part) {
-        u32 set = threadIdx.x / S::PAIRS;
+    __device__ __forceinline__ void join_outputs(Outputs<S::UNITS>& total, const Outputs<S::UNITS>& part) {
 #pragma unroll
-        for (u32 x = 0; x < S::EACH; x++) {
-            u32 v = x * S::SETS + set;
-            if (set >= S::SETS || v >= vectors || shared.joins[v] == 0) continue;
+        for (u32 h = 0; h < 2u; h++) {
+            u32 v = lane / 4u + 8u * h;
+            if (v >= vectors || shared.joins[v] == 0) continue;
             float before = shared.before[v], here = shared.here[v];
-            total.low[x] = fused(part.low[x], here, mul(total.low[x], before));
-            total.high[x] = fused(part.high[x], here, mul(total.high[x], before));
+#pragma unroll
+            for (u32 x = 0; x < S::UNITS * 4u; x++) {
+                float& y = total.y[x / 4u][h][x % 4u];
+                y = fused(part.y[x / 4u][h][x % 4u], here, mul(y, before));
+            }
         }
     }
 };
@@ -354,7 +415,7 @@ DEVICE void attend(const AttendArgs& args, const float* q, const u32* keys, cons
     Attention<WIDTH> self(args, q, keys, values, table, read_item(items, blockIdx.x), shared);
     self.stage_queries();
     Online part[S::PER_WARP], total[S::PER_WARP];
-    Outputs<S::EACH> part_out, total_out;
+    Outputs<S::UNITS> part_out, total_out;
     clear(total);
     total_out.clear(total_out);
     u32 chunks = (self.item.position + self.item.rows + CHUNK - 1u) / CHUNK;
@@ -379,16 +440,14 @@ DEVICE void attend(const AttendArgs& args, const float* q, const u32* keys, cons
         lse[(u64)(self.item.row + v / self.item.heads) * args.lse_width + head] = log_sum(total[i]);
     }
     __syncthreads();
-    u32 pair = threadIdx.x % S::PAIRS, set = threadIdx.x / S::PAIRS;
-    if (pair >= self.pairs || set >= S::SETS) return;
 #pragma unroll
-    for (u32 x = 0; x < S::EACH; x++) {
-        u32 v = x * S::SETS + set;
-        if (v >= self.vectors) continue;
+    for (u32 x = 0; x < S::UNITS * 4u; x++) {
+        u32 v = self.lane / 4u + 8u * (x / 2u % 2u), at = self.dimension(x / 4u) + 2u * (x % 2u);
+        if (v >= self.vectors || at >= args.d) continue;
+        const float* y = total_out.y[x / 4u][x / 2u % 2u] + 2u * (x % 2u);
         float c = shared.before[v], sum = shared.here[v];
-        float2 two = {finished(total_out.low[x], c, sum, args.has_sinks != 0),
-                      finished(total_out.high[x], c, sum, args.has_sinks != 0)};
-        *(float2*)(out + self.start(v) + 2u * pair) = two;
+        float2 two = {finished(y[0], c, sum, args.has_sinks != 0), finished(y[1], c, sum, args.has_sinks != 0)};
+        *(float2*)(out + self.start(v) + at) = two;
     }
 }
 
@@ -397,6 +456,7 @@ DEVICE void attend(const AttendArgs& args, const float* q, const u32* keys, cons
         name(const float* q, const u32* keys, const u32* values, const u32* table, const u32* items,         \
              const float* sinks, float* out, float* lse, u32 n_items, u32 kv_heads, u32 group, u32 d,        \
              float scale, float cap, u32 window, u32 first_keys, u32 has_sinks, u32 lse_width) {             \
+        follow();                                                                                            \
         if (blockIdx.x >= n_items || blockIdx.y >= kv_heads) return;                                         \
         AttendArgs args = {n_items, kv_heads, group, d, scale, cap, window, first_keys, has_sinks,           \
                            lse_width};                                                                       \

@@ -14,7 +14,7 @@ DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys,
     u32 chunks = (self.item.position + self.item.rows + CHUNK - 1u) / CHUNK;
     u32 first = blockIdx.z * PART_CHUNKS;
     Online part[S::PER_WARP];
-    Outputs<S::EACH> out;
+    Outputs<S::UNITS> out;
     clear(part);
     out.clear(out);
     if (first < chunks) {
@@ -29,14 +29,13 @@ DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys,
         state[0] = part[i].top;
         state[1] = part[i].sum;
     }
-    u32 pair = threadIdx.x % S::PAIRS, set = threadIdx.x / S::PAIRS;
-    if (pair >= self.pairs || set >= S::SETS) return;
 #pragma unroll
-    for (u32 x = 0; x < S::EACH; x++) {
-        u32 v = x * S::SETS + set;
-        if (v >= self.vectors) continue;
-        float2 two = {out.low[x], out.high[x]};
-        *(float2*)(states + state_start(args, blockIdx.x, parts, blockIdx.z, v) + 2u + 2u * pair) = two;
+    for (u32 x = 0; x < S::UNITS * 4u; x++) {
+        u32 v = self.lane / 4u + 8u * (x / 2u % 2u), at = self.dimension(x / 4u) + 2u * (x % 2u);
+        if (v >= self.vectors || at >= args.d) continue;
+        const float* y = out.y[x / 4u][x / 2u % 2u] + 2u * (x % 2u);
+        float2 two = {y[0], y[1]};
+        *(float2*)(states + state_start(args, blockIdx.x, parts, blockIdx.z, v) + 2u + at) = two;
     }
 }
 
@@ -45,6 +44,7 @@ DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys,
         name(const float* q, const u32* keys, const u32* values, const u32* table, const u32* items,         \
              float* states, u32 n_items, u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, \
              u32 first_keys, u32 has_sinks, u32 lse_width, u32 parts) {                                      \
+        follow();                                                                                            \
         if (blockIdx.x >= n_items || blockIdx.y >= kv_heads || blockIdx.z >= parts) return;                  \
         AttendArgs args = {n_items, kv_heads, group, d, scale, cap, window, first_keys, has_sinks,           \
                            lse_width};                                                                       \
@@ -94,6 +94,8 @@ template <u32 WIDTH>
 DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* items, const float* sinks,
                         float* out, float* lse, u32 parts) {
     const u32 NUMBERS_EACH = VECTORS * WIDTH / JOIN_THREADS, PER_WARP = VECTORS / JOIN_WARPS;
+    // Parts whose outputs are loaded together.
+    const u32 AHEAD = WIDTH <= 128u ? 4u : 1u;
     __shared__ __align__(16) JoinShared shared;
     Item item = read_item(items, blockIdx.x);
     u32 vectors = item.rows * item.heads, d = args.d;
@@ -115,15 +117,25 @@ DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* 
             join_softmax(shared, v, lane, n, state[0], state[1], total[i]);
         }
         __syncthreads();
-        // The loads of one part do not wait for each other.
+        // The loads of some parts do not wait for each other.
 #pragma unroll 1
-        for (u32 p = 0; p < n; p++) {
-            const float* part = states + state_start(args, blockIdx.x, parts, first + p, 0) + 2u;
+        for (u32 p = 0; p < n; p += AHEAD) {
+            float loaded[AHEAD][NUMBERS_EACH];
+            bool joins[AHEAD][NUMBERS_EACH];
 #pragma unroll
-            for (u32 x = 0; x < NUMBERS_EACH; x++) {
-                u32 number = threadIdx.x + x * JOIN_THREADS, v = number / WIDTH, c = number % WIDTH;
-                if (v >= vectors || c >= d || (shared.joins[v] >> p & 1u) == 0) continue;
-                acc[x] = fused(part[v * (2u + d) + c], shared.here[v][p], mul(acc[x], shared.before[v][p]));
+            for (u32 i = 0; i < AHEAD * NUMBERS_EACH; i++) {
+                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH, number = threadIdx.x + x * JOIN_THREADS;
+                u32 v = number / WIDTH, c = number % WIDTH;
+                bool is_there = p + one < n && v < vectors && c < d;
+                joins[one][x] = is_there && (shared.joins[v] >> (p + one) & 1u) != 0;
+                u64 part = state_start(args, blockIdx.x, parts, first + p + one, v) + 2u;
+                loaded[one][x] = joins[one][x] ? states[part + c] : 0.0f;
+            }
+#pragma unroll
+            for (u32 i = 0; i < AHEAD * NUMBERS_EACH; i++) {
+                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH, v = (threadIdx.x + x * JOIN_THREADS) / WIDTH;
+                if (!joins[one][x]) continue;
+                acc[x] = fused(loaded[one][x], shared.here[v][p + one], mul(acc[x], shared.before[v][p + one]));
             }
         }
     }
@@ -153,6 +165,7 @@ DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* 
         name(const float* states, const u32* items, const float* sinks, float* out, float* lse, u32 n_items, \
              u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, u32 first_keys,             \
              u32 has_sinks, u32 lse_width, u32 parts) {                                                      \
+        follow();                                                                                            \
         if (blockIdx.x >= n_items || blockIdx.y >= kv_heads) return;                                         \
         AttendArgs args = {n_items, kv_heads, group, d, scale, cap, window, first_keys, has_sinks,           \
                            lse_width};                                                                       \
@@ -165,6 +178,7 @@ DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* 
         name(const float* q, const u32* keys, const u32* table, const float* lse, float* out, u32 n, u32 row,\
              u32 rows, u32 position, u32 q_width, u32 head, u32 lse_width, u32 kv_heads, u32 kv_head, u32 d, \
              float scale, float cap, u32 window, u32 first_keys) {                                           \
+        follow();                                                                                            \
         u32 key = flat_number();                                                                             \
         if (key >= n) return;                                                                                \
         u64 block = (u64)table[key / CHUNK] * kv_heads + kv_head;                                            \

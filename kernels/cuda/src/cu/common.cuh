@@ -49,6 +49,24 @@ DEVICE u32 nearest_half(float value) {
 }
 #endif
 
+#if defined(__CUDA_ARCH__) && !defined(BATON_EMULATION)
+// Asks the cache for the line at an address.
+DEVICE void expect(const u32* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+#else
+DEVICE void expect(const u32*) {}
+#endif
+
+// Every kernel begins with this. Where kernels may overlap, it lets the next one of the stream take its place,
+// and waits until all before it have ended and what they have written is there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(BATON_EMULATION)
+DEVICE void follow() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+#else
+DEVICE void follow() {}
+#endif
+
 // The nearest binary16, ties to even; NaN becomes a quiet NaN.
 DEVICE u32 float_to_half(float value) {
     u32 bits = float_to_bits(value);

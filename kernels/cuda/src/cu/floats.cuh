@@ -105,6 +105,7 @@ DEVICE void matvec_float(const u32* __restrict__ w, const float* __restrict__ x,
     extern "C" __global__ void __launch_bounds__(128, 4)                                                     \
         name(const u32* w, const float* x, float* out, u32 rows, u32 cols, u32 t, u32 row_first,             \
              u32 stride) {                                                                                   \
+        follow();                                                                                            \
         matvec_float<format, tokens>(w, x, out, rows, cols, t, row_first, stride);                           \
     }
 
@@ -162,5 +163,6 @@ DEVICE void matmul_float(const u32* __restrict__ w, const float* __restrict__ x,
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(const u32* w, const float* x, float* out, u32 rows, u32 cols, u32 t, u32 row_first,             \
              u32 stride) {                                                                                   \
+        follow();                                                                                            \
         matmul_float<format>(w, x, out, rows, cols, t, row_first, stride);                                   \
     }

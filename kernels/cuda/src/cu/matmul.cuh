@@ -381,5 +381,6 @@ DEVICE void matmul_long(const u32* __restrict__ w, const u32* __restrict__ q, co
     extern "C" __global__ void __launch_bounds__(256, 2)                                                     \
         name(const u32* w, const u32* q, const float* scale, const i32* sums, float* out, u32 rows, u32 cols,\
              u32 t, u32 row_first, u32 stride) {                                                             \
+        follow();                                                                                            \
         matmul_##kind<format>(w, q, scale, sums, out, rows, cols, t, row_first, stride);                     \
     }

@@ -167,5 +167,6 @@ DEVICE void matvec_long(const u32* __restrict__ w, const u32* __restrict__ q, co
     extern "C" __global__ void __launch_bounds__(128, 4)                                                     \
         name(const u32* w, const u32* q, const float* scale, const i32* sums, float* out, u32 rows, u32 cols,\
              u32 t, u32 row_first, u32 stride) {                                                             \
+        follow();                                                                                            \
         matvec_##kind<format, tokens>(w, q, scale, sums, out, rows, cols, t, row_first, stride);             \
     }

@@ -45,6 +45,7 @@ DEVICE void quantize_block(const float* x, u32* q, float* scale, i32* sums, u32 
 #define QUANTIZE(name, length)                                                                               \
     extern "C" __global__ void __launch_bounds__(length == 32 ? 32 : 64)                                     \
         name(const float* x, u32* q, float* scale, i32* sums, u32 n) {                                       \
+        follow();                                                                                            \
         u32 block = flat_group();                                                                            \
         if (block < n) quantize_block<length>(x, q, scale, sums, block);                                     \
     }

@@ -78,12 +78,14 @@ DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n,
 #define RMS_NORM(name)                                                                                       \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {                 \
+        follow();                                                                                            \
         rms_norm_row(x, weight, out, n, width, eps);                                                         \
     }
 
 #define RMS_NORM_IN_PLACE(name)                                                                              \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(float* x, const float* weight, u32 n, u32 width, float eps) {                                   \
+        follow();                                                                                            \
         rms_norm_row(x, weight, x, n, width, eps);                                                           \
     }
 
@@ -137,6 +139,7 @@ DEVICE void best_of_row(const u32* x, u32* out, u32 n, u32 width) {
 #define BEST(name)                                                                                           \
     extern "C" __global__ void __launch_bounds__(BEST_THREADS)                                               \
         name(const u32* x, u32* out, u32 n, u32 width) {                                                     \
+        follow();                                                                                            \
         best_of_row(x, out, n, width);                                                                       \
     }
 
@@ -149,6 +152,7 @@ struct SoftCap {
 
 #define MAP(name, op)                                                                                        \
     extern "C" __global__ void __launch_bounds__(256) name(float* x, u32 n, float a) {                       \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) x[i] = op::apply(x[i], a);                                                                \
     }
@@ -179,12 +183,14 @@ struct GateBySigmoid {
 
 #define ZIP(name, op)                                                                                        \
     extern "C" __global__ void __launch_bounds__(256) name(float* x, const float* y, u32 n) {                \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) x[i] = op::apply(x[i], y[i]);                                                             \
     }
 
 #define ADD_BIAS(name)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256) name(float* x, const float* bias, u32 n, u32 width) {  \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) x[i] = add(x[i], bias[i % width]);                                                        \
     }
@@ -192,6 +198,7 @@ struct GateBySigmoid {
 #define SCALE_ROWS(name)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(float* x, const float* factors, u32 n, u32 width) {                                             \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) x[i] = mul(x[i], factors[i / width]);                                                     \
     }
@@ -199,6 +206,7 @@ struct GateBySigmoid {
 #define COPY(name)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(const u32* x, u32* out, u32 n, u32 len, u32 from, u32 from_at, u32 to, u32 to_at) {             \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i >= n) return;                                                                                  \
         u32 g = i / len, j = i % len;                                                                        \
@@ -208,6 +216,7 @@ struct GateBySigmoid {
 #define GATHER(name)                                                                                         \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(const u32* x, const u32* rows, u32* out, u32 n, u32 width) {                                    \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) out[i] = x[(u64)rows[i / width] * width + i % width];                                     \
     }
@@ -215,6 +224,7 @@ struct GateBySigmoid {
 #define ADD_SCALED(name)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(float* x, const float* y, const u32* rows, const float* factors, u32 n, u32 width) {            \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i >= n) return;                                                                                  \
         u32 row = i / width;                                                                                 \
@@ -237,6 +247,7 @@ DEVICE void rotate(float* x, const float* cosines, const float* sines, u32 i, u3
 #define ROPE(name, adjacent)                                                                                 \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(float* x, const float* cosines, const float* sines, u32 n, u32 heads, u32 d, u32 half) {        \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i < n) rotate(x, cosines, sines, i, heads, d, half, adjacent);                                   \
     }
@@ -255,6 +266,7 @@ DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | float
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(const float* k, const float* v, const u32* places, u32* keys, u32* values, u32 n, u32 heads,    \
              u32 d) {                                                                                        \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i >= n) return;                                                                                  \
         u32 pairs = d / 2u, c = i % pairs, head = i / pairs % heads, token = i / pairs / heads;              \
@@ -267,6 +279,7 @@ DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | float
 #define KEEP(name)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                        \
         name(u32* keys, u32* values, const u32* moves, u32 n, u32 heads, u32 d) {                            \
+        follow();                                                                                            \
         u32 i = flat_number();                                                                               \
         if (i >= n) return;                                                                                  \
         u32 pairs = d / 2u, c = i % pairs;                                                                   \

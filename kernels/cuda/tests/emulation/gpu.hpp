@@ -310,12 +310,12 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select)
 }
 
 static inline float half_to_float(unsigned bits) {
-    int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    float value;
-    if (exponent == 31) value = mantissa != 0 ? NAN : INFINITY;
-    else if (exponent == 0) value = std::ldexp((float)mantissa, -24);
-    else value = std::ldexp((float)(mantissa + 1024), exponent - 25);
-    return (bits & 0x8000) != 0 ? -value : value;
+    unsigned sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
+    if (rest >= 0x7c00) return __uint_as_float(sign | 0x7f800000 | (rest & 1023) << 13);
+    // Normal numbers: the exponent's bias grows by 112. Others count in steps of 2^-24.
+    if (rest >= 0x0400) return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
+    float value = (float)rest * 0x1p-24f;
+    return sign != 0 ? -value : value;
 }
 // The nearest binary16 of a number that is not NaN, ties to even.
 static inline unsigned nearest_half(float value) {
@@ -343,6 +343,25 @@ static inline void mma_8(int& c0, int& c1, unsigned a, unsigned b) {
         c1 = __dp4a(left, (int)slots[token * 4 + 4 + i][1], c1);
     }
 }
+
+#if ARCHITECTURE >= 750
+// Of halves, rounded once.
+static inline void mma_halves(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    uint32_t words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    auto slots = emulation::exchange(words, 6);
+    unsigned lane = emulation::lane();
+    for (int e = 0; e < 4; e++) {
+        unsigned row = lane / 4, column = lane % 4 * 2 + e % 2;
+        double sum = c[e];
+        for (unsigned i = 0; i < 8; i++) {
+            uint32_t left = slots[row * 4 + i % 4][i / 4 * 2 + e / 2], right = slots[column * 4 + i % 4][4 + i / 4];
+            sum += (double)half_to_float(left & 0xffff) * half_to_float(right & 0xffff);
+            sum += (double)half_to_float(left >> 16) * half_to_float(right >> 16);
+        }
+        c[e] = (float)sum;
+    }
+}
+#endif
 
 #if ARCHITECTURE >= 800
 static inline void mma(int (&c)[4], const unsigned* a, const unsigned* b, int steps) {

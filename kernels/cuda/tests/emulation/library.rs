@@ -18,8 +18,8 @@ const HEADER: &str = include_str!("gpu.hpp");
 /// has one.
 const OPTIONS: [&str; 7] = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"];
 
-/// Architectures, as `__CUDA_ARCH__` gives them, on which products of tiles are emulated: without tensor
-/// cores for bytes, with those of eight rows, and of sixteen rows.
+/// Architectures, as `__CUDA_ARCH__` gives them, on which products of tiles and attention are emulated:
+/// without tensor cores, with those of eight rows of bytes, and of sixteen rows.
 pub(crate) const ARCHITECTURES: [u32; 3] = [610, 750, 800];
 
 /// The architecture on which every kernel is emulated.
@@ -27,7 +27,7 @@ pub(crate) const NEWEST: u32 = 800;
 
 /// Returns whether a kernel's text depends on the architecture.
 pub(crate) fn differs(kernel: Kernel) -> bool {
-    matches!(kernel, Kernel::MatMul { .. })
+    matches!(kernel, Kernel::MatMul { .. } | Kernel::Attend(_) | Kernel::AttendPart(_))
 }
 
 /// Returns the architecture for which a family is compiled, to run on another.
