@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use crate::child::{self, Ended, last_line};
 
+/// What the scripts of every folder for Node import.
+const RUNNING: &str = "running.mjs";
 /// Guards an installation against hangs.
 const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 /// Guards a script of cases against hangs.
@@ -151,10 +153,11 @@ pub fn node() -> Result<PathBuf, String> {
 /// # Errors
 /// As [`node`].
 pub fn node_for(kind: &str) -> Result<PathBuf, String> {
-    let scripts = scripts().join(kind);
+    let (shared, scripts) = (scripts(), scripts().join(kind));
     let _turn = turn();
     let (folder, ready) = installed(kind, &scripts.join("package-lock.json"));
     std::fs::create_dir_all(&folder).map_err(|err| err.to_string())?;
+    std::fs::copy(shared.join(RUNNING), folder.join(RUNNING)).map_err(|err| err.to_string())?;
     let entries = std::fs::read_dir(&scripts).map_err(|err| err.to_string())?;
     let is_node_s = |path: &Path| path.extension().is_some_and(|kind| kind == "mjs" || kind == "json");
     for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_node_s(path)) {

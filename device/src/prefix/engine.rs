@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, BLOCK_TOKENS, Engine, Model, PrefixScope, PrefixStats, SeqId, SeqOutput,
-    SequenceError, Sequences, StepControl, StepSeq,
+    Adapter, AdapterId, BLOCK_TOKENS, Engine, PrefixScope, SeqId, SeqOutput, SequenceError, Sequences,
+    StepControl, StepSeq,
 };
 use baton_terminal::chain;
 use tracing::{debug, warn};
@@ -34,6 +34,8 @@ struct Known {
     kept: usize,
     /// A name that was looked for and not found.
     missed: Option<Name>,
+    /// Whether engines of two kinds have computed it, as a GPU was lost: it has no names.
+    is_mixed: bool,
 }
 
 impl Known {
@@ -52,6 +54,8 @@ pub struct Remembering {
     /// The model's fingerprint, and those of the adapters by number.
     model: [u8; 32],
     adapters: HashMap<AdapterId, [u8; 32]>,
+    /// The engine's kind of blocks when it was last asked.
+    kind: Option<String>,
     seqs: HashMap<SeqId, Known>,
 }
 
@@ -62,7 +66,8 @@ impl Remembering {
     /// The system's, if it starts no thread.
     pub fn new(engine: Engine, store: Arc<Store>) -> std::io::Result<Self> {
         let (writer, model) = (Writer::start(Arc::clone(&store))?, engine.model().fingerprint());
-        Ok(Self { engine, store, writer, model, adapters: HashMap::new(), seqs: HashMap::new() })
+        let kind = engine.block_kind().ok();
+        Ok(Self { engine, store, writer, model, adapters: HashMap::new(), kind, seqs: HashMap::new() })
     }
 
     fn track(&mut self, seq: SeqId, known: Known) -> SeqId {
@@ -73,17 +78,31 @@ impl Remembering {
     /// Returns the name before the first block of sequences with this adapter; `None` if blocks of the engine
     /// cannot be kept.
     fn root(&self, adapter: Option<AdapterId>) -> Option<Name> {
-        let kind = self.engine.block_kind().ok()?;
+        let kind = self.kind.as_ref()?;
         let adapter = match adapter {
             Some(adapter) => Some(self.adapters.get(&adapter)?),
             None => None,
         };
-        Some(Name::root(self.store.secret(), &kind, &self.model, adapter))
+        Some(Name::root(self.store.secret(), kind, &self.model, adapter))
+    }
+
+    /// Notices that the engine computes in another way since it has lost a GPU. What is live then is neither
+    /// kept nor found, since its blocks are of two kinds.
+    fn follow_kind(&mut self) {
+        let kind = self.engine.block_kind().ok();
+        if self.kind == kind {
+            return;
+        }
+        self.kind = kind;
+        for known in self.seqs.values_mut() {
+            *known = Known { adapter: known.adapter, is_mixed: true, ..Known::default() };
+        }
     }
 
     /// Names all whole blocks of a live sequence, and returns how many there are.
     fn name_all(&mut self, seq: SeqId) -> Option<usize> {
-        let known = self.seqs.get(&seq)?;
+        self.follow_kind();
+        let known = self.seqs.get(&seq).filter(|known| !known.is_mixed)?;
         let ids = self.engine.ids(seq).ok()?;
         let before = known.names.last().copied().or_else(|| self.root(known.adapter))?;
         let new: Vec<Name> = names(before, ids, known.names.len()).collect();
@@ -194,9 +213,7 @@ fn threads() -> usize {
 }
 
 impl Sequences for Remembering {
-    fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
+    baton_engine::ask_engine!();
 
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         let fingerprint = adapter.fingerprint();
@@ -232,14 +249,6 @@ impl Sequences for Remembering {
         self.engine.release(seq);
     }
 
-    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        Ok(self.engine.len(seq)?)
-    }
-
-    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Ok(self.engine.ids(seq)?)
-    }
-
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let before = self.engine.len(seq).unwrap_or(0);
         let gained = self.engine.reuse_prefix(seq, ids);
@@ -255,22 +264,6 @@ impl Sequences for Remembering {
         self.engine.len(seq).unwrap_or(0).saturating_sub(before)
     }
 
-    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.engine.held_prefix(scope, adapter, ids)
-    }
-
-    fn free_tokens(&self) -> usize {
-        self.engine.free_tokens()
-    }
-
-    fn kv_tokens(&self) -> usize {
-        self.engine.kv_tokens()
-    }
-
-    fn prefix_stats(&self) -> PrefixStats {
-        self.engine.prefix_stats()
-    }
-
     fn step(
         &mut self,
         batch: &[StepSeq<'_>],
@@ -284,7 +277,7 @@ impl Sequences for Remembering {
             return None;
         }
         let is_behind = |(seq, known): (&SeqId, &Known)| {
-            self.engine.len(*seq).is_ok_and(|tokens| tokens / BLOCK_TOKENS > known.kept)
+            !known.is_mixed && self.engine.len(*seq).is_ok_and(|tokens| tokens / BLOCK_TOKENS > known.kept)
         };
         self.seqs.iter().any(is_behind).then_some(IDLE_EVERY)
     }

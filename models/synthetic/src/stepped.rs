@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, Engine, Model, PrefixScope, PrefixStats, SeqId, SeqOutput, SequenceError, Sequences,
-    StepControl, StepSeq,
+    Adapter, AdapterId, Engine, PrefixScope, SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepSeq,
 };
 
 /// An engine, and the function that is called in place of [`Sequences::step`]. The function may call that of
@@ -33,9 +32,7 @@ where
     F: FnMut(&mut Engine, &[StepSeq<'_>], &mut dyn StepControl) -> Result<Vec<SeqOutput>, SequenceError>,
     F: Send,
 {
-    fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
+    baton_engine::ask_engine!();
 
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         Sequences::add_adapter(&mut self.engine, adapter)
@@ -57,32 +54,8 @@ where
         self.engine.release(seq);
     }
 
-    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        Sequences::len(&self.engine, seq)
-    }
-
-    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Sequences::ids(&self.engine, seq)
-    }
-
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         self.engine.reuse_prefix(seq, ids)
-    }
-
-    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.engine.held_prefix(scope, adapter, ids)
-    }
-
-    fn free_tokens(&self) -> usize {
-        self.engine.free_tokens()
-    }
-
-    fn kv_tokens(&self) -> usize {
-        self.engine.kv_tokens()
-    }
-
-    fn prefix_stats(&self) -> PrefixStats {
-        self.engine.prefix_stats()
     }
 
     fn step(

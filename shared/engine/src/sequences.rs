@@ -140,6 +140,49 @@ pub trait Sequences: Send {
     fn idle(&mut self) {}
 }
 
+/// Writes the methods of an `impl` of [`Sequences`] that ask the engine in the field `engine`, and change
+/// nothing.
+#[macro_export]
+macro_rules! ask_engine {
+    () => {
+        fn model(&self) -> &::std::sync::Arc<$crate::Model> {
+            $crate::Sequences::model(&self.engine)
+        }
+
+        fn len(&self, seq: $crate::SeqId) -> ::std::result::Result<usize, $crate::SequenceError> {
+            $crate::Sequences::len(&self.engine, seq)
+        }
+
+        fn ids(
+            &self,
+            seq: $crate::SeqId,
+        ) -> ::std::result::Result<&[$crate::tokenizer::TokenId], $crate::SequenceError> {
+            $crate::Sequences::ids(&self.engine, seq)
+        }
+
+        fn held_prefix(
+            &self,
+            scope: $crate::PrefixScope,
+            adapter: ::std::option::Option<$crate::AdapterId>,
+            ids: &[$crate::tokenizer::TokenId],
+        ) -> usize {
+            $crate::Sequences::held_prefix(&self.engine, scope, adapter, ids)
+        }
+
+        fn free_tokens(&self) -> usize {
+            $crate::Sequences::free_tokens(&self.engine)
+        }
+
+        fn kv_tokens(&self) -> usize {
+            $crate::Sequences::kv_tokens(&self.engine)
+        }
+
+        fn prefix_stats(&self) -> $crate::PrefixStats {
+            $crate::Sequences::prefix_stats(&self.engine)
+        }
+    };
+}
+
 impl Sequences for Engine {
     fn model(&self) -> &Arc<Model> {
         Engine::model(self)

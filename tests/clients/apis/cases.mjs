@@ -2,6 +2,7 @@
 // Usage: node cases.mjs AGENT_URL KEY
 import assert from "node:assert/strict";
 import { Ollama } from "ollama";
+import { run } from "./running.mjs";
 
 const [host, key] = process.argv.slice(2);
 const client = new Ollama({ host, headers: { authorization: `Bearer ${key}` } });
@@ -52,14 +53,4 @@ const cases = {
   },
 };
 
-let failed = 0;
-for (const [name, run] of Object.entries(cases)) {
-  try {
-    await run();
-    console.log(`ok ${name}`);
-  } catch (err) {
-    failed += 1;
-    console.log(`not ok ${name}: ${JSON.stringify(String(err?.stack ?? err).slice(0, 400))}`);
-  }
-}
-process.exit(failed ? 1 : 0);
+await run(cases);

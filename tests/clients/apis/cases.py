@@ -4,11 +4,15 @@ Usage: cases.py AGENT_URL CLOUD_URL KEY
 """
 
 import json
+import pathlib
 import sys
 
 import anthropic
 import ollama
 import openai
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from running import case, raises, run  # noqa: E402
 
 AGENT, CLOUD, KEY = sys.argv[1:4]
 MODEL = "baton"
@@ -25,23 +29,6 @@ claude = anthropic.Anthropic(base_url=AGENT, api_key=KEY, max_retries=0, timeout
 llama = ollama.Client(host=AGENT, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
 responses = openai.OpenAI(base_url=AGENT + "/v1", api_key=KEY, max_retries=0, timeout=60)
 cloud = openai.OpenAI(base_url=CLOUD + "/v1", api_key=KEY, max_retries=0, timeout=60)
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
-
-
-def raises(kind, ask, **want):
-    try:
-        ask()
-    except kind as err:
-        for name, value in want.items():
-            have = getattr(err, name)
-            assert have == value, f"{name} is {have!r}, want {value!r}"
-        return err
-    raise AssertionError("it was taken")
 
 
 # --- anthropic ---
@@ -316,12 +303,4 @@ def openai_embeddings_are_refused():
         assert "no embedding model" in err.message
 
 
-failed = 0
-for function in CASES:
-    try:
-        function()
-        print(f"ok {function.__name__}", flush=True)
-    except Exception as err:  # noqa: BLE001: a case may fail in any way, and the others still run
-        failed += 1
-        print(f"not ok {function.__name__}: {type(err).__name__}: {str(err)[:400]!r}", flush=True)
-sys.exit(1 if failed else 0)
+run()

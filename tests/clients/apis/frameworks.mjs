@@ -5,6 +5,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamText, tool } from "ai";
 import { createEventSource } from "eventsource-client";
 import { z } from "zod";
+import { run } from "./running.mjs";
 
 const [host, key] = process.argv.slice(2);
 const provider = createOpenAICompatible({
@@ -88,14 +89,4 @@ const cases = {
   },
 };
 
-let failed = 0;
-for (const [name, run] of Object.entries(cases)) {
-  try {
-    await run();
-    console.log(`ok ${name}`);
-  } catch (err) {
-    failed += 1;
-    console.log(`not ok ${name}: ${JSON.stringify(String(err?.stack ?? err).slice(0, 400))}`);
-  }
-}
-process.exit(failed ? 1 : 0);
+await run(cases);

@@ -4,6 +4,7 @@ Usage: frameworks.py AGENT_URL KEY
 """
 
 import os
+import pathlib
 import sys
 from typing import Literal
 
@@ -17,25 +18,14 @@ from langchain_core.tools import tool  # noqa: E402
 from langchain_openai import ChatOpenAI  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from running import case, raises, run  # noqa: E402
+
 AGENT, KEY = sys.argv[1:3]
 litellm.suppress_debug_info = True
 # More answers than may run or wait at the same time.
 MANY = 20
 SAY = "Say something about rivers."
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
-
-
-def raises(kind, ask):
-    try:
-        ask()
-    except kind as err:
-        return err
-    raise AssertionError("it was taken")
 
 
 # --- LangChain ---
@@ -148,12 +138,4 @@ def litellm_cancel_frees_the_place():
     assert complete(max_tokens=2)
 
 
-failed = 0
-for function in CASES:
-    try:
-        function()
-        print(f"ok {function.__name__}", flush=True)
-    except Exception as err:  # noqa: BLE001: a case may fail in any way, and the others still run
-        failed += 1
-        print(f"not ok {function.__name__}: {type(err).__name__}: {str(err)[:400]!r}", flush=True)
-sys.exit(1 if failed else 0)
+run()

@@ -5,6 +5,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, Output, streamText, tool } from "ai";
+import { run } from "./running.mjs";
 
 const [base, key, only, pid, name] = process.argv.slice(2);
 const noChatKey = process.env.BATON_NO_CHAT_KEY;
@@ -198,15 +199,4 @@ const interrupted = {
   },
 };
 
-let failed = 0;
-const chosen = only === "interrupted" ? { [`${name}_interrupted`]: interrupted[name] } : cases;
-for (const [name, run] of Object.entries(chosen)) {
-  try {
-    await run();
-    console.log(`ok ${name}`);
-  } catch (err) {
-    failed += 1;
-    console.log(`not ok ${name}: ${JSON.stringify(String(err?.message ?? err).slice(0, 400))}`);
-  }
-}
-process.exit(failed ? 1 : 0);
+await run(only === "interrupted" ? { [`${name}_interrupted`]: interrupted[name] } : cases);

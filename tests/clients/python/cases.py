@@ -6,6 +6,7 @@ Usage: cases.py BASE_URL KEY, with the keys BATON_NO_CHAT_KEY and BATON_ONCE_KEY
 
 import json
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -14,6 +15,9 @@ import urllib.request
 import jsonschema
 import litellm
 import openai
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from running import case, run  # noqa: E402
 
 BASE, KEY = sys.argv[1], sys.argv[2]
 MODEL = "demo-cloud"
@@ -45,12 +49,6 @@ PERSON = {
 }
 LONG = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 400}}}
 client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=60)
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
 
 
 def chat(**more):
@@ -356,24 +354,13 @@ def litellm_interrupted(pid):
 
 
 def interruption(pid, name):
-    run = {"openai_python": openai_python_interrupted, "litellm": litellm_interrupted}[name]
+    one = {"openai_python": openai_python_interrupted, "litellm": litellm_interrupted}[name]
 
     def wrapped():
-        run(int(pid))
+        one(int(pid))
 
-    wrapped.__name__ = run.__name__
+    wrapped.__name__ = one.__name__
     return wrapped
 
 
-if sys.argv[3:4] == ["interrupted"]:
-    CASES = [interruption(*sys.argv[4:6])]
-
-failed = 0
-for function in CASES:
-    try:
-        function()
-        print(f"ok {function.__name__}", flush=True)
-    except Exception as err:  # noqa: BLE001: a case may fail in any way, and the others still run
-        failed += 1
-        print(f"not ok {function.__name__}: {type(err).__name__}: {str(err)[:400]!r}", flush=True)
-sys.exit(1 if failed else 0)
+run([interruption(*sys.argv[4:6])] if sys.argv[3:4] == ["interrupted"] else None)

@@ -10,8 +10,8 @@ use std::sync::{Arc, LazyLock};
 use baton_engine::gguf::Gguf;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, AttentionScores, Capture, Engine, EngineOptions, Model, PrefixScope, PrefixStats,
-    SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
+    Adapter, AdapterId, AttentionScores, Capture, Engine, EngineOptions, Model, PrefixScope, SeqId,
+    SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_random::mix;
 use baton_synthetic::{Quant, SyntheticModel};
@@ -248,9 +248,7 @@ fn scores(capture: &Capture, state: u64, keys: usize) -> AttentionScores {
 }
 
 impl Sequences for SimEngine {
-    fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
+    baton_engine::ask_engine!();
 
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         Sequences::add_adapter(&mut self.engine, adapter)
@@ -279,32 +277,8 @@ impl Sequences for SimEngine {
         self.engine.release(seq);
     }
 
-    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        Sequences::len(&self.engine, seq)
-    }
-
-    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        Sequences::ids(&self.engine, seq)
-    }
-
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         self.engine.reuse_prefix(seq, ids)
-    }
-
-    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.engine.held_prefix(scope, adapter, ids)
-    }
-
-    fn free_tokens(&self) -> usize {
-        self.engine.free_tokens()
-    }
-
-    fn kv_tokens(&self) -> usize {
-        self.engine.kv_tokens()
-    }
-
-    fn prefix_stats(&self) -> PrefixStats {
-        self.engine.prefix_stats()
     }
 
     fn step(

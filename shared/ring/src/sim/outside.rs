@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, Model, PrefixScope, PrefixStats, SeqId, SeqOutput, SequenceError, Sequences,
-    StepControl, StepError, StepSeq, Wanted,
+    Adapter, AdapterId, PrefixScope, SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError,
+    StepSeq, Wanted,
 };
 
 use crate::core::SeqNo;
@@ -157,9 +157,7 @@ impl<S: Sequences, C: Fn() -> Duration + Send> RingOver<S, C> {
 }
 
 impl<S: Sequences, C: Fn() -> Duration + Send> Sequences for RingOver<S, C> {
-    fn model(&self) -> &Arc<Model> {
-        self.engine.model()
-    }
+    baton_engine::ask_engine!();
 
     fn add_adapter(&mut self, _adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         Err(RingError::Fault(RingFault::Adapters).into())
@@ -194,14 +192,6 @@ impl<S: Sequences, C: Fn() -> Duration + Send> Sequences for RingOver<S, C> {
         }
     }
 
-    fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
-        self.engine.len(seq)
-    }
-
-    fn ids(&self, seq: SeqId) -> Result<&[TokenId], SequenceError> {
-        self.engine.ids(seq)
-    }
-
     /// The engine may keep other prefixes than the ring. The ring then computes what it lacks.
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         let (Ok(number), Ok(before)) = (self.number(seq), self.engine.len(seq)) else { return 0 };
@@ -212,22 +202,6 @@ impl<S: Sequences, C: Fn() -> Duration + Send> Sequences for RingOver<S, C> {
         let _engine = self.engine.truncate(seq, before);
         let _ring = self.change(SeqAsk::Truncate { seq: number, tokens: before });
         0
-    }
-
-    fn held_prefix(&self, scope: PrefixScope, adapter: Option<AdapterId>, ids: &[TokenId]) -> usize {
-        self.engine.held_prefix(scope, adapter, ids)
-    }
-
-    fn free_tokens(&self) -> usize {
-        self.engine.free_tokens()
-    }
-
-    fn kv_tokens(&self) -> usize {
-        self.engine.kv_tokens()
-    }
-
-    fn prefix_stats(&self) -> PrefixStats {
-        self.engine.prefix_stats()
     }
 
     fn step(
