@@ -223,6 +223,7 @@ impl Sequences for Remembering {
     }
 
     fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
+        self.follow_kind();
         let seq = self.engine.create_in(scope, adapter)?;
         Ok(self.track(seq, Known { adapter, ..Known::default() }))
     }

@@ -7,7 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use baton_engine::engine::KvFormat;
-use baton_engine::{Engine, EngineOptions, Model, PrefixScope, SeqId, Sequences, StepSeq, Wanted};
+use baton_engine::{
+    Engine, EngineOptions, GpuLayers, GpuUse, Model, PrefixScope, SeqId, Sequences, StepSeq, Wanted,
+};
+use baton_kernels_gpu::GpuError;
+use baton_kernels_gpu::cases::HostDevice;
 use baton_random::SplitMix64;
 
 use super::*;
@@ -295,4 +299,30 @@ fn an_adapter_has_blocks_of_its_own() {
     assert_eq!(known(Some(one)), 96);
     assert_eq!(known(Some(other)), 0);
     assert_eq!(known(None), 0);
+}
+
+#[test]
+fn what_two_kinds_of_engine_have_computed_is_not_kept() {
+    let (place, model) = (Place::new(), model());
+    let device = Arc::new(HostDevice::new(None));
+    let gpu = GpuUse { device: device.clone(), layers: GpuLayers::Fit, on_loss: |_| () };
+    let on_gpu = EngineOptions { gpu: Some(gpu), ..options(KvFormat::F16) };
+    let engine = Engine::new(model.clone(), on_gpu).unwrap();
+    let mut engine = Remembering::new(engine, Arc::new(place.open(1 << 30))).unwrap();
+    let (turn, other) = (ids(1, 300), ids(2, 100));
+    let (seq, _) = begin(&mut engine, &turn);
+    run(&mut engine, seq, &turn[..200]);
+    wait_until_kept(&mut engine);
+    assert_eq!(place.files().len(), 200 / BLOCK_TOKENS);
+    device.fail(GpuError::Lost("unplugged".to_owned()));
+    run(&mut engine, seq, &turn);
+    // What begins now has the CPU's blocks.
+    let (new, known) = begin(&mut engine, &other);
+    assert_eq!(known, 0);
+    run(&mut engine, new, &other);
+    drop(engine);
+    assert_eq!(place.files().len(), 200 / BLOCK_TOKENS + 100 / BLOCK_TOKENS);
+    let mut second = remembering(&model, &place, KvFormat::F16);
+    assert_eq!(begin(&mut second, &turn).1, 0, "they are a GPU's");
+    assert_eq!(begin(&mut second, &other).1, 96);
 }

@@ -25,8 +25,8 @@ use crate::staging::Staging;
 /// The oldest driver's CUDA that has every function called here.
 const OLDEST_DRIVER: (u32, u32) = (11, 8);
 
-/// The oldest driver's CUDA, and the oldest device, on which a kernel may take its place before the one before
-/// it has ended (`follow` in the kernels' text).
+/// The oldest driver's CUDA, and the oldest device, on which a kernel may take its place before the one
+/// before it has ended (`follow` in the kernels' text).
 const OVERLAPS: ((u32, u32), (u32, u32)) = ((12, 0), (9, 0));
 
 /// Locks, also after a panic of another thread: each change of the accounts is whole.

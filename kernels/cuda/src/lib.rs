@@ -6,8 +6,8 @@
 //!
 //! What always holds:
 //! - **The bits of the scalar definition**, but of attention. No text lets a compiler join a product with a
-//!   sum; division and roots are rounded as IEEE says. Attention adds up in the order and the precision of the
-//!   tensor cores. What it gives for a query never depends on other queries, chunks or parts.
+//!   sum; division and roots are rounded as IEEE says. Attention adds up in the order and the precision of
+//!   the tensor cores. What it gives for a query never depends on other queries, chunks or parts.
 //! - **One stream of commands.** They take effect in the order of the calls. On recent devices a kernel takes
 //!   its place before the one before it has ended, and then waits for it. Only [`CudaDevice`]'s `read`,
 //!   full staging pages and new memory wait for the device.

@@ -7,8 +7,8 @@
 //!   them, and one byte in a thousand by 1.
 //! - Functions with a division, a root or an exponential (norms, gates, the cap): the largest error is 2e-6
 //!   of the largest magnitude of the vector.
-//! - Attention: 6e-6 of the largest magnitude of values, as outputs are averages of them. Parts, chunks of rows and single queries are equal to all at once, bit
-//!   for bit.
+//! - Attention: 6e-6 of the largest magnitude of values, as outputs are averages of them. Parts, chunks of
+//!   rows and single queries are equal to all at once, bit for bit.
 //! - A NaN or an infinity among the activations of a product makes its row's outputs NaN.
 //! - No kernel writes behind its numbers, or depends on memory that nobody has written.
 

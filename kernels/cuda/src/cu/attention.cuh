@@ -1,8 +1,8 @@
 // Attention by parts of 256 keys that are joined in order, sinks last, as in `attention.rs`.
 //
 // A workgroup has one item: up to sixteen query vectors that share a head of keys. They are the rows of the
-// tensor cores' products, with what each vector computes independent of the others. Keys and values are halves.
-// A number that is none, of a query or a weight, becomes the sum of two halves. For each part
+// tensor cores' products, and no row depends on another. Keys and values are halves. The numbers of queries
+// and the weights are floats: each becomes the sum of two halves. For each part
 // 1. a warp takes a chunk of 32 keys, and multiplies it with all vectors;
 // 2. a warp takes a vector: its scores, their largest, its weights and their sum;
 // 3. a warp takes sixteen dimensions of the output at a time, over all keys.
@@ -263,7 +263,9 @@ struct Attention {
                 u32 word = lane % 2u == 0 ? own | other << 16 : other | own << 16;
                 shared.scores[v][lane % 2u * (PART / 2u) + (k * CHUNK + lane) / 2u] = word;
             }
-            for (u32 apart = 16; apart > 0; apart /= 2) sum = add(sum, __shfl_xor_sync(ALL_LANES, sum, apart));
+            for (u32 apart = 16; apart > 0; apart /= 2) {
+                sum = add(sum, __shfl_xor_sync(ALL_LANES, sum, apart));
+            }
             online[i] = {top, sum};
         }
     }
@@ -446,7 +448,8 @@ DEVICE void attend(const AttendArgs& args, const float* q, const u32* keys, cons
         if (v >= self.vectors || at >= args.d) continue;
         const float* y = total_out.y[x / 4u][x / 2u % 2u] + 2u * (x % 2u);
         float c = shared.before[v], sum = shared.here[v];
-        float2 two = {finished(y[0], c, sum, args.has_sinks != 0), finished(y[1], c, sum, args.has_sinks != 0)};
+        bool sunk = args.has_sinks != 0;
+        float2 two = {finished(y[0], c, sum, sunk), finished(y[1], c, sum, sunk)};
         *(float2*)(out + self.start(v) + at) = two;
     }
 }

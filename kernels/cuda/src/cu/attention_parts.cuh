@@ -133,9 +133,10 @@ DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* 
             }
 #pragma unroll
             for (u32 i = 0; i < AHEAD * NUMBERS_EACH; i++) {
-                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH, v = (threadIdx.x + x * JOIN_THREADS) / WIDTH;
+                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH;
                 if (!joins[one][x]) continue;
-                acc[x] = fused(loaded[one][x], shared.here[v][p + one], mul(acc[x], shared.before[v][p + one]));
+                u32 v = (threadIdx.x + x * JOIN_THREADS) / WIDTH, at = p + one;
+                acc[x] = fused(loaded[one][x], shared.here[v][at], mul(acc[x], shared.before[v][at]));
             }
         }
     }
@@ -161,7 +162,7 @@ DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* 
 }
 
 #define ATTEND_JOIN(name, width)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(256, 1)                                                     \
         name(const float* states, const u32* items, const float* sinks, float* out, float* lse, u32 n_items, \
              u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, u32 first_keys,             \
              u32 has_sinks, u32 lse_width, u32 parts) {                                                      \

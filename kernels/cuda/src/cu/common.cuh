@@ -56,8 +56,8 @@ DEVICE void expect(const u32* at) { asm volatile("prefetch.global.L2 [%0];" : : 
 DEVICE void expect(const u32*) {}
 #endif
 
-// Every kernel begins with this. Where kernels may overlap, it lets the next one of the stream take its place,
-// and waits until all before it have ended and what they have written is there.
+// Every kernel begins with this. If kernels may overlap, it lets the next one of the stream take its place.
+// Then it waits until all before it have ended, and what they have written is there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(BATON_EMULATION)
 DEVICE void follow() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");

@@ -246,7 +246,8 @@ DEVICE void load_long_tokens(const float* scale, const i32* sums, u32 token, u32
 // The low bytes of four sums; `high` gets what is left, in 256ths.
 DEVICE u32 split(const int4& sums, u32& high) {
     i32 x = sums.x + 128, y = sums.y + 128, z = sums.z + 128, w = sums.w + 128;
-    high = ((u32)(x >> 8) & 255u) | ((u32)(y >> 8) & 255u) << 8 | ((u32)(z >> 8) & 255u) << 16 | (u32)(w >> 8) << 24;
+    high = ((u32)(x >> 8) & 255u) | ((u32)(y >> 8) & 255u) << 8 | ((u32)(z >> 8) & 255u) << 16
+        | (u32)(w >> 8) << 24;
     u32 low = ((u32)x & 255u) | ((u32)y & 255u) << 8 | ((u32)z & 255u) << 16 | ((u32)w & 255u) << 24;
     return low ^ 0x80808080u;
 }

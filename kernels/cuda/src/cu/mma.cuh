@@ -4,9 +4,9 @@
 // token l / 4 at the same columns; and the elements that `matmul.cuh` names. Without tensor cores, BATON_MMA
 // is not defined. The tests' emulated GPU brings its own instructions.
 //
-// And the products of halves: sixteen rows, eight columns, sixteen numbers each, added to floats. `a` has pairs
-// 2 (l % 4) of rows l / 4 and l / 4 + 8, then the pairs eight numbers on; `b` those pairs of column l / 4; `c`
-// the elements as above.
+// And the products of halves: sixteen rows, eight columns, sixteen numbers each, added to floats. `a` has the
+// pairs at 2 (l % 4) of rows l / 4 and l / 4 + 8, then the pairs eight numbers on; `b` those pairs of column
+// l / 4; `c` the elements as above.
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define BATON_MMA
@@ -64,7 +64,8 @@ DEVICE void mma_halves(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
             u32 two = __shfl_sync(ALL_LANES, b[i / 4u], (lane % 4u * 2u + e) * 4u + i % 4u);
             float x = half_to_float(two & 0xffffu), y = half_to_float(two >> 16);
             c[e] = fused(half_to_float(low >> 16), y, fused(half_to_float(low & 0xffffu), x, c[e]));
-            c[e + 2u] = fused(half_to_float(high >> 16), y, fused(half_to_float(high & 0xffffu), x, c[e + 2u]));
+            float below = fused(half_to_float(high & 0xffffu), x, c[e + 2u]);
+            c[e + 2u] = fused(half_to_float(high >> 16), y, below);
         }
     }
 }

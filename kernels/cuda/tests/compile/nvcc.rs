@@ -11,7 +11,7 @@ use baton_kernels_gpu::Kernel;
 
 /// The architectures of GPUs that owners have.
 const ARCHITECTURES: [u32; 6] = [75, 80, 86, 89, 90, 120];
-/// Those that are compiled for if not all are asked for (`BATON_TEST_ALL`): between them they have every text.
+/// Those that are compiled for if not all are asked for (`BATON_TEST_ALL`).
 const FEW: [u32; 2] = [75, 90];
 
 /// Registers of a multiprocessor, and the most of a thread.

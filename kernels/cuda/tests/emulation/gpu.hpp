@@ -354,7 +354,8 @@ static inline void mma_halves(float (&c)[4], const unsigned (&a)[4], const unsig
         unsigned row = lane / 4, column = lane % 4 * 2 + e % 2;
         double sum = c[e];
         for (unsigned i = 0; i < 8; i++) {
-            uint32_t left = slots[row * 4 + i % 4][i / 4 * 2 + e / 2], right = slots[column * 4 + i % 4][4 + i / 4];
+            uint32_t left = slots[row * 4 + i % 4][i / 4 * 2 + e / 2];
+            uint32_t right = slots[column * 4 + i % 4][4 + i / 4];
             sum += (double)half_to_float(left & 0xffff) * half_to_float(right & 0xffff);
             sum += (double)half_to_float(left >> 16) * half_to_float(right >> 16);
         }
