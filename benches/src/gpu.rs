@@ -2,8 +2,8 @@
 //!
 //! Five questions:
 //! - Are the logits and greedy tokens those of the CPU? This is asked of random weights in F16. If
-//!   activations are rounded to bytes, the smallest difference grows: with random weights, a change of 1e-7 of
-//!   what attention gives moves logits by 3 % of the largest.
+//!   activations are rounded to bytes, the smallest difference grows: with random weights, a change of 1e-7
+//!   of what attention gives moves logits by 3 % of the largest.
 //! - Have the logits the same bits again, and if the prompt comes in chunks?
 //! - How fast is a prompt read and an answer written, and which share of the GPU's measured rates is that?
 //! - What does a mask cost?
