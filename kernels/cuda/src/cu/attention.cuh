@@ -50,7 +50,7 @@ struct Shape {
 };
 
 // Words from the numbers of one vector to those of the next: 256, and four more for other banks.
-#define PITCH (PART + 4u)
+#define SCORES_WORDS (PART + 4u)
 
 template <u32 WIDTH>
 struct AttendShared {
@@ -60,7 +60,7 @@ struct AttendShared {
     // A power of two for each query, by which it is divided before it becomes halves.
     float powers[VECTORS];
     // The scores of a vector as floats. Then its weights: pairs of high halves, and behind them of low ones.
-    __align__(16) u32 scores[VECTORS][PITCH];
+    __align__(16) u32 scores[VECTORS][SCORES_WORDS];
     // By vector: the factors of its outputs so far and of a part.
     float before[VECTORS];
     float here[VECTORS];
@@ -274,9 +274,9 @@ struct Attention {
     __device__ __forceinline__ void weights(const u32* row, u32 k, u32 (&a)[4]) const {
         u32 c = 8u * k + lane % 4u;
         a[0] = row[c];
-        a[1] = row[8u * PITCH + c];
+        a[1] = row[8u * SCORES_WORDS + c];
         a[2] = row[c + 4u];
-        a[3] = row[8u * PITCH + c + 4u];
+        a[3] = row[8u * SCORES_WORDS + c + 4u];
     }
 
     // Reads the values of a chunk: the lane's keys, and one pair of dimensions of a unit.
