@@ -308,10 +308,12 @@ impl CudaDevice {
             let Some(place) = self.place(buffer, 0) else { return Ok(()) };
             places.push(place);
         }
-        let function = self.kernels.get(self.stream.context(), launch.kernel)?;
+        let function = self.kernels.get(self.stream.context(), source::function(launch.kernel))?;
         self.stream.context().bind_to_thread().map_err(|error| lost("use the device", error))?;
+        let of = source::arguments(launch.kernel, places.len(), launch.params);
+        let places: Vec<u64> = of.buffers.iter().map(|at| at.map_or(0, |at| places[at])).collect();
         let places = places.iter().map(|place| std::ptr::from_ref(place).cast_mut().cast::<c_void>());
-        let numbers = launch.params.iter().map(|number| std::ptr::from_ref(number).cast_mut().cast());
+        let numbers = of.params.iter().map(|number| std::ptr::from_ref(number).cast_mut().cast());
         let mut arguments: Vec<*mut c_void> = places.chain(numbers).collect();
         let [x, y, z] = launch.groups;
         let mut attribute = sys::CUlaunchAttribute {
@@ -356,6 +358,10 @@ impl Device for CudaDevice {
 
     fn tiles(&self) -> Tiles {
         source::TILES
+    }
+
+    fn joins(&self) -> bool {
+        true
     }
 
     fn alloc(&self, bytes: u64) -> Buffer {

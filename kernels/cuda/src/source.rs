@@ -6,9 +6,10 @@
 use std::fmt::Write;
 
 use baton_kernels_cpu::{Format, RopeStyle, grids};
-use baton_kernels_gpu::{AttendWidth, Kernel, MapOp, Tiles, ZipOp};
+use baton_kernels_gpu::{AttendWidth, JoinedAs, Kernel, MapOp, Tiles, ZipOp};
 
 const COMMON: &str = include_str!("cu/common.cuh");
+const GATES: &str = include_str!("cu/gates.cuh");
 const ROWS: &str = include_str!("cu/rows.cuh");
 const QUANTIZE: &str = include_str!("cu/quantize.cuh");
 const SHORT: &str = include_str!("cu/short.cuh");
@@ -38,6 +39,57 @@ pub struct Family {
     pub kernels: Vec<Kernel>,
 }
 
+/// Returns the kernel whose function computes a kernel too, given [other arguments](arguments).
+pub const fn function(kernel: Kernel) -> Kernel {
+    match kernel {
+        Kernel::MatVecJoined { format, tokens, .. } => Kernel::MatVec { format, tokens },
+        kernel => kernel,
+    }
+}
+
+/// Returns the kernels that have a function of their own.
+pub fn functions() -> Vec<Kernel> {
+    let mut all = Kernel::all();
+    all.extend(Kernel::joined().into_iter().filter(|kernel| function(*kernel) == *kernel));
+    all
+}
+
+/// The arguments of a kernel's function.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Arguments {
+    /// The places of buffers in the list of the launch; `None` for one that the function does not use.
+    pub buffers: Vec<Option<usize>>,
+    /// The numbers.
+    pub params: Vec<u32>,
+}
+
+/// Returns the arguments of a launch with so many buffers and these numbers. Products with few activation
+/// rows have a function for up to three matrices, as `MatVecArgs` of its text says.
+pub fn arguments(kernel: Kernel, buffers: usize, params: &[u32]) -> Arguments {
+    // The matrices, and what becomes of the products.
+    let (n, mode) = match kernel {
+        Kernel::MatVec { .. } => (1, 0),
+        Kernel::MatVecJoined { how, .. } => match how {
+            JoinedAs::Apart => (params.len() - 2, 0),
+            JoinedAs::Added => (1, 1),
+            JoinedAs::Gated(ZipOp::Geglu) => (2, 3),
+            JoinedAs::Gated(ZipOp::SwigluClamped) => (2, 4),
+            JoinedAs::Gated(_) => (2, 2),
+        },
+        _ => return Arguments { buffers: (0..buffers).map(Some).collect(), params: params.to_vec() },
+    };
+    let three = |first: usize, n: usize| [0, 1, 2].map(|i| (i < n).then_some(first + i));
+    let rounded = [n, n + 1, n + 2].map(Some);
+    let outputs = buffers - n - 3;
+    let places = three(0, n).into_iter().chain(rounded).chain(three(n + 3, outputs)).collect();
+    let rows = if mode < 2 { n } else { 1 };
+    let of = |i: usize| if i < rows { params[i] } else { 0 };
+    let [cols, t] = [params[rows], params[rows + 1]];
+    let is_part = matches!(kernel, Kernel::MatVec { .. });
+    let [row_first, stride] = if is_part { [params[3], params[4]] } else { [0, params[0]] };
+    Arguments { buffers: places, params: vec![of(0), of(1), of(2), cols, t, row_first, stride, mode] }
+}
+
 /// Returns all kernels in families, each of which makes one text of reasonable size.
 pub fn families() -> Vec<Family> {
     let name = |kernel: &Kernel| match kernel {
@@ -52,7 +104,7 @@ pub fn families() -> Vec<Family> {
         _ => "rows",
     };
     let mut families: Vec<Family> = Vec::new();
-    for kernel in Kernel::all() {
+    for kernel in functions() {
         let name = name(&kernel);
         match families.iter_mut().find(|family| family.name == name) {
             Some(family) => family.kernels.push(kernel),
@@ -64,7 +116,7 @@ pub fn families() -> Vec<Family> {
 
 /// Returns the name of a kernel's function in its text.
 pub fn entry(kernel: Kernel) -> String {
-    format!("baton_{}", kernel.name())
+    format!("baton_{}", function(kernel).name())
 }
 
 /// Returns the threads of a workgroup of a kernel.
@@ -72,7 +124,7 @@ pub const fn threads(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Quantize { block: 32 } => 32,
         Kernel::Quantize { .. } => 64,
-        Kernel::MatVec { .. } | Kernel::MatVecFloat { .. } => 128,
+        Kernel::MatVec { .. } | Kernel::MatVecJoined { .. } | Kernel::MatVecFloat { .. } => 128,
         Kernel::Attend(AttendWidth::D576) | Kernel::AttendPart(AttendWidth::D576) => 320,
         _ => 256,
     }
@@ -147,6 +199,9 @@ fn line(kernel: Kernel) -> String {
         Kernel::MatMul { format } => format!("MATMUL({name}, {}, {format:?})", kind(format)),
         Kernel::MatVecFloat { format, tokens } => format!("MATVEC_FLOAT({name}, {format:?}, {tokens}u)"),
         Kernel::MatMulFloat { format } => format!("MATMUL_FLOAT({name}, {format:?})"),
+        Kernel::MatVecJoined { .. } => line(function(kernel)),
+        Kernel::NormRounded { block } => format!("NORM_ROUNDED({name}, {block}u)"),
+        Kernel::RopeAppend(style) => format!("ROPE_APPEND({name}, {})", style == RopeStyle::Adjacent),
         Kernel::RmsNorm => format!("RMS_NORM({name})"),
         Kernel::RmsNormInPlace => format!("RMS_NORM_IN_PLACE({name})"),
         Kernel::Best => format!("BEST({name})"),
@@ -202,11 +257,15 @@ pub fn text(kernels: &[Kernel]) -> String {
         )
     };
     let mut text = COMMON.to_owned();
+    let is_matvec = |kernel: &Kernel| matches!(kernel, Kernel::MatVec { .. });
+    if any(is_other) || any(is_matvec) {
+        text.push_str(GATES);
+    }
+    if any(is_other) || any(|kernel| matches!(kernel, Kernel::Quantize { .. })) {
+        text.push_str(QUANTIZE);
+    }
     if any(is_other) {
         text.push_str(ROWS);
-    }
-    if any(|kernel| matches!(kernel, Kernel::Quantize { .. })) {
-        text.push_str(QUANTIZE);
     }
     if any(is_product) {
         push_nibble_values(&mut text);
@@ -218,7 +277,7 @@ pub fn text(kernels: &[Kernel]) -> String {
     if any(is_product) || any(is_float) {
         text.push_str(PLACE);
     }
-    if any(|kernel| matches!(kernel, Kernel::MatVec { .. })) {
+    if any(is_matvec) {
         text.push_str(MATVEC);
     }
     if any(is_float) {
@@ -248,15 +307,15 @@ mod tests {
     #[test]
     fn every_kernel_is_in_one_family() {
         let kernels: Vec<Kernel> = families().into_iter().flat_map(|family| family.kernels).collect();
-        assert_eq!(kernels.len(), Kernel::all().len());
-        for kernel in Kernel::all() {
+        assert_eq!(kernels.len(), functions().len());
+        for kernel in functions() {
             assert_eq!(kernels.iter().filter(|other| **other == kernel).count(), 1, "{}", kernel.name());
         }
     }
 
     #[test]
     fn a_text_has_what_its_kernel_needs_and_no_file() {
-        for kernel in Kernel::all() {
+        for kernel in functions() {
             let text = text(&[kernel]);
             assert!(text.contains(&format!("({}", entry(kernel))), "{}", kernel.name());
             assert!(!text.contains("#include"), "{}", kernel.name());
@@ -267,9 +326,9 @@ mod tests {
 
     #[test]
     fn entries_differ() {
-        let mut names: Vec<String> = Kernel::all().into_iter().map(entry).collect();
+        let mut names: Vec<String> = functions().into_iter().map(entry).collect();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), Kernel::all().len());
+        assert_eq!(names.len(), functions().len());
     }
 }

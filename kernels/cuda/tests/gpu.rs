@@ -20,6 +20,8 @@ mod nvrtc;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use baton_kernels_gpu::Kernel;
+
 /// Returns the number of threads that compile and run at the same time.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -44,6 +46,11 @@ fn share<T: Send>(jobs: Vec<T>, work: impl Fn(T) + Sync) {
     });
 }
 
+/// Returns every kernel of the set.
+fn every() -> Vec<Kernel> {
+    Kernel::all().into_iter().chain(Kernel::joined()).collect()
+}
+
 /// Returns the value of a variable that is set and not empty.
 fn variable(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -52,7 +59,7 @@ fn variable(name: &str) -> Option<std::ffi::OsString> {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn every_kernel_computes_the_scalar_definition() {
-    use baton_kernels_gpu::{Kernel, cases};
+    use baton_kernels_gpu::cases;
     use device::EmulatedDevice;
     use library::{ARCHITECTURES, Compiler, Library, NEWEST, build_all, differs};
 
@@ -62,7 +69,7 @@ fn every_kernel_computes_the_scalar_definition() {
     };
     let folder = tempfile::tempdir().unwrap();
     build_all(&compiler, folder.path());
-    let all = ARCHITECTURES.iter().flat_map(|n| Kernel::all().into_iter().map(move |kernel| (*n, kernel)));
+    let all = ARCHITECTURES.iter().flat_map(|n| every().into_iter().map(move |kernel| (*n, kernel)));
     // The older architectures take as long again.
     let older = variable("BATON_TEST_ALL").is_some();
     let jobs = Mutex::new(all.filter(|(n, kernel)| *n == NEWEST || older && differs(*kernel)).collect());
@@ -84,13 +91,13 @@ fn every_kernel_computes_the_scalar_definition() {
 
 #[test]
 fn every_kernel_computes_the_scalar_definition_on_this_machines_gpu() {
-    use baton_kernels_gpu::{Kernel, cases};
+    use baton_kernels_gpu::cases;
 
     let facts = baton_kernels_cuda::devices();
     let Some(first) = facts.first() else { return println!("skipped: gpu: no GPU of NVIDIA") };
     let device = baton_kernels_cuda::open(first.index, None).expect("a GPU that is listed opens");
     cases::check_memory(&device);
-    for kernel in Kernel::all() {
+    for kernel in every() {
         cases::check(&device, kernel);
     }
 }

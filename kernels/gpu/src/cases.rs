@@ -10,6 +10,7 @@
 //! - Attention: 6e-6 of the largest magnitude of values, as outputs are averages of them. Parts, chunks of
 //!   rows and single queries are equal to all at once, bit for bit.
 //! - A NaN or an infinity among the activations of a product makes its row's outputs NaN.
+//! - Kernels that join others have their results, bit for bit.
 //! - No kernel writes behind its numbers, or depends on memory that nobody has written.
 
 mod altered;
@@ -18,6 +19,7 @@ mod blocks;
 mod cache;
 pub mod failing;
 pub mod host;
+mod joined;
 pub mod late;
 mod memory;
 mod numbers;
@@ -49,6 +51,9 @@ pub fn check(device: &dyn Device, kernel: Kernel) {
         | Kernel::MatMul { .. }
         | Kernel::MatVecFloat { .. }
         | Kernel::MatMulFloat { .. } => products::check(&mut probe),
+        Kernel::MatVecJoined { .. } | Kernel::NormRounded { .. } | Kernel::RopeAppend(_) => {
+            joined::check(&mut probe);
+        }
         Kernel::Append | Kernel::Keep => cache::check(&mut probe),
         Kernel::Attend(width) | Kernel::AttendPart(width) | Kernel::AttendJoin(width) => {
             attention::check(&mut probe, width);

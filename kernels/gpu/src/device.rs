@@ -209,6 +209,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Returns the tile sizes of its kernels.
     fn tiles(&self) -> Tiles;
 
+    /// Whether it has the kernels that join others ([`Kernel::joined`]).
+    fn joins(&self) -> bool {
+        false
+    }
+
     /// Returns memory whose contents are undefined. If there is none, the fault is kept, and the result can
     /// be given to every other call, which then does nothing.
     fn alloc(&self, bytes: u64) -> Buffer;

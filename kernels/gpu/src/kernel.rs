@@ -72,6 +72,34 @@ pub enum ZipOp {
     GateBySigmoid,
 }
 
+/// What becomes of products with few activation rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum JoinedAs {
+    /// Products of two or three matrices, each with an output of its own.
+    Apart,
+    /// The product of one matrix is added to the output.
+    Added,
+    /// The products of two matrices of one shape become a gate and what it gates, by one of
+    /// [`ZipOp::GATES`].
+    Gated(ZipOp),
+}
+
+impl ZipOp {
+    /// The gates of feed-forward networks.
+    pub const GATES: [Self; 3] = [Self::Swiglu, Self::Geglu, Self::SwigluClamped];
+
+    /// Returns its name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Swiglu => "swiglu",
+            Self::Geglu => "geglu",
+            Self::SwigluClamped => "swiglu_clamped",
+            Self::GateBySigmoid => "gate_by_sigmoid",
+        }
+    }
+}
+
 /// A kernel. In the lists, `f32` and `i32` name the type of a buffer's words; no type means `u32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
@@ -98,6 +126,21 @@ pub enum Kernel {
         /// One of [`TOKENS_EACH`].
         tokens: u32,
     },
+    /// Several [`Self::MatVec`] in one, and what follows them: the same bits. Only of sets that
+    /// [join](crate::Device::joins).
+    ///
+    /// Buffers: the matrices `w` ro; `q`, `scale`, `sums` ro as there; the outputs f32 rw `[t, rows]`, one of
+    /// each matrix for [`JoinedAs::Apart`], else one. Params: for [`JoinedAs::Apart`] the rows of each matrix,
+    /// else `rows`; `cols`, `t`. Groups: in x and y (flattened) `rows / matvec_rows` of each matrix, each
+    /// rounded up, or for a gate twice `rows` by it; `t / tokens` in z.
+    MatVecJoined {
+        /// A format of blocks.
+        format: Format,
+        /// One of [`TOKENS_EACH`].
+        tokens: u32,
+        /// What becomes of the products.
+        how: JoinedAs,
+    },
     /// As [`Self::MatVec`], in tiles, for more tokens: the same bits. Groups: `t / matmul_tokens` in x,
     /// `rows / matmul_rows` in y.
     MatMul {
@@ -122,6 +165,13 @@ pub enum Kernel {
     RmsNorm,
     /// As [`Self::RmsNorm`] in place. Buffers: `x` f32 rw; `weight` f32 ro.
     RmsNormInPlace,
+    /// [`Self::RmsNorm`] and [`Self::Quantize`] of its output, of `width` in whole blocks. Only of sets that
+    /// [join](crate::Device::joins). Buffers: those of the norm, then `q`, `scale`, `sums`. Params and groups:
+    /// as the norm.
+    NormRounded {
+        /// 32 or 256.
+        block: u32,
+    },
     /// The most probable token of each row of logits. Buffers: `x` ro `[n, width]`, the bits of floats; `out`
     /// rw `[n, 3]`. The first word of a row is the place of the greatest finite number, of equal ones the
     /// first, or 0 if there is none. The second is the place of the first number that is not finite, or
@@ -156,6 +206,11 @@ pub enum Kernel {
     /// word `((b heads + head) d / 2 + c / 2) 32 + s % 32`. Values: word
     /// `((b heads + head) 32 + s % 32) d / 2 + c / 2`.
     Append,
+    /// [`Self::Rope`] of queries and keys, and [`Self::Append`] of the rotated keys. Only of sets that
+    /// [join](crate::Device::joins). Buffers: `q` f32 rw `[t, q_heads d]`; `k`, `v` f32 ro `[t, heads d]`;
+    /// `cos`, `sin` f32 ro `[t, half]`; `places` ro `[t, 2]`; `keys`, `values` rw. Params:
+    /// `n = t q_heads half + t heads d / 2`, `t`, `q_heads`, `heads`, `d`, `half`.
+    RopeAppend(RopeStyle),
     /// Copies slots: `keys` and `values` rw; `moves` ro `[n, 3]`: head, slot from, slot to. Slots that are
     /// read are not written. Params: `n d / 2`, `heads`, `d`. One word of each for each `i`.
     Keep,
@@ -201,6 +256,14 @@ impl Kernel {
             Self::MatVec { format, tokens } | Self::MatVecFloat { format, tokens } => {
                 format!("matvec_{}_{tokens}", format.name().to_lowercase())
             }
+            Self::MatVecJoined { format, tokens, how } => {
+                let how = match how {
+                    JoinedAs::Apart => "apart",
+                    JoinedAs::Added => "added",
+                    JoinedAs::Gated(op) => op.name(),
+                };
+                format!("matvec_{}_{tokens}_{how}", format.name().to_lowercase())
+            }
             Self::MatMul { format } | Self::MatMulFloat { format } => {
                 format!("matmul_{}", format.name().to_lowercase())
             }
@@ -209,14 +272,8 @@ impl Kernel {
             Self::Best => "best".to_owned(),
             Self::Map(MapOp::Scale) => "scale".to_owned(),
             Self::Map(MapOp::SoftCap) => "soft_cap".to_owned(),
-            Self::Zip(op) => match op {
-                ZipOp::Add => "add",
-                ZipOp::Swiglu => "swiglu",
-                ZipOp::Geglu => "geglu",
-                ZipOp::SwigluClamped => "swiglu_clamped",
-                ZipOp::GateBySigmoid => "gate_by_sigmoid",
-            }
-            .to_owned(),
+            Self::Zip(op) => op.name().to_owned(),
+            Self::NormRounded { block } => format!("norm_rounded_{block}"),
             Self::AddBias => "add_bias".to_owned(),
             Self::ScaleRows => "scale_rows".to_owned(),
             Self::Copy => "copy".to_owned(),
@@ -224,6 +281,8 @@ impl Kernel {
             Self::AddScaled => "add_scaled".to_owned(),
             Self::Rope(RopeStyle::Adjacent) => "rope_adjacent".to_owned(),
             Self::Rope(_) => "rope_halves".to_owned(),
+            Self::RopeAppend(RopeStyle::Adjacent) => "rope_append_adjacent".to_owned(),
+            Self::RopeAppend(_) => "rope_append_halves".to_owned(),
             Self::Append => "append".to_owned(),
             Self::Keep => "keep".to_owned(),
             Self::Attend(width) => format!("attend_{}", width.dims()),
@@ -233,7 +292,25 @@ impl Kernel {
         }
     }
 
-    /// Returns every kernel and variant.
+    /// Returns every kernel and variant that only sets which [join](crate::Device::joins) have.
+    pub fn joined() -> Vec<Self> {
+        let mut all = vec![
+            Self::NormRounded { block: 32 },
+            Self::NormRounded { block: 256 },
+            Self::RopeAppend(RopeStyle::Adjacent),
+            Self::RopeAppend(RopeStyle::Halves),
+        ];
+        for format in Format::ALL.into_iter().filter(|format| format.block_len() > 1) {
+            for tokens in TOKENS_EACH {
+                let joined = |how| Self::MatVecJoined { format, tokens, how };
+                all.extend([JoinedAs::Apart, JoinedAs::Added].map(joined));
+                all.extend(ZipOp::GATES.map(|op| joined(JoinedAs::Gated(op))));
+            }
+        }
+        all
+    }
+
+    /// Returns every kernel and variant that every set has.
     pub fn all() -> Vec<Self> {
         let mut all = vec![
             Self::Quantize { block: 32 },

@@ -1,7 +1,8 @@
 //! What every GPU kernel set has in common: the device's interface, the table of kernels, and their launches.
 //!
 //! There are two sets of kernels, `kernels/wgpu` (WGSL) and `kernels/cuda` (CUDA C++). Each implements
-//! [`Device`] and every [`Kernel`]. The engine calls the functions of [`ops`] and knows neither set.
+//! [`Device`] and every [`Kernel`] of [`Kernel::all`]. `kernels/cuda` has those of [`Kernel::joined`] too. The
+//! engine calls the functions of [`ops`] and knows neither set.
 //!
 //! What always holds:
 //! - **The scalar definition of `kernels/cpu` is the definition here too.** A kernel adds in the same order.
@@ -23,5 +24,5 @@ pub mod ops;
 
 pub use device::{Buffer, Device, Facts, GpuError, HEADROOM_BYTES, Interface, Launch, Mark, Tiles};
 pub use fault::FirstFault;
-pub use kernel::{ATTEND_VECTORS, AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
+pub use kernel::{ATTEND_VECTORS, AttendWidth, JoinedAs, Kernel, MapOp, TOKENS_EACH, ZipOp};
 pub use matrix::{DeviceMatrix, Piece, Quantized, last_word, pieces};

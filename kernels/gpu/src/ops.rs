@@ -10,11 +10,13 @@ use crate::kernel::{AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
 use crate::matrix::{DeviceMatrix, Quantized};
 
 mod attention;
+mod joined;
 
 pub use attention::{
     AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs, append, attend, attend_parts,
     attend_states_bytes, copy_block, item_words, keep, score,
 };
+pub use joined::{can_join, matmul_added, matmul_apart, matmul_gated, norm_rounded, rope_append};
 
 /// The most workgroups of one dimension.
 pub const GROUPS_MAX: u32 = 65_535;
@@ -57,15 +59,20 @@ pub fn floats(device: &dyn Device, numbers: &[f32]) -> Buffer {
     table(device, &bits)
 }
 
+/// Returns memory for as many rounded numbers.
+fn rounded_rows(device: &dyn Device, numbers: usize, block: usize) -> Quantized {
+    Quantized {
+        q: device.alloc(numbers as u64),
+        scale: device.alloc(words(numbers / block)),
+        sums: device.alloc(words(numbers / 16)),
+    }
+}
+
 /// Rounds `t` activation rows `[t, cols]` to bytes, with a scale for each `block` (32 or 256) of them. `cols`
 /// is whole blocks.
 pub fn quantize(device: &dyn Device, x: &Buffer, t: usize, cols: usize, block: usize) -> Quantized {
-    let (n, numbers) = (t * cols / block, t * cols);
-    let rounded = Quantized {
-        q: device.alloc(numbers as u64),
-        scale: device.alloc(words(n)),
-        sums: device.alloc(words(numbers / 16)),
-    };
+    let n = t * cols / block;
+    let rounded = rounded_rows(device, t * cols, block);
     if n > 0 {
         let kernel = Kernel::Quantize { block: block as u32 };
         let buffers = &[x, &rounded.q, &rounded.scale, &rounded.sums];

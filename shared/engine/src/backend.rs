@@ -11,6 +11,7 @@ use baton_kernels_cpu::{Matrix, RopeStyle};
 
 use crate::config::{DeltaNet, SlidingWindow};
 use crate::eviction::Kept;
+use crate::family::Activation;
 use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
@@ -23,6 +24,7 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
 pub(crate) mod cpu_states;
 pub(crate) mod gpu;
+mod gpu_joined;
 pub(crate) mod gpu_kv;
 
 /// The tokens of one sequence in a pass.
@@ -113,6 +115,14 @@ impl<'a> AttentionShape<'a> {
     }
 }
 
+/// An RMS norm.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    pub(crate) weight: &'a [f32],
+    /// Added to the mean of the squares.
+    pub(crate) eps: f32,
+}
+
 /// The head whose attention scores are kept, and the buffer for them.
 pub(crate) struct ScoreTarget<'a> {
     pub(crate) head: usize,
@@ -178,6 +188,55 @@ pub(crate) trait Backend: Send + Sync {
     /// [`WeightError`] if weights cannot be read; the outputs are then undefined.
     fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]) -> Result<(), WeightError>;
 
+    /// Sets `normed` to the norm of `x`, and each output to `normed W^T`.
+    ///
+    /// # Errors
+    /// As [`Self::project`].
+    fn norm_and_project(
+        &self,
+        x: &Self::Rows,
+        norm: Norm<'_>,
+        normed: &mut Self::Rows,
+        into: &mut [(Weight<'_>, &mut Self::Rows)],
+    ) -> Result<(), WeightError> {
+        self.rms_norm(x, norm.weight, norm.eps, normed);
+        self.project(normed, into)
+    }
+
+    /// As [`Self::norm_and_project`] for a gate and what it gates, and sets the first output to
+    /// `act(gate) * up`. The second output is undefined then.
+    ///
+    /// # Errors
+    /// As [`Self::project`].
+    fn norm_and_gate(
+        &self,
+        x: &Self::Rows,
+        norm: Norm<'_>,
+        normed: &mut Self::Rows,
+        activation: Activation,
+        [(gate_weight, gate), (up_weight, up)]: [(Weight<'_>, &mut Self::Rows); 2],
+    ) -> Result<(), WeightError> {
+        self.norm_and_project(x, norm, normed, &mut [(gate_weight, &mut *gate), (up_weight, &mut *up)])?;
+        self.activate(activation, gate, up);
+        Ok(())
+    }
+
+    /// Adds `y W^T` to `x`. `product` has room for it, and is undefined afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::project`].
+    fn project_and_add(
+        &self,
+        y: &Self::Rows,
+        weight: Weight<'_>,
+        product: &mut Self::Rows,
+        x: &mut Self::Rows,
+    ) -> Result<(), WeightError> {
+        self.project(y, &mut [(weight, &mut *product)])?;
+        self.add(x, product);
+        Ok(())
+    }
+
     /// Adds the bias to each row; an empty bias changes nothing.
     fn add_bias(&self, x: &mut Self::Rows, bias: &[f32]);
 
@@ -192,6 +251,15 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Sets `gate` to the clamped form of [`Self::swiglu`], as in gpt-oss.
     fn swiglu_clamped(&self, gate: &mut Self::Rows, up: &Self::Rows);
+
+    /// Sets `gate = act(gate) * up`.
+    fn activate(&self, activation: Activation, gate: &mut Self::Rows, up: &Self::Rows) {
+        match activation {
+            Activation::Silu => self.swiglu(gate, up),
+            Activation::Gelu => self.geglu(gate, up),
+            Activation::ClampedSilu => self.swiglu_clamped(gate, up),
+        }
+    }
 
     /// Adds `factors[i]` times row `i` of `y` to row `rows[i]` of `x`, for every `i`.
     fn add_scaled(&self, x: &mut Self::Rows, rows: &[usize], factors: &[f32], y: &Self::Rows);
@@ -221,6 +289,21 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Writes the keys and values of every span's new rows into its blocks.
     fn append(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, spans: &[SeqSpan]);
+
+    /// Rotates the heads of the queries and of the keys, and appends the keys and the values. `rotation` is
+    /// that of [`Self::rope`]. The keys are undefined afterwards.
+    fn rotate_and_append(
+        &self,
+        kv: &mut Self::Kv,
+        layer: usize,
+        (d_head, table, style): (usize, &RopeTable, RopeStyle),
+        (q, k, v): (&mut Self::Rows, &mut Self::Rows, &Self::Rows),
+        spans: &[SeqSpan],
+    ) {
+        self.rope(q, d_head, table, style);
+        self.rope(k, d_head, table, style);
+        self.append(kv, layer, k, v, spans);
+    }
 
     /// Computes attention of every row of the spans over its own sequence; other rows of `out` and `lse` do
     /// not change. A span may begin and end anywhere in the tokens whose keys were appended. `lse` is

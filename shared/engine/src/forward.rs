@@ -7,6 +7,7 @@
 
 mod adapted;
 mod captured;
+mod halves;
 mod inputs;
 mod latent;
 mod mixture;
@@ -14,7 +15,6 @@ mod recurrent;
 
 use std::ops::Range;
 
-use crate::adapter::Projection;
 use crate::backend::{AttentionShape, Backend, SeqSpan};
 use crate::config::{Heads, ModelConfig, SlidingWindow, Temperature};
 use crate::family::Activation;
@@ -23,10 +23,7 @@ use crate::rope::RopeTable;
 use crate::sampling::Best;
 use crate::scores::{AttentionScores, Capture};
 use crate::tokenizer::TokenId;
-use crate::weights::{
-    AttentionInputs, AttentionWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights, Part, PartWeights,
-    WeightError, WeightSource,
-};
+use crate::weights::{GatedWeights, Part, PartWeights, WeightError, WeightSource};
 
 pub(crate) use adapted::Adapted;
 
@@ -125,11 +122,7 @@ impl<R> Gated<R> {
         let [gate_bias, up_bias, _] = weights.biases;
         backend.add_bias(&mut self.gate, gate_bias);
         backend.add_bias(&mut self.up, up_bias);
-        match activation {
-            Activation::Silu => backend.swiglu(&mut self.gate, &self.up),
-            Activation::Gelu => backend.geglu(&mut self.gate, &self.up),
-            Activation::ClampedSilu => backend.swiglu_clamped(&mut self.gate, &self.up),
-        }
+        backend.activate(activation, &mut self.gate, &self.up);
     }
 }
 
@@ -230,79 +223,6 @@ impl<'a, B: Backend> Pass<'a, B> {
         self.feed_forward(layer, &weights)
     }
 
-    /// Computes the queries of every row, and writes its keys and values into the cache.
-    fn keys_and_values(
-        &mut self,
-        kv: &mut B::Kv,
-        layer: usize,
-        weights: &AttentionWeights<'_>,
-    ) -> Result<(), WeightError> {
-        let PassInput { backend, config, spans, .. } = self.input;
-        backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
-        match (&weights.inputs, &config.latent) {
-            (AttentionInputs::Latent(weights), Some(latent)) => {
-                self.project_latent(layer, weights, latent)?
-            }
-            (AttentionInputs::Heads(weights), _) => self.project_heads(layer, weights)?,
-            (AttentionInputs::Latent(_), None) => return Err(WeightError::WrongPart(Part::Attention)),
-        }
-        if !self.temperature.is_empty() {
-            backend.scale_rows(&mut self.q, &self.temperature);
-        }
-        if config.kv_layer(layer) == layer {
-            backend.append(kv, layer, &self.k, &self.v, spans);
-        }
-        Ok(())
-    }
-
-    /// Computes queries, keys and values by a projection for each.
-    fn project_heads(&mut self, layer: usize, weights: &HeadWeights<'_>) -> Result<(), WeightError> {
-        let backend = self.input.backend;
-        let heads = self.heads;
-        let mut both = self.gate.as_ref().map(|_| backend.rows(self.n_rows, 2 * heads.d_q()));
-        let q = both.as_mut().unwrap_or(&mut self.q);
-        let mut into = vec![(weights.q, q)];
-        into.extend(weights.k.map(|weight| (weight, &mut self.k)));
-        into.extend(weights.v.map(|weight| (weight, &mut self.v)));
-        backend.project(&self.normed, &mut into)?;
-        if weights.k.is_some() && weights.v.is_none() {
-            self.v = backend.take(&self.k, heads.d_kv(), 0..heads.d_kv());
-        }
-        if let (Some(both), Some(gate)) = (&both, &mut self.gate) {
-            backend.split(both, heads.width, &mut self.q, gate);
-        }
-        let changed = &mut [
-            (Projection::Query, &mut self.q),
-            (Projection::Key, &mut self.k),
-            (Projection::Value, &mut self.v),
-        ];
-        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
-        let [q_bias, k_bias, v_bias] = weights.biases;
-        backend.add_bias(&mut self.q, q_bias);
-        backend.add_bias(&mut self.k, k_bias);
-        backend.add_bias(&mut self.v, v_bias);
-        self.norm_and_rotate(layer, weights);
-        Ok(())
-    }
-
-    /// Applies the norms of heads, and rotates queries and keys.
-    fn norm_and_rotate(&mut self, layer: usize, weights: &HeadWeights<'_>) {
-        let PassInput { backend, config, .. } = self.input;
-        let [q_norm, k_norm, v_norm] = weights.head_norms;
-        let mut turned = vec![(&mut self.q, q_norm)];
-        if weights.k.is_some() {
-            backend.norm_heads(&mut self.v, v_norm, config.norm_eps);
-            turned.push((&mut self.k, k_norm));
-        }
-        let table = rope_at(config, layer, &self.rope, self.local_rope.as_ref());
-        for (x, norm) in turned {
-            backend.norm_heads(x, norm, config.norm_eps);
-            if config.is_rotated(layer) {
-                backend.rope(x, self.heads.width, table, config.family.rope_style);
-            }
-        }
-    }
-
     /// Computes attention, and the scores that were requested.
     fn attend(&mut self, kv: &B::Kv, layer: usize, sinks: &[f32], last: bool) -> Result<(), WeightError> {
         let PassInput { backend, spans, .. } = self.input;
@@ -366,75 +286,6 @@ impl<'a, B: Backend> Pass<'a, B> {
         self.inputs = self.inputs.as_ref().map(|inputs| backend.gather(inputs, &rows));
         self.normed = backend.rows(rows.len(), config.d_model);
         self.scratch = Gated::new(backend, rows.len(), self.scratch.width);
-    }
-
-    /// Adds the projected attention output to the residual stream.
-    fn mix(&mut self, layer: usize, weights: &AttentionWeights<'_>) -> Result<(), WeightError> {
-        let PassInput { backend, config, .. } = self.input;
-        let values = match (&weights.inputs, &config.latent) {
-            (AttentionInputs::Latent(weights), Some(latent)) => Some(self.latent_values(weights, latent)?),
-            _ => None,
-        };
-        let mixed = values.as_ref().unwrap_or(&self.mixed);
-        backend.project(mixed, &mut [(weights.o, &mut self.normed)])?;
-        let changed = &mut [(Projection::Output, &mut self.normed)];
-        self.adapted.add(backend, layer, (mixed, self.n_rows), changed)?;
-        backend.add_bias(&mut self.normed, weights.o_bias);
-        self.add_half(weights.post_norm);
-        Ok(())
-    }
-
-    /// Adds the output of half a layer to the residual stream.
-    fn add_half(&mut self, post_norm: &[f32]) {
-        let PassInput { backend, config, .. } = self.input;
-        backend.norm_heads(&mut self.normed, post_norm, config.norm_eps);
-        backend.scale(&mut self.normed, config.residual_scale);
-        backend.add(&mut self.x, &self.normed);
-    }
-
-    fn feed_forward(&mut self, layer: usize, weights: &FfnWeights<'_>) -> Result<(), WeightError> {
-        let PassInput { backend, config, .. } = self.input;
-        backend.rms_norm(&self.x, weights.norm, config.norm_eps, &mut self.normed);
-        match &weights.body {
-            FfnBody::Dense(network) => {
-                self.hint_next_layer(layer);
-                self.dense(layer, network)?;
-            }
-            FfnBody::Experts(mixture) => {
-                let dense = match &mixture.beside {
-                    Some(beside) => Some(self.beside(layer, beside)?),
-                    None => None,
-                };
-                if let Some(experts) = config.experts_at(layer) {
-                    self.normed = self.mixture(layer, experts, mixture)?;
-                }
-                if let (Some(beside), Some(dense)) = (&mixture.beside, dense) {
-                    backend.norm_heads(&mut self.normed, beside.expert_post_norm, config.norm_eps);
-                    backend.add(&mut self.normed, &dense);
-                }
-            }
-        }
-        self.add_half(weights.post_norm);
-        if let Some(input) = &weights.input {
-            self.add_input(layer, input)?;
-        }
-        backend.scale(&mut self.x, weights.scale);
-        Ok(())
-    }
-
-    /// Replaces the rows under the norm by the result of a dense network.
-    fn dense(&mut self, layer: usize, network: &GatedWeights<'_>) -> Result<(), WeightError> {
-        let PassInput { backend, config, .. } = self.input;
-        self.scratch.project(backend, network, &self.normed)?;
-        let Gated { gate, up, .. } = &mut self.scratch;
-        let changed = &mut [(Projection::Gate, gate), (Projection::Up, up)];
-        self.adapted.add(backend, layer, (&self.normed, self.n_rows), changed)?;
-        self.scratch.activate(backend, network, config.family.activation);
-        backend.project(&self.scratch.gate, &mut [(network.down, &mut self.normed)])?;
-        let changed = &mut [(Projection::Down, &mut self.normed)];
-        self.adapted.add(backend, layer, (&self.scratch.gate, self.n_rows), changed)?;
-        backend.add_bias(&mut self.normed, network.biases[2]);
-        Ok(())
     }
 
     fn hint_next_layer(&self, layer: usize) {

@@ -56,16 +56,21 @@ DEVICE void expect(const u32* at) { asm volatile("prefetch.global.L2 [%0];" : : 
 DEVICE void expect(const u32*) {}
 #endif
 
-// Every kernel begins with this. If kernels may overlap, it lets the next one of the stream take its place.
-// Then it waits until all before it have ended, and what they have written is there.
+// Kernels of a stream may overlap. A kernel begins with `let_next_begin`: the next one may take its place. It
+// touches nothing that kernels write before `wait_for_earlier`, which returns when all before it have ended
+// and what they have written is there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(BATON_EMULATION)
-DEVICE void follow() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-}
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" : : : "memory"); }
 #else
-DEVICE void follow() {}
+DEVICE void let_next_begin() {}
+DEVICE void wait_for_earlier() {}
 #endif
+
+DEVICE void follow() {
+    let_next_begin();
+    wait_for_earlier();
+}
 
 // The nearest binary16, ties to even; NaN becomes a quiet NaN.
 DEVICE u32 float_to_half(float value) {

@@ -119,26 +119,17 @@ struct NibbleOrder {
         load_four(w, at, four);
         six = {four[0], four[1], four[2], four[3]};
     }
-    DEVICE i32 scale(const Six& six, u32 g) {
-        u32 at = 8u * (g & 3u);
-        u32 small = six.low >> at & 63u;
-        u32 large = (six.high >> at & 15u) | (six.low >> (at + 6u) & 3u) << 4;
-        return (i32)(g < 4u ? small : large);
+    // Two neighbours: that of an even group `g` in the low byte, the next one above it. Those of groups from 4
+    // on have four bits in `high` and two in the word of the others.
+    DEVICE Groups both(u32 word, u32 high, u32 u) {
+        u32 at = u & 2u ? 16u : 0u;
+        u32 small = word >> at & 0x3f3fu;
+        u32 large = (high >> at & 0x0f0fu) | (word >> (at + 2u) & 0x3030u);
+        u32 pair = u < 4u ? small : large;
+        return {(i32)(pair & 0xffu), (i32)(pair >> 8)};
     }
-    DEVICE i32 minimum(const Six& six, u32 g) {
-        u32 at = 8u * (g & 3u);
-        u32 small = six.mid >> at & 63u;
-        u32 large = (six.high >> (at + 4u) & 15u) | (six.mid >> (at + 6u) & 3u) << 4;
-        return (i32)(g < 4u ? small : large);
-    }
-    DEVICE Groups scales(const Six& six, u32 u) {
-        u32 g = u & ~1u;
-        return {scale(six, g), scale(six, g + 1u)};
-    }
-    DEVICE Groups minima(const Six& six, u32 u) {
-        u32 g = u & ~1u;
-        return {minimum(six, g), minimum(six, g + 1u)};
-    }
+    DEVICE Groups scales(const Six& six, u32 u) { return both(six.low, six.high, u); }
+    DEVICE Groups minima(const Six& six, u32 u) { return both(six.mid, six.high >> 4, u); }
 };
 
 struct Q4K : NibbleOrder {

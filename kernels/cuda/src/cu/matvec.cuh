@@ -1,16 +1,77 @@
-// Products of a quantized matrix with few activation rows.
+// Products of quantized matrices with few activation rows: of one matrix, of up to three with the same
+// activations, added to what is there, or a gate and what it gates.
 //
-// A warp takes MATVEC_ROWS weight rows and up to TOKENS activation rows. Each lane decodes one unit of 32
-// weights of each row and multiplies it with all activation rows. Integer sums are exact, so any lane may
-// compute them. The chain `y = fma(z, dx, y)` over blocks then runs in order: for short blocks in one lane
-// for each row and token, over numbers in shared memory; for super-blocks, of which a warp has four at a
-// time, in all lanes of a group of four. Weights of the next step are loaded before the chain runs.
+// A workgroup takes SLOTS weight rows and up to TOKENS activation rows. Weights of the next step are loaded
+// before those of this step are used, and those of the first before the kernel waits for earlier ones: no
+// kernel writes weights. Integer sums are exact, so any lane may compute them. The chain `y = fma(z, dx, y)`
+// runs in order over the blocks, in one lane for each row and token, over numbers in shared memory.
+
+// What becomes of a product.
+#define SET 0u
+#define ADDED 1u
+#define SWIGLU 2u
+#define GEGLU 3u
+#define SWIGLU_CLAMPED 4u
+
+struct MatVecArgs {
+    const u32* w[3];
+    const u32* q;
+    const float* scale;
+    const i32* sums;
+    float* out[3];
+    u32 rows[3];
+    u32 cols, t, row_first, stride, mode;
+};
+
+// The weight rows of a workgroup: of one matrix, or in turns of a gate and of what it gates.
+struct Slots {
+    // Of even slots, and of odd ones.
+    const u32* w[2];
+    u32 first, rows, matrix;
+    bool gated;
+
+    // The row of a slot; at most the last.
+    __device__ __forceinline__ u32 row(u32 slot) const { return below(first + (gated ? slot / 2u : slot), rows); }
+    __device__ __forceinline__ const u32* weights(u32 slot) const { return w[slot % 2u]; }
+};
+
+DEVICE Slots slots_of(const MatVecArgs& args) {
+    u32 group = flat_group(), matrix = 0;
+    if (args.mode >= SWIGLU) return {{args.w[0], args.w[1]}, group * (SLOTS / 2u), args.rows[0], 0u, true};
+    u32 groups = (args.rows[0] + SLOTS - 1u) / SLOTS;
+    if (args.rows[1] != 0 && group >= groups) {
+        group -= groups;
+        matrix = 1u;
+        groups = (args.rows[1] + SLOTS - 1u) / SLOTS;
+        if (args.rows[2] != 0 && group >= groups) {
+            group -= groups;
+            matrix = 2u;
+        }
+    }
+    const u32* w = matrix == 0 ? args.w[0] : matrix == 1u ? args.w[1] : args.w[2];
+    u32 rows = matrix == 0 ? args.rows[0] : matrix == 1u ? args.rows[1] : args.rows[2];
+    return {{w, w}, group * SLOTS, rows, matrix, false};
+}
+
+// Writes the result of a slot and a token: `other` is that of the next slot. Called by the lanes that have one.
+DEVICE void put(const MatVecArgs& args, const Slots& slots, u32 slot, u32 token, float y, float other) {
+    u32 row = slots.first + (slots.gated ? slot / 2u : slot);
+    if (row >= slots.rows || token >= args.t || (slots.gated && slot % 2u != 0)) return;
+    float* out = slots.matrix == 0 ? args.out[0] : slots.matrix == 1u ? args.out[1] : args.out[2];
+    u64 at = slots.matrix == 0 ? (u64)token * args.stride + args.row_first + row : (u64)token * slots.rows + row;
+    if (args.mode == ADDED) y = add(out[at], y);
+    if (args.mode == SWIGLU) y = Swiglu::apply(y, other);
+    if (args.mode == GEGLU) y = Geglu::apply(y, other);
+    if (args.mode == SWIGLU_CLAMPED) y = SwigluClamped::apply(y, other);
+    out[at] = y;
+}
 
 // `y` of a row and a token, in order over the blocks whose numbers lie in the lists.
+template <u32 MOST>
 DEVICE float chain(const float* z, const float* dx, u32 n, float y) {
-    if (n == WARP) {
+    if (n == MOST) {
 #pragma unroll
-        for (u32 i = 0; i < WARP; i += 4u) {
+        for (u32 i = 0; i < MOST; i += 4u) {
             float4 a = *(const float4*)(z + i);
             float4 b = *(const float4*)(dx + i);
             y = fused(a.x, b.x, y);
@@ -24,22 +85,24 @@ DEVICE float chain(const float* z, const float* dx, u32 n, float y) {
     return y;
 }
 
+// A warp has two slots, and each lane a block of 32 weights of each.
 template <class F, u32 TOKENS>
-DEVICE void matvec_short(const u32* __restrict__ w, const u32* __restrict__ q,
-                         const float* __restrict__ scale, const i32* __restrict__ sums,
-                         float* __restrict__ out, u32 rows, u32 cols, u32 t, u32 row_first, u32 stride) {
+DEVICE void matvec_short(const MatVecArgs& args) {
     __shared__ __align__(16) float z_lists[MATVEC_WARPS][MATVEC_ROWS * TOKENS][LIST];
     __shared__ __align__(16) float dx_lists[MATVEC_WARPS][TOKENS][LIST];
-    MatVecPlace at = matvec_place(TOKENS);
-    if (at.row >= rows) return;
-    u32 blocks = cols / 32u, lane = at.lane;
+    Slots slots = slots_of(args);
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_token = blockIdx.z * TOKENS;
+    u32 blocks = args.cols / 32u, t = args.t, first_slot = warp * MATVEC_ROWS;
+    const u32* weights[MATVEC_ROWS];
     u64 starts[MATVEC_ROWS];
     typename F::Raw next[MATVEC_ROWS];
 #pragma unroll
     for (u32 r = 0; r < MATVEC_ROWS; r++) {
-        starts[r] = (u64)below(at.row + r, rows) * blocks * F::BYTES;
-        if (lane < blocks) F::load(w, starts[r] + lane * F::BYTES, next[r]);
+        weights[r] = slots.weights(first_slot + r);
+        starts[r] = (u64)slots.row(first_slot + r) * blocks * F::BYTES;
+        if (lane < blocks) F::load(weights[r], starts[r] + lane * F::BYTES, next[r]);
     }
+    wait_for_earlier();
     float y = 0.0f;
     u32 my_row = lane / TOKENS, my_token = lane % TOKENS;
     for (u32 first = 0; first < blocks; first += WARP) {
@@ -48,7 +111,7 @@ DEVICE void matvec_short(const u32* __restrict__ w, const u32* __restrict__ q,
 #pragma unroll
         for (u32 r = 0; r < MATVEC_ROWS; r++) {
             raw[r] = next[r];
-            if (b + WARP < blocks) F::load(w, starts[r] + (u64)(b + WARP) * F::BYTES, next[r]);
+            if (b + WARP < blocks) F::load(weights[r], starts[r] + (u64)(b + WARP) * F::BYTES, next[r]);
         }
         if (b < blocks) {
             Unit unit[MATVEC_ROWS];
@@ -56,27 +119,27 @@ DEVICE void matvec_short(const u32* __restrict__ w, const u32* __restrict__ q,
             for (u32 r = 0; r < MATVEC_ROWS; r++) F::weights(raw[r], unit[r]);
 #pragma unroll
             for (u32 k = 0; k < TOKENS; k++) {
-                u64 block = (u64)below(at.token + k, t) * blocks + b;
-                const uint4* bytes = (const uint4*)q + 2u * block;
+                u64 block = (u64)below(first_token + k, t) * blocks + b;
+                const uint4* bytes = (const uint4*)args.q + 2u * block;
                 uint4 qa = bytes[0], qb = bytes[1];
-                dx_lists[at.warp][k][lane] = scale[block];
+                dx_lists[warp][k][lane] = args.scale[block];
                 float sum = 0.0f;
-                if (F::MINIMUM) sum = (float)(sums[2u * block] + sums[2u * block + 1u]);
+                if (F::MINIMUM) sum = (float)(args.sums[2u * block] + args.sums[2u * block + 1u]);
 #pragma unroll
                 for (u32 r = 0; r < MATVEC_ROWS; r++) {
                     float z = mul((float)(dot16(unit[r].a, qa) + dot16(unit[r].b, qb)), F::scale(raw[r]));
                     if (F::MINIMUM) z = fused(sum, F::minimum(raw[r]), z);
-                    z_lists[at.warp][r * TOKENS + k][lane] = z;
+                    z_lists[warp][r * TOKENS + k][lane] = z;
                 }
             }
         }
         __syncwarp();
         u32 n = blocks - first < WARP ? blocks - first : WARP;
-        if (lane < MATVEC_ROWS * TOKENS) y = chain(z_lists[at.warp][lane], dx_lists[at.warp][my_token], n, y);
+        if (lane < MATVEC_ROWS * TOKENS) y = chain<WARP>(z_lists[warp][lane], dx_lists[warp][my_token], n, y);
         __syncwarp();
     }
-    if (lane < MATVEC_ROWS * TOKENS && at.row + my_row < rows && at.token + my_token < t)
-        out[(u64)(at.token + my_token) * stride + row_first + at.row + my_row] = y;
+    float other = __shfl_sync(ALL_LANES, y, lane + TOKENS);
+    if (lane < MATVEC_ROWS * TOKENS) put(args, slots, first_slot + my_row, first_token + my_token, y, other);
 }
 
 // Adds up eight numbers in shared memory.
@@ -85,88 +148,122 @@ DEVICE i32 sum_of_eight(const i32* from) {
     return a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
 }
 
+// Super-blocks of a row that a workgroup has at a time: a thread has a unit of 32 weights.
+#define LONG_BLOCKS (MATVEC_WARPS * WARP / 8u)
+// Numbers from one list of them to the next: multiples of four, in other banks.
+#define LONG_LIST (LONG_BLOCKS + 4u)
+
 template <class F, u32 TOKENS>
-DEVICE void matvec_long(const u32* __restrict__ w, const u32* __restrict__ q, const float* __restrict__ scale,
-                        const i32* __restrict__ sums, float* __restrict__ out, u32 rows, u32 cols, u32 t,
-                        u32 row_first, u32 stride) {
-    // For each row and token: sums of `scale * dot` of 32 units, and of `minimum * sum`.
-    __shared__ __align__(16) i32 dots[MATVEC_WARPS][MATVEC_ROWS * TOKENS][LIST];
-    __shared__ __align__(16) i32 offsets[MATVEC_WARPS][F::MINIMA ? MATVEC_ROWS * TOKENS : 1u][LIST];
-    __shared__ u32 units[MATVEC_WARPS][MATVEC_ROWS][4];
-    MatVecPlace at = matvec_place(TOKENS);
-    if (at.row >= rows) return;
-    // Lanes of a super-block: its eight units. Then: its rows and tokens, four blocks each.
-    u32 blocks = cols / 256u, lane = at.lane, u = lane % 8u, mine = lane / 8u;
-    u32 pair = lane / 4u, my_row = pair / TOKENS, my_token = below(at.token + pair % TOKENS, t);
-    bool chains = lane < MATVEC_ROWS * TOKENS * 4u;
-    u64 starts[MATVEC_ROWS];
-    typename F::Raw next[MATVEC_ROWS];
+struct LongShared {
+    // Rows at a time, and how often until all slots have had their turn.
+    static const u32 ROWS = TOKENS == 1u ? 4u : 2u;
+    static const u32 TURNS = SLOTS / ROWS;
+    // For each row and token: sums of `scale * dot` of 32 units, and of `minimum * sum`. Two turns.
+    __align__(16) i32 dots[2][ROWS * TOKENS][LONG_BLOCKS * 8u];
+    __align__(16) i32 offsets[F::MINIMA ? 2u : 1u][F::MINIMA ? ROWS * TOKENS : 1u][LONG_BLOCKS * 8u];
+    u32 units[2][ROWS][LONG_BLOCKS];
+    // What the chains take.
+    __align__(16) float z[2][SLOTS * TOKENS][LONG_LIST];
+    __align__(16) float dx[2][TOKENS][LONG_LIST];
+};
+
+// The workgroup takes rows by turns: turn `h` has slots `h`, `h + TURNS` and so on. Behind a barrier, some
+// threads make `z` of the turn's sums while the others go on; the last warp runs the chains of a pass later.
+template <class F, u32 TOKENS>
+DEVICE void matvec_long(const MatVecArgs& args) {
+    typedef LongShared<F, TOKENS> S;
+    __shared__ S shared;
+    Slots slots = slots_of(args);
+    u32 thread = threadIdx.x, lane = thread % WARP, u = thread % 8u, mine = thread / 8u;
+    u32 blocks = args.cols / 256u, t = args.t, first_token = blockIdx.z * TOKENS;
+    bool chains = thread / WARP == MATVEC_WARPS - 1u && lane < SLOTS * TOKENS;
+    typename F::Raw next[S::ROWS];
 #pragma unroll
-    for (u32 r = 0; r < MATVEC_ROWS; r++) {
-        starts[r] = (u64)below(at.row + r, rows) * blocks * F::BYTES;
-        if (mine < blocks) F::load(w, starts[r] + mine * F::BYTES, u, next[r]);
+    for (u32 j = 0; j < S::ROWS; j++) {
+        u64 start = (u64)slots.row(j * S::TURNS) * blocks * F::BYTES;
+        if (mine < blocks) F::load(slots.weights(j * S::TURNS), start + mine * F::BYTES, u, next[j]);
     }
+    wait_for_earlier();
     float y = 0.0f;
-    for (u32 first = 0; first < blocks; first += 4u) {
-        u32 b = first + mine;
-        typename F::Raw raw[MATVEC_ROWS];
+    for (u32 first = 0, pass = 0; first < blocks; first += LONG_BLOCKS, pass ^= 1u) {
+        u32 b = first + mine, n = blocks - first < LONG_BLOCKS ? blocks - first : LONG_BLOCKS;
 #pragma unroll
-        for (u32 r = 0; r < MATVEC_ROWS; r++) {
-            raw[r] = next[r];
-            if (b + 4u < blocks) F::load(w, starts[r] + (u64)(b + 4u) * F::BYTES, u, next[r]);
-        }
-        if (b < blocks) {
-            Unit unit[MATVEC_ROWS];
+        for (u32 h = 0; h < S::TURNS; h++) {
+            typename F::Raw raw[S::ROWS];
+            u32 h_next = h + 1u < S::TURNS ? h + 1u : 0u, b_next = h + 1u < S::TURNS ? b : b + LONG_BLOCKS;
 #pragma unroll
-            for (u32 r = 0; r < MATVEC_ROWS; r++) {
-                F::weights(raw[r], u, unit[r]);
-                if (u == 0) units[at.warp][r][mine] = raw[r].units;
+            for (u32 j = 0; j < S::ROWS; j++) {
+                raw[j] = next[j];
+                u32 slot = j * S::TURNS + h_next;
+                u64 start = (u64)slots.row(slot) * blocks * F::BYTES;
+                if (b_next < blocks) F::load(slots.weights(slot), start + (u64)b_next * F::BYTES, u, next[j]);
             }
+            if (b < blocks) {
+                Unit unit[S::ROWS];
 #pragma unroll
-            for (u32 k = 0; k < TOKENS; k++) {
-                u64 groups = ((u64)below(at.token + k, t) * blocks + b) * 16u;
-                u64 a = groups + F::first(u), c = groups + F::second(u);
-                uint4 qa = ((const uint4*)q)[a], qb = ((const uint4*)q)[c];
-                i32 sum_a = F::MINIMA ? sums[a] : 0, sum_b = F::MINIMA ? sums[c] : 0;
+                for (u32 j = 0; j < S::ROWS; j++) {
+                    F::weights(raw[j], u, unit[j]);
+                    if (u == 0) shared.units[h % 2u][j][mine] = raw[j].units;
+                }
 #pragma unroll
-                for (u32 r = 0; r < MATVEC_ROWS; r++) {
-                    Groups s = F::scales(raw[r], u);
-                    dots[at.warp][r * TOKENS + k][lane] =
-                        s.a * dot16(unit[r].a, qa) + s.b * dot16(unit[r].b, qb);
-                    if (F::MINIMA) {
-                        Groups m = F::minima(raw[r], u);
-                        offsets[at.warp][r * TOKENS + k][lane] = m.a * sum_a + m.b * sum_b;
+                for (u32 k = 0; k < TOKENS; k++) {
+                    u64 groups = ((u64)below(first_token + k, t) * blocks + b) * 16u;
+                    u64 a = groups + F::first(u), c = groups + F::second(u);
+                    uint4 qa = ((const uint4*)args.q)[a], qb = ((const uint4*)args.q)[c];
+                    i32 sum_a = F::MINIMA ? args.sums[a] : 0, sum_b = F::MINIMA ? args.sums[c] : 0;
+#pragma unroll
+                    for (u32 j = 0; j < S::ROWS; j++) {
+                        Groups s = F::scales(raw[j], u);
+                        shared.dots[h % 2u][j * TOKENS + k][thread] =
+                            s.a * dot16(unit[j].a, qa) + s.b * dot16(unit[j].b, qb);
+                        if (F::MINIMA) {
+                            Groups m = F::minima(raw[j], u);
+                            shared.offsets[h % 2u][j * TOKENS + k][thread] = m.a * sum_a + m.b * sum_b;
+                        }
                     }
                 }
             }
-        }
-        __syncwarp();
-        u32 n = blocks - first < 4u ? blocks - first : 4u;
-        float z = 0.0f, dx = 0.0f;
-        if (chains && lane % 4u < n) {
-            u32 d = units[at.warp][my_row][lane % 4u];
-            z = mul((float)sum_of_eight(&dots[at.warp][pair][lane % 4u * 8u]),
-                    mul(half_to_float(d & 0xffffu), F::unit()));
-            if (F::MINIMA) {
-                float sum = (float)sum_of_eight(&offsets[at.warp][pair][lane % 4u * 8u]);
-                z = fused(sum, -half_to_float(d >> 16), z);
+            __syncthreads();
+            u32 list = thread / LONG_BLOCKS, at = thread % LONG_BLOCKS;
+            if (list < S::ROWS * TOKENS && at < n) {
+                u32 j = list / TOKENS, k = list % TOKENS, d = shared.units[h % 2u][j][at];
+                float z = mul((float)sum_of_eight(&shared.dots[h % 2u][list][8u * at]),
+                              mul(half_to_float(d & 0xffffu), F::unit()));
+                if (F::MINIMA) {
+                    float sum = (float)sum_of_eight(&shared.offsets[h % 2u][list][8u * at]);
+                    z = fused(sum, -half_to_float(d >> 16), z);
+                }
+                shared.z[pass][(j * S::TURNS + h) * TOKENS + k][at] = z;
             }
-            dx = scale[(u64)my_token * blocks + first + lane % 4u];
+            if (h == 0 && thread < TOKENS * LONG_BLOCKS && at < n) {
+                u64 token = below(first_token + list, t);
+                shared.dx[pass][list][at] = args.scale[token * blocks + first + at];
+            }
+            // All of the pass before is there: a barrier lies between.
+            if (h == 0 && first != 0 && chains) {
+                y = chain<LONG_BLOCKS>(shared.z[pass ^ 1u][lane], shared.dx[pass ^ 1u][lane % TOKENS],
+                                       LONG_BLOCKS, y);
+            }
         }
-        for (u32 s = 0; s < n; s++) {
-            u32 from = (lane & ~3u) + s;
-            y = fused(__shfl_sync(ALL_LANES, z, from), __shfl_sync(ALL_LANES, dx, from), y);
-        }
-        __syncwarp();
     }
-    if (chains && lane % 4u == 0 && at.row + my_row < rows && at.token + pair % TOKENS < t)
-        out[(u64)my_token * stride + row_first + at.row + my_row] = y;
+    __syncthreads();
+    if (thread / WARP != MATVEC_WARPS - 1u) return;
+    u32 last = (blocks - 1u) / LONG_BLOCKS;
+    if (chains) {
+        y = chain<LONG_BLOCKS>(shared.z[last % 2u][lane], shared.dx[last % 2u][lane % TOKENS],
+                               blocks - last * LONG_BLOCKS, y);
+    }
+    float other = __shfl_sync(ALL_LANES, y, lane + TOKENS);
+    if (chains) put(args, slots, lane / TOKENS, first_token + lane % TOKENS, y, other);
 }
 
 #define MATVEC(name, kind, format, tokens)                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 4)                                                     \
-        name(const u32* w, const u32* q, const float* scale, const i32* sums, float* out, u32 rows, u32 cols,\
-             u32 t, u32 row_first, u32 stride) {                                                             \
-        follow();                                                                                            \
-        matvec_##kind<format, tokens>(w, q, scale, sums, out, rows, cols, t, row_first, stride);             \
+    extern "C" __global__ void __launch_bounds__(128, tokens == 1u ? 4 : 3)                                  \
+        name(const u32* w0, const u32* w1, const u32* w2, const u32* q, const float* scale, const i32* sums, \
+             float* out0, float* out1, float* out2, u32 rows0, u32 rows1, u32 rows2, u32 cols, u32 t,        \
+             u32 row_first, u32 stride, u32 mode) {                                                          \
+        let_next_begin();                                                                                    \
+        MatVecArgs args = {{w0, w1, w2}, q, scale, sums, {out0, out1, out2}, {rows0, rows1, rows2},          \
+                           cols, t, row_first, stride, mode};                                                \
+        matvec_##kind<format, tokens>(args);                                                                 \
     }

@@ -1,8 +1,10 @@
-// Which rows and tokens a warp of a matrix-vector product takes: MATVEC_ROWS weight rows, and up to as many
-// activation rows as the variant says.
+// Which rows and tokens a warp of a product with few activation rows takes: MATVEC_ROWS weight rows, and up to
+// as many activation rows as the variant says.
 
 #define MATVEC_WARPS 4u
 #define MATVEC_ROWS 2u
+// Weight rows of a workgroup.
+#define SLOTS (MATVEC_WARPS * MATVEC_ROWS)
 // Numbers from one list of 32 in shared memory to the next: multiples of four, in other banks.
 #define LIST 36u
 

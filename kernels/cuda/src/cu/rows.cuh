@@ -36,8 +36,18 @@ DEVICE float inverse_rms(float sum, u32 width, float eps) {
     return is_finite(square) ? divide(1.0f, root(square)) : bits_to_float(0x7fc00000u);
 }
 
-DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {
-    __shared__ float staged[NORM_CHUNK];
+// Where the rounded norms of a row go.
+struct RoundedTo {
+    u32* q;
+    float* scale;
+    i32* sums;
+};
+
+// `BLOCK` is that of the rounding; 0 for none. Rows are whole blocks then.
+template <u32 BLOCK>
+DEVICE void rms_norm_row(const float* x, const float* weight, float* out, const RoundedTo& to, u32 n, u32 width,
+                         float eps) {
+    __shared__ __align__(16) float staged[NORM_CHUNK];
     __shared__ float inverse;
     u32 row = flat_group();
     if (row >= n) return;
@@ -70,7 +80,15 @@ DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n,
 #pragma unroll
         for (u32 k = 0; k < NORM_EACH; k++) {
             u32 i = threadIdx.x + k * NORM_THREADS;
-            if (i < some) out[first + i] = mul(mul(held[k], factor), weights[k]);
+            if (i >= some) continue;
+            float value = mul(mul(held[k], factor), weights[k]);
+            out[first + i] = value;
+            if (BLOCK != 0) staged[i] = value;
+        }
+        if (BLOCK != 0) {
+            __syncthreads();
+            quantize_row<BLOCK != 0 ? BLOCK : 32u>(staged, some, to.q, to.scale, to.sums, (u64)row * width + first);
+            __syncthreads();
         }
     }
 }
@@ -79,14 +97,25 @@ DEVICE void rms_norm_row(const float* x, const float* weight, float* out, u32 n,
     extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(const float* x, const float* weight, float* out, u32 n, u32 width, float eps) {                 \
         follow();                                                                                            \
-        rms_norm_row(x, weight, out, n, width, eps);                                                         \
+        RoundedTo nowhere = {};                                                                              \
+        rms_norm_row<0u>(x, weight, out, nowhere, n, width, eps);                                            \
     }
 
 #define RMS_NORM_IN_PLACE(name)                                                                              \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
         name(float* x, const float* weight, u32 n, u32 width, float eps) {                                   \
         follow();                                                                                            \
-        rms_norm_row(x, weight, x, n, width, eps);                                                           \
+        RoundedTo nowhere = {};                                                                              \
+        rms_norm_row<0u>(x, weight, x, nowhere, n, width, eps);                                              \
+    }
+
+#define NORM_ROUNDED(name, block)                                                                            \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                               \
+        name(const float* x, const float* weight, float* out, u32* q, float* scale, i32* sums, u32 n,        \
+             u32 width, float eps) {                                                                         \
+        follow();                                                                                            \
+        RoundedTo to = {q, scale, sums};                                                                     \
+        rms_norm_row<block>(x, weight, out, to, n, width, eps);                                              \
     }
 
 // A number that orders like the float of these bits, the same for both zeros; 0 if it is not finite.
@@ -159,23 +188,6 @@ struct SoftCap {
 
 struct Add {
     DEVICE float apply(float x, float y) { return add(x, y); }
-};
-struct Swiglu {
-    DEVICE float apply(float x, float y) { return mul(divide(x, add(1.0f, exponential(-x))), y); }
-};
-struct Geglu {
-    DEVICE float apply(float x, float y) {
-        float twice_u = mul(mul(1.595769f, x), add(1.0f, mul(mul(0.044715f, x), x)));
-        return mul(divide(x, add(1.0f, exponential(-twice_u))), y);
-    }
-};
-struct SwigluClamped {
-    DEVICE float apply(float gate, float up) {
-        float x = gate > 7.0f ? 7.0f : gate;
-        float y = up > 7.0f ? 7.0f : up;
-        y = y < -7.0f ? -7.0f : y;
-        return mul(divide(x, add(1.0f, exponential(mul(-1.702f, x)))), add(y, 1.0f));
-    }
 };
 struct GateBySigmoid {
     DEVICE float apply(float x, float y) { return mul(x, divide(1.0f, add(1.0f, exponential(-y)))); }
@@ -274,6 +286,38 @@ DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | float
         u64 at = ((u64)row * heads + head) * d + 2u * c;                                                     \
         keys[key_word(slot, head, c, heads, pairs)] = two_halves(k[at], k[at + 1u]);                         \
         values[value_word(slot, head, c, heads, pairs)] = two_halves(v[at], v[at + 1u]);                     \
+    }
+
+// Value `c` of a head after the rotation of its row: that of ROPE.
+DEVICE float rotated(const float* head, u32 c, const float* cosines, const float* sines, u32 half, bool adjacent) {
+    if (c >= 2u * half) return head[c];
+    u32 pair = adjacent ? c / 2u : c % half;
+    bool second = adjacent ? c % 2u != 0 : c >= half;
+    float a = head[adjacent ? 2u * pair : pair], b = head[adjacent ? 2u * pair + 1u : pair + half];
+    float cosine = cosines[pair], sine = sines[pair];
+    return second ? add(mul(a, sine), mul(b, cosine)) : sub(mul(a, cosine), mul(b, sine));
+}
+
+// Rotates queries, and writes rotated keys and values: first all pairs of queries, then the words of keys.
+#define ROPE_APPEND(name, adjacent)                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        name(float* q, const float* k, const float* v, const float* cosines, const float* sines,             \
+             const u32* places, u32* keys, u32* values, u32 n, u32 t, u32 q_heads, u32 heads, u32 d,         \
+             u32 half) {                                                                                     \
+        follow();                                                                                            \
+        u32 i = flat_number(), turned = t * q_heads * half;                                                  \
+        if (i < turned) rotate(q, cosines, sines, i, q_heads, d, half, adjacent);                            \
+        if (i < turned || i >= n) return;                                                                    \
+        i -= turned;                                                                                         \
+        u32 pairs = d / 2u, c = i % pairs, head = i / pairs % heads, token = i / pairs / heads;              \
+        u32 row = places[2u * token], slot = places[2u * token + 1u];                                        \
+        const float* from = k + ((u64)row * heads + head) * d;                                               \
+        const float *cosine = cosines + (u64)row * half, *sine = sines + (u64)row * half;                    \
+        float low = rotated(from, 2u * c, cosine, sine, half, adjacent);                                     \
+        float high = rotated(from, 2u * c + 1u, cosine, sine, half, adjacent);                               \
+        keys[key_word(slot, head, c, heads, pairs)] = two_halves(low, high);                                 \
+        from = v + ((u64)row * heads + head) * d + 2u * c;                                                   \
+        values[value_word(slot, head, c, heads, pairs)] = two_halves(from[0], from[1]);                      \
     }
 
 #define KEEP(name)                                                                                           \

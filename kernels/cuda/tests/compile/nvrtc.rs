@@ -31,7 +31,8 @@ fn shipped_texts_compile_without_a_toolkit() {
         println!("skipped: gpu: no NVRTC (BATON_NVRTC, or libnvrtc among the libraries)");
         return;
     }
-    let jobs = ARCHITECTURES.iter().flat_map(|n| Kernel::all().into_iter().map(move |kernel| (kernel, *n)));
+    let jobs =
+        ARCHITECTURES.iter().flat_map(|n| source::functions().into_iter().map(move |kernel| (kernel, *n)));
     crate::share(jobs.collect(), |(kernel, architecture): (Kernel, u32)| {
         let image = baton_kernels_cuda::compile(&[kernel], architecture);
         let image = image.unwrap_or_else(|error| panic!("{} for {architecture}: {error}", kernel.name()));

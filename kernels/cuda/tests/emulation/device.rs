@@ -120,6 +120,10 @@ impl Device for EmulatedDevice {
         source::TILES
     }
 
+    fn joins(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, bytes: u64) -> Buffer {
         Buffer::new(Arc::new(Memory::new(bytes as usize, &self.used)), bytes)
     }
@@ -150,10 +154,12 @@ impl Device for EmulatedDevice {
         let library = self.library.lock().unwrap();
         let name = launch.kernel.name();
         assert!(launch.groups.iter().all(|n| (1..=65_535).contains(n)), "{name}: {:?} groups", launch.groups);
-        let function = library.function(launch.kernel);
-        let buffers: Vec<*mut c_void> =
-            launch.buffers.iter().map(|buffer| memory(buffer).start.as_ptr().cast()).collect();
-        let (groups, params) = (launch.groups, launch.params);
+        let function = library.function(source::function(launch.kernel));
+        let of = source::arguments(launch.kernel, launch.buffers.len(), launch.params);
+        let start = |at: usize| memory(launch.buffers[at]).start.as_ptr().cast();
+        let nothing = std::ptr::null_mut::<c_void>();
+        let buffers: Vec<*mut c_void> = of.buffers.iter().map(|at| at.map_or(nothing, start)).collect();
+        let (groups, params) = (launch.groups, of.params);
         let threads = source::threads(launch.kernel);
         // SAFETY: the lists are as long as their numbers say, and the buffers live until the call returns.
         // What a kernel touches outside of them is what the tests are for.

@@ -47,6 +47,10 @@ impl Device for Altered<'_> {
         self.inner.tiles()
     }
 
+    fn joins(&self) -> bool {
+        self.inner.joins()
+    }
+
     fn alloc(&self, bytes: u64) -> Buffer {
         self.inner.alloc(bytes)
     }

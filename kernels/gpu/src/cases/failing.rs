@@ -102,6 +102,10 @@ impl Device for FailingDevice {
         self.host.tiles()
     }
 
+    fn joins(&self) -> bool {
+        self.host.joins()
+    }
+
     fn alloc(&self, bytes: u64) -> Buffer {
         self.begin(Call::Alloc);
         self.host.alloc(bytes)

@@ -6,6 +6,7 @@
 //! memory holds NaN.
 
 mod attention;
+mod joined;
 mod launches;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -142,6 +143,10 @@ impl Device for HostDevice {
 
     fn tiles(&self) -> Tiles {
         TILES
+    }
+
+    fn joins(&self) -> bool {
+        true
     }
 
     fn alloc(&self, bytes: u64) -> Buffer {

@@ -146,6 +146,10 @@ impl Device for LateDevice {
         self.host.tiles()
     }
 
+    fn joins(&self) -> bool {
+        self.host.joins()
+    }
+
     fn alloc(&self, bytes: u64) -> Buffer {
         self.host.alloc(bytes)
     }

@@ -107,7 +107,7 @@ impl Case {
 }
 
 /// Copies rounded activations to the device, as [`Kernel::Quantize`] lays them out.
-fn place_rounded(probe: &Probe<'_>, x: &Rounded) -> Quantized {
+pub(super) fn place_rounded(probe: &Probe<'_>, x: &Rounded) -> Quantized {
     let words = |four: &[i8]| u32::from_le_bytes([0, 1, 2, 3].map(|i| four[i] as u8));
     let q: Vec<u32> = x.q.chunks_exact(4).map(words).collect();
     let sums: Vec<u32> = x.sums.iter().map(|sum| *sum as u32).collect();

@@ -14,9 +14,14 @@ use crate::kernel::{AttendWidth, Kernel, MapOp};
 use crate::matrix::DeviceMatrix;
 use crate::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Input, KvBuffers};
 
+/// Returns every kernel.
+fn every() -> Vec<Kernel> {
+    Kernel::all().into_iter().chain(Kernel::joined()).collect()
+}
+
 /// Runs the cases of the kernels that `which` names.
 fn host(which: impl Fn(Kernel) -> bool) {
-    let kernels: Vec<Kernel> = Kernel::all().into_iter().filter(|kernel| which(*kernel)).collect();
+    let kernels: Vec<Kernel> = every().into_iter().filter(|kernel| which(*kernel)).collect();
     assert!(!kernels.is_empty(), "no such kernels");
     let device = HostDevice::new(None);
     for kernel in kernels {
@@ -30,6 +35,7 @@ fn is_product(kernel: Kernel) -> bool {
     matches!(
         kernel,
         Kernel::MatVec { .. }
+            | Kernel::MatVecJoined { .. }
             | Kernel::MatMul { .. }
             | Kernel::MatVecFloat { .. }
             | Kernel::MatMulFloat { .. }
@@ -67,7 +73,7 @@ fn memory_of_the_host_is_read_as_it_was_written() {
 
 #[test]
 fn the_cases_notice_a_missing_workgroup() {
-    for kernel in Kernel::all() {
+    for kernel in every() {
         let host = HostDevice::new(None);
         let device = super::altered::Altered::without_a_workgroup(&host);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&device, kernel)));

@@ -118,6 +118,10 @@ impl Device for TimedDevice {
         self.host.tiles()
     }
 
+    fn joins(&self) -> bool {
+        self.host.joins()
+    }
+
     fn alloc(&self, bytes: u64) -> Buffer {
         self.host.alloc(bytes)
     }

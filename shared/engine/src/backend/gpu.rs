@@ -10,12 +10,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_kernels_cpu::{Matrix, PART, RopeStyle};
-use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Groups, Input, ScoreArgs};
-use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, Quantized, ZipOp};
+use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Groups, ScoreArgs};
+use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, ZipOp};
 
 use super::gpu_kv::GpuKv;
-use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
+use super::{AttentionShape, Backend, DeltaInput, Norm, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
+use crate::family::Activation;
 use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
@@ -44,7 +45,7 @@ pub(crate) struct GpuBackend {
     /// That of the device when this was made: its memory is of that time.
     generation: u64,
     matrices: ResidentMatrices,
-    loads: OnceLock<Arc<dyn MatrixLoads>>,
+    pub(super) loads: OnceLock<Arc<dyn MatrixLoads>>,
     vectors: Mutex<HashMap<(usize, usize), Buffer>>,
     /// Tables of the pass under way that layer after layer uses, by their numbers.
     tables: Mutex<HashMap<Vec<u32>, Buffer>>,
@@ -87,9 +88,9 @@ impl ResidentMatrices {
 /// Activations, `[t, width]`, in the device's memory.
 #[derive(Debug)]
 pub(crate) struct GpuRows {
-    data: Buffer,
-    t: usize,
-    width: usize,
+    pub(super) data: Buffer,
+    pub(super) t: usize,
+    pub(super) width: usize,
 }
 
 impl GpuRows {
@@ -111,7 +112,7 @@ impl GpuBackend {
         &self.device
     }
 
-    fn dev(&self) -> &dyn Device {
+    pub(super) fn dev(&self) -> &dyn Device {
         &*self.device
     }
 
@@ -126,7 +127,7 @@ impl GpuBackend {
     }
 
     /// Returns the matrix in the device's memory. Use it before the next one is asked for.
-    fn matrix(&self, matrix: &Matrix<'_>) -> Result<Arc<DeviceMatrix>, WeightError> {
+    pub(super) fn matrix(&self, matrix: &Matrix<'_>) -> Result<Arc<DeviceMatrix>, WeightError> {
         let place = MatrixPlace::of(matrix.bytes());
         if let Some(loads) = self.loads.get() {
             loads.ready(place)?;
@@ -136,7 +137,7 @@ impl GpuBackend {
     }
 
     /// Returns a norm's weight or a bias in the device's memory.
-    fn vector(&self, numbers: &[f32]) -> Buffer {
+    pub(super) fn vector(&self, numbers: &[f32]) -> Buffer {
         let place = (numbers.as_ptr() as usize, numbers.len());
         let mut vectors = self.vectors.lock().unwrap_or_else(PoisonError::into_inner);
         vectors.entry(place).or_insert_with(|| self.lasting(numbers)).clone()
@@ -160,7 +161,7 @@ impl GpuBackend {
     }
 
     /// Returns a table that other layers of the pass use too.
-    fn shared_table(&self, numbers: Vec<u32>) -> Buffer {
+    pub(super) fn shared_table(&self, numbers: Vec<u32>) -> Buffer {
         let mut tables = self.tables();
         if let Some(table) = tables.get(&numbers) {
             return table.clone();
@@ -184,7 +185,7 @@ impl GpuBackend {
     }
 
     /// Fails if the device has a fault, or has given up memory since this was made.
-    fn fault(&self) -> Result<(), WeightError> {
+    pub(super) fn fault(&self) -> Result<(), WeightError> {
         if self.device.generation() != self.generation {
             let given_up = "what it kept was given up, because its memory was full".to_owned();
             return Err(GpuError::Lost(given_up).into());
@@ -312,20 +313,50 @@ impl Backend for GpuBackend {
     }
 
     fn project(&self, x: &GpuRows, into: &mut [(Weight<'_>, &mut GpuRows)]) -> Result<(), WeightError> {
-        let mut rounded: HashMap<usize, Quantized> = HashMap::new();
-        for (weight, out) in into {
-            let matrix = self.matrix(&weight.at_hand()?)?;
-            assert_eq!(matrix.rows(), weight.rows(), "GPU layers take their weights from the mapped file");
-            let block = weight.format().block_len();
-            let input = if block == 1 {
-                Input::Floats(&x.data)
-            } else {
-                let new = || ops::quantize(self.dev(), &x.data, x.t, x.width, block);
-                Input::Quantized(rounded.entry(block).or_insert_with(new))
-            };
-            ops::matmul(self.dev(), &matrix, input, x.t, &out.data);
+        self.project_rounded(x, HashMap::new(), into)
+    }
+
+    fn norm_and_project(
+        &self,
+        x: &GpuRows,
+        norm: Norm<'_>,
+        normed: &mut GpuRows,
+        into: &mut [(Weight<'_>, &mut GpuRows)],
+    ) -> Result<(), WeightError> {
+        let rounded = self.norm_rounded(x, norm, normed, into[0].0.format().block_len());
+        self.project_rounded(normed, rounded, into)
+    }
+
+    fn norm_and_gate(
+        &self,
+        x: &GpuRows,
+        norm: Norm<'_>,
+        normed: &mut GpuRows,
+        activation: Activation,
+        [(gate_weight, gate), (up_weight, up)]: [(Weight<'_>, &mut GpuRows); 2],
+    ) -> Result<(), WeightError> {
+        let rounded = self.norm_rounded(x, norm, normed, gate_weight.format().block_len());
+        if self.gate_joined(&rounded, activation, (gate_weight, up_weight), gate)? {
+            return self.fault();
         }
-        self.fault()
+        self.project_rounded(normed, rounded, &mut [(gate_weight, &mut *gate), (up_weight, &mut *up)])?;
+        self.activate(activation, gate, up);
+        Ok(())
+    }
+
+    fn project_and_add(
+        &self,
+        y: &GpuRows,
+        weight: Weight<'_>,
+        product: &mut GpuRows,
+        x: &mut GpuRows,
+    ) -> Result<(), WeightError> {
+        if self.add_joined(y, weight, x)? {
+            return self.fault();
+        }
+        self.project(y, &mut [(weight, &mut *product)])?;
+        self.add(x, product);
+        Ok(())
     }
 
     fn add_bias(&self, x: &mut GpuRows, bias: &[f32]) {
@@ -388,11 +419,32 @@ impl Backend for GpuBackend {
     }
 
     fn append(&self, kv: &mut GpuKv, layer: usize, k: &GpuRows, v: &GpuRows, spans: &[SeqSpan]) {
-        let places: Vec<u32> =
-            spans.iter().flat_map(GpuKv::places).flat_map(|(row, slot)| [row as u32, slot as u32]).collect();
-        let t = places.len() / 2;
+        let (places, t) = self.places(spans);
         let own = kv.layer(layer, spans, false);
-        ops::append(self.dev(), &own, (&k.data, &v.data), (&self.shared_table(places), t));
+        ops::append(self.dev(), &own, (&k.data, &v.data), (&places, t));
+        kv.written(layer, spans);
+    }
+
+    fn rotate_and_append(
+        &self,
+        kv: &mut GpuKv,
+        layer: usize,
+        (d_head, table, style): (usize, &RopeTable, RopeStyle),
+        (q, k, v): (&mut GpuRows, &mut GpuRows, &GpuRows),
+        spans: &[SeqSpan],
+    ) {
+        let (places, t) = self.places(spans);
+        // Every row of the pass is new in the cache.
+        if !self.device.joins() || t != q.t {
+            self.rope(q, d_head, table, style);
+            self.rope(k, d_head, table, style);
+            return self.append(kv, layer, k, v, spans);
+        }
+        let own = kv.layer(layer, spans, false);
+        let [cos, sin] = table.on_gpu(|numbers| ops::floats(self.dev(), numbers));
+        let tables = (cos, sin, table.pairs());
+        let rows = (&q.data, &k.data, &v.data);
+        ops::rope_append(self.dev(), style, &own, rows, tables, (&places, t, q.width / d_head));
         kv.written(layer, spans);
     }
 

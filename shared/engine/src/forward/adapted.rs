@@ -24,6 +24,11 @@ impl<'a> Adapted<'a> {
         self.0.push(AdaptedRows { adapter, rows });
     }
 
+    /// Whether no row has an adapter.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Keeps only these rows of the pass, given in ascending order, and renumbers them.
     pub(super) fn keep(&mut self, kept: &[usize]) {
         for part in &mut self.0 {

@@ -8,15 +8,20 @@ use baton_kernels_cpu::{
 };
 
 use super::super::words::{Rounded, float, floats, index, put, put_floats, rounded, word};
-use super::{TILES, attention, memory};
+use super::{TILES, attention, joined, memory};
 use crate::device::Launch;
-use crate::kernel::{Kernel, MapOp, ZipOp};
+use crate::kernel::{JoinedAs, Kernel, MapOp, ZipOp};
 use crate::ops::GROUPS_MAX;
 
 /// The buffers and numbers of a launch.
 pub(super) struct Args<'a>(&'a Launch<'a>);
 
 impl Args<'_> {
+    /// Returns how many numbers there are.
+    pub(super) fn numbers(&self) -> usize {
+        self.0.params.len()
+    }
+
     /// Returns number `i`.
     pub(super) fn number(&self, i: usize) -> usize {
         self.0.params[i] as usize
@@ -33,12 +38,12 @@ impl Args<'_> {
     }
 
     /// Returns the workgroups in x and y.
-    fn flat(&self) -> usize {
+    pub(super) fn flat(&self) -> usize {
         self.groups(0) * self.groups(1)
     }
 
     /// Returns the number of the kernel's numbers, as far as the workgroups cover them.
-    fn covered(&self) -> usize {
+    pub(super) fn covered(&self) -> usize {
         self.number(0).min(self.flat() * TILES.numbers as usize)
     }
 
@@ -58,7 +63,7 @@ impl Args<'_> {
 /// # Panics
 /// If the launch does not have the buffers and numbers of its kernel.
 pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
-    let (buffers, params) = expected(launch.kernel);
+    let (buffers, params) = expected(launch);
     let name = launch.kernel.name();
     assert_eq!(launch.buffers.len(), buffers, "buffers of {name}");
     assert_eq!(launch.params.len(), params, "numbers of {name}");
@@ -74,6 +79,11 @@ pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
             let rows = args.groups(1) * TILES.matmul_rows as usize;
             product(pool, &args, format, (rows, args.groups(0) * TILES.matmul_tokens as usize));
         }
+        Kernel::MatVecJoined { format, tokens, how } => {
+            joined::products(pool, &args, format, args.groups(2) * tokens as usize, how);
+        }
+        Kernel::NormRounded { block } => joined::norm_rounded(&args, block as usize),
+        Kernel::RopeAppend(style) => joined::rope_append(&args, style),
         Kernel::RmsNorm | Kernel::RmsNormInPlace => norms(&args, launch.kernel == Kernel::RmsNorm),
         Kernel::Best => best(&args),
         Kernel::Map(op) => map(&args, op),
@@ -92,8 +102,16 @@ pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
 }
 
 /// Returns how many buffers and numbers a kernel has.
-fn expected(kernel: Kernel) -> (usize, usize) {
-    match kernel {
+fn expected(launch: &Launch<'_>) -> (usize, usize) {
+    match launch.kernel {
+        Kernel::MatVecJoined { how: JoinedAs::Apart, .. } => {
+            let n = launch.params.len().saturating_sub(2).clamp(2, 3);
+            (2 * n + 3, n + 2)
+        }
+        Kernel::MatVecJoined { how: JoinedAs::Added, .. } => (5, 3),
+        Kernel::MatVecJoined { how: JoinedAs::Gated(_), .. } => (6, 3),
+        Kernel::NormRounded { .. } => (6, 3),
+        Kernel::RopeAppend(_) => (8, 6),
         Kernel::Quantize { .. } => (4, 1),
         Kernel::MatVec { .. } | Kernel::MatMul { .. } => (5, 5),
         Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. } => (3, 5),
@@ -118,12 +136,17 @@ fn expected(kernel: Kernel) -> (usize, usize) {
 
 fn quantize(args: &Args<'_>, block: usize) {
     let n = args.number(0).min(args.flat());
-    let all = rounded(&floats(&args.ro(0), 0..n * block), block);
-    for (to, q) in args.rw(1).iter_mut().zip(&all.q) {
+    put_rounded(args, 1, &floats(&args.ro(0), 0..n * block), block);
+}
+
+/// Rounds numbers into the buffers `first` and the two behind it.
+pub(super) fn put_rounded(args: &Args<'_>, first: usize, x: &[f32], block: usize) {
+    let all = rounded(x, block);
+    for (to, q) in args.rw(first).iter_mut().zip(&all.q) {
         *to = *q as u8;
     }
-    put_floats(&mut args.rw(2), 0, &all.scale);
-    let mut sums = args.rw(3);
+    put_floats(&mut args.rw(first + 1), 0, &all.scale);
+    let mut sums = args.rw(first + 2);
     for (i, sum) in all.sums.iter().enumerate() {
         put(&mut sums, i, *sum as u32);
     }
@@ -132,29 +155,43 @@ fn quantize(args: &Args<'_>, block: usize) {
 fn product(pool: &Pool, args: &Args<'_>, format: Format, (rows_max, tokens_max): (usize, usize)) {
     let (cols, first, stride) = (args.number(1), args.number(3), args.number(4));
     let (rows, t) = (args.number(0).min(rows_max), args.number(2).min(tokens_max));
-    let block = format.block_len();
-    let x = if block == 1 {
+    let x = if format.block_len() == 1 {
         floats(&args.ro(1), 0..t * cols)
     } else {
-        let n = t * cols / block;
-        let all = Rounded::read((&args.ro(1), &args.ro(2)), n, block);
-        let sums = args.ro(3);
-        let same = all.sums.iter().enumerate().all(|(i, sum)| word(&sums, i) == *sum as u32);
-        assert!(same, "sums of activations that are not those of their bytes");
-        all.restored()
+        activations(args, 1, t * cols, format.block_len())
     };
-    let w = args.ro(0);
-    let bytes = rows * format.row_bytes(cols).expect("columns of whole blocks");
-    let w = Matrix::new(format, rows, cols, &w[..bytes]).expect("a matrix of as many bytes");
-    let mut all = vec![0.0; t * rows];
-    matmul(pool, &w, &Activations::new(&x, cols), &mut all);
+    let all = products(pool, &args.ro(0), format, (rows, cols), &x);
     let mut out = args.rw(args.0.buffers.len() - 1);
     for (i, row) in all.chunks(rows.max(1)).enumerate() {
         put_floats(&mut out, i * stride + first, row);
     }
 }
 
-fn norms(args: &Args<'_>, apart: bool) {
+/// Reads rounded activations from the buffers `first` and the two behind it.
+pub(super) fn activations(args: &Args<'_>, first: usize, numbers: usize, block: usize) -> Vec<f32> {
+    let all = Rounded::read((&args.ro(first), &args.ro(first + 1)), numbers / block, block);
+    let sums = args.ro(first + 2);
+    let same = all.sums.iter().enumerate().all(|(i, sum)| word(&sums, i) == *sum as u32);
+    assert!(same, "sums of activations that are not those of their bytes");
+    all.restored()
+}
+
+/// Returns `x w^T`, `[t, rows]`.
+pub(super) fn products(
+    pool: &Pool,
+    w: &[u8],
+    format: Format,
+    (rows, cols): (usize, usize),
+    x: &[f32],
+) -> Vec<f32> {
+    let bytes = rows * format.row_bytes(cols).expect("columns of whole blocks");
+    let w = Matrix::new(format, rows, cols, &w[..bytes]).expect("a matrix of as many bytes");
+    let mut all = vec![0.0; x.len() / cols * rows];
+    matmul(pool, &w, &Activations::new(x, cols), &mut all);
+    all
+}
+
+pub(super) fn norms(args: &Args<'_>, apart: bool) {
     let (n, width, eps) = (args.number(0).min(args.flat()), args.number(1), args.float(2));
     let weight = floats(&args.ro(1), 0..width);
     let x = if apart { floats(&args.ro(0), 0..n * width) } else { floats(&args.rw(0), 0..n * width) };
@@ -199,15 +236,19 @@ fn zip(args: &Args<'_>, op: ZipOp) {
     let mut to = args.rw(0);
     let mut x = floats(&to, 0..args.covered());
     let y = floats(&args.ro(1), 0..x.len());
-    let compute = match op {
+    definition(op)(&mut x, &y);
+    put_floats(&mut to, 0, &x);
+}
+
+/// Returns the scalar definition of an operation on pairs.
+pub(super) fn definition(op: ZipOp) -> fn(&mut [f32], &[f32]) {
+    match op {
         ZipOp::Add => add_assign,
         ZipOp::Swiglu => swiglu,
         ZipOp::Geglu => geglu,
         ZipOp::SwigluClamped => swiglu_clamped,
         ZipOp::GateBySigmoid => baton_kernels_cpu::gate_by_sigmoid,
-    };
-    compute(&mut x, &y);
-    put_floats(&mut to, 0, &x);
+    }
 }
 
 fn rows(args: &Args<'_>, bias: bool) {
@@ -249,17 +290,28 @@ fn rope(args: &Args<'_>, style: RopeStyle) {
     let (mut x, cos, sin) = (args.rw(0), args.ro(1), args.ro(2));
     let [heads, d, half] = [1, 2, 3].map(|n| args.number(n));
     for i in 0..args.covered() {
-        let (head, pair) = (i / half, i % half);
-        let (token, head) = (head / heads, head * d);
-        let (cos, sin) = (float(&cos, token * half + pair), float(&sin, token * half + pair));
-        let [a, b] = match style {
-            RopeStyle::Adjacent => [head + 2 * pair, head + 2 * pair + 1],
-            _ => [head + pair, head + half + pair],
-        };
-        let (low, high) = (float(&x, a), float(&x, b));
-        put(&mut x, a, (low * cos - high * sin).to_bits());
-        put(&mut x, b, (low * sin + high * cos).to_bits());
+        rotate(&mut x, (&cos, &sin), i, (heads, d, half), style);
     }
+}
+
+/// Rotates pair `i` of rows of heads.
+pub(super) fn rotate(
+    x: &mut [u8],
+    (cos, sin): (&[u8], &[u8]),
+    i: usize,
+    (heads, d, half): (usize, usize, usize),
+    style: RopeStyle,
+) {
+    let (head, pair) = (i / half, i % half);
+    let (token, head) = (head / heads, head * d);
+    let (cos, sin) = (float(cos, token * half + pair), float(sin, token * half + pair));
+    let [a, b] = match style {
+        RopeStyle::Adjacent => [head + 2 * pair, head + 2 * pair + 1],
+        _ => [head + pair, head + half + pair],
+    };
+    let (low, high) = (float(x, a), float(x, b));
+    put(x, a, (low * cos - high * sin).to_bits());
+    put(x, b, (low * sin + high * cos).to_bits());
 }
 
 /// The words of keys and values that hold the dimensions `c` and `c + 1` of a slot.
@@ -271,18 +323,28 @@ pub(super) fn slot_words((heads, d): (usize, usize), head: usize, slot: usize, c
 fn append(args: &Args<'_>) {
     let (k, v, places) = (args.ro(0), args.ro(1), args.ro(2));
     let (mut keys, mut values) = (args.rw(3), args.rw(4));
-    let (heads, d) = (args.number(1), args.number(2));
-    let half = |x: f32| u32::from(baton_kernels_cpu::f16::f32_to_f16(x));
+    let shape = (args.number(1), args.number(2));
     for i in 0..args.covered() {
-        let (c, head) = (i % (d / 2) * 2, i / (d / 2) % heads);
-        let place = i / (d / 2) / heads;
-        let (row, slot) = (index(&places, 2 * place), index(&places, 2 * place + 1));
-        let at = (row * heads + head) * d + c;
-        let both = |x: &[u8]| half(float(x, at)) | half(float(x, at + 1)) << 16;
-        let [key, value] = slot_words((heads, d), head, slot, c);
-        put(&mut keys, key, both(&k));
-        put(&mut values, value, both(&v));
+        append_word((&mut keys, &mut values), (&k, &v, &places), i, shape);
     }
+}
+
+/// Writes word `i` of the rows of keys and values into their slots.
+pub(super) fn append_word(
+    (keys, values): (&mut [u8], &mut [u8]),
+    (k, v, places): (&[u8], &[u8], &[u8]),
+    i: usize,
+    (heads, d): (usize, usize),
+) {
+    let half = |x: f32| u32::from(baton_kernels_cpu::f16::f32_to_f16(x));
+    let (c, head) = (i % (d / 2) * 2, i / (d / 2) % heads);
+    let place = i / (d / 2) / heads;
+    let (row, slot) = (index(places, 2 * place), index(places, 2 * place + 1));
+    let at = (row * heads + head) * d + c;
+    let both = |x: &[u8]| half(float(x, at)) | half(float(x, at + 1)) << 16;
+    let [key, value] = slot_words((heads, d), head, slot, c);
+    put(keys, key, both(k));
+    put(values, value, both(v));
 }
 
 fn keep(args: &Args<'_>) {
