@@ -16,10 +16,11 @@ use cudarc::nvrtc::Ptx;
 use crate::cache::{Cache, Key};
 use crate::compile::{Compiler, Target};
 use crate::error::{OpenError, is_out_of_memory, lost, reason};
+use crate::limits::Limits;
 use crate::loads::Loads;
 use crate::pool::{Pool, size_of};
 use crate::saves::Saves;
-use crate::source;
+use crate::source::{self, Copied};
 use crate::staging::Staging;
 
 /// The oldest driver's CUDA that has every function called here.
@@ -123,7 +124,8 @@ pub fn open(index: usize, budget: Option<u64>) -> Result<CudaDevice, OpenError> 
     let saves = Saves::new(context.new_stream().map_err(refused)?);
     let pool = Mutex::new(Pool::new(budget));
     let memory = Arc::new(Accounts { stream: stream.clone(), load_stream, pool });
-    let kernels = Kernels { compiler, target, cache: Cache::of_user(), loaded: RwLock::default() };
+    let limits = Limits::of(&context, capability).map_err(refused)?;
+    let kernels = Kernels { compiler, target, limits, cache: Cache::of_user(), loaded: RwLock::default() };
     let fault = FirstFault::default();
     Ok(CudaDevice { facts, staging, loads, saves, memory, stream, kernels, overlaps, fault })
 }
@@ -209,6 +211,7 @@ struct Nothing;
 struct Kernels {
     compiler: Compiler,
     target: Target,
+    limits: Limits,
     cache: Cache,
     loaded: RwLock<HashMap<Kernel, CudaFunction>>,
 }
@@ -230,7 +233,13 @@ impl Kernels {
         let key = Key { text: &text, options: &options, compiler: self.compiler.version() };
         let place = |image: Vec<u8>| {
             let module = context.load_module(Ptx::from_binary(image)).map_err(reason)?;
-            module.load_function(&source::entry(kernel)).map_err(reason)
+            let function = module.load_function(&source::entry(kernel)).map_err(reason)?;
+            if matches!(kernel, Kernel::MatVec { tokens: 1, .. }) && self.limits.dynamic_bytes() > 0 {
+                let most = self.limits.dynamic_bytes().cast_signed();
+                let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                function.set_attribute(what, most).map_err(reason)?;
+            }
+            Ok::<_, String>(function)
         };
         if let Some(Ok(function)) = self.cache.get(&key).map(place) {
             return Ok(function);
@@ -302,6 +311,20 @@ impl CudaDevice {
         self.fault.check(buffer.raw::<Memory>().map_or(u64::MAX, |memory| memory.generation))
     }
 
+    /// Chooses the variant that copies weights to shared memory, if there is room. Returns the workgroups and
+    /// the bytes of dynamic shared memory.
+    fn copied(&self, launch: &Launch<'_>, arguments: &mut source::Arguments) -> ([u32; 3], u32) {
+        let [x, y, z] = launch.groups;
+        let needs = Copied::of(launch.kernel, launch.params);
+        match needs.map(|needs| (needs, self.kernels.limits.groups(needs.bytes))) {
+            Some((needs, groups)) if groups > 0 => {
+                needs.choose(arguments);
+                ([(x * y).min(groups), 1, z], needs.bytes)
+            }
+            _ => (launch.groups, 0),
+        }
+    }
+
     fn start(&self, launch: &Launch<'_>) -> Result<(), GpuError> {
         let mut places = Vec::with_capacity(launch.buffers.len());
         for buffer in launch.buffers {
@@ -310,12 +333,12 @@ impl CudaDevice {
         }
         let function = self.kernels.get(self.stream.context(), source::function(launch.kernel))?;
         self.stream.context().bind_to_thread().map_err(|error| lost("use the device", error))?;
-        let of = source::arguments(launch.kernel, places.len(), launch.params);
+        let mut of = source::arguments(launch.kernel, places.len(), launch.params);
         let places: Vec<u64> = of.buffers.iter().map(|at| at.map_or(0, |at| places[at])).collect();
         let places = places.iter().map(|place| std::ptr::from_ref(place).cast_mut().cast::<c_void>());
         let numbers = of.params.iter().map(|number| std::ptr::from_ref(number).cast_mut().cast());
         let mut arguments: Vec<*mut c_void> = places.chain(numbers).collect();
-        let [x, y, z] = launch.groups;
+        let ([x, y, z], bytes) = self.copied(launch, &mut of);
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -328,7 +351,7 @@ impl CudaDevice {
             blockDimX: source::threads(launch.kernel),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: bytes,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut attribute,
             numAttrs: u32::from(self.overlaps),

@@ -20,6 +20,7 @@ mod cache;
 mod compile;
 mod device;
 mod error;
+mod limits;
 mod loads;
 mod pool;
 mod saves;

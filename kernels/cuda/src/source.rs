@@ -63,10 +63,9 @@ pub struct Arguments {
     pub params: Vec<u32>,
 }
 
-/// Returns the arguments of a launch with so many buffers and these numbers. Products with few activation
-/// rows have a function for up to three matrices, as `MatVecArgs` of its text says.
-pub fn arguments(kernel: Kernel, buffers: usize, params: &[u32]) -> Arguments {
-    // The matrices, and what becomes of the products.
+/// Returns the numbers of the function of products with few activation rows, as its text has them, and how
+/// many matrices it takes; `None` for other kernels.
+fn product_numbers(kernel: Kernel, params: &[u32]) -> Option<(usize, [u32; 9])> {
     let (n, mode) = match kernel {
         Kernel::MatVec { .. } => (1, 0),
         Kernel::MatVecJoined { how, .. } => match how {
@@ -76,18 +75,72 @@ pub fn arguments(kernel: Kernel, buffers: usize, params: &[u32]) -> Arguments {
             JoinedAs::Gated(ZipOp::SwigluClamped) => (2, 4),
             JoinedAs::Gated(_) => (2, 2),
         },
-        _ => return Arguments { buffers: (0..buffers).map(Some).collect(), params: params.to_vec() },
+        _ => return None,
+    };
+    // A gate and what it gates have the same rows.
+    let sizes = if mode < 2 { n } else { 1 };
+    let rows = |i: usize| if i < sizes { params[i] } else { 0 };
+    let [cols, t] = [params[sizes], params[sizes + 1]];
+    let is_part = matches!(kernel, Kernel::MatVec { .. });
+    let [row_first, stride] = if is_part { [params[3], params[4]] } else { [0, params[0]] };
+    Some((n, [rows(0), rows(1), rows(2), cols, t, row_first, stride, mode, 0]))
+}
+
+/// Returns the arguments of a launch with so many buffers and these numbers. Products with few activation
+/// rows have a function for up to three matrices, as `MatVecArgs` of its text says.
+pub fn arguments(kernel: Kernel, buffers: usize, params: &[u32]) -> Arguments {
+    let Some((n, numbers)) = product_numbers(kernel, params) else {
+        return Arguments { buffers: (0..buffers).map(Some).collect(), params: params.to_vec() };
     };
     let three = |first: usize, n: usize| [0, 1, 2].map(|i| (i < n).then_some(first + i));
     let rounded = [n, n + 1, n + 2].map(Some);
-    let outputs = buffers - n - 3;
-    let places = three(0, n).into_iter().chain(rounded).chain(three(n + 3, outputs)).collect();
-    let rows = if mode < 2 { n } else { 1 };
-    let of = |i: usize| if i < rows { params[i] } else { 0 };
-    let [cols, t] = [params[rows], params[rows + 1]];
-    let is_part = matches!(kernel, Kernel::MatVec { .. });
-    let [row_first, stride] = if is_part { [params[3], params[4]] } else { [0, params[0]] };
-    Arguments { buffers: places, params: vec![of(0), of(1), of(2), cols, t, row_first, stride, mode] }
+    let places = three(0, n).into_iter().chain(rounded).chain(three(n + 3, buffers - n - 3)).collect();
+    Arguments { buffers: places, params: numbers.to_vec() }
+}
+
+/// What the variant of a product with one activation row needs that copies weights to shared memory beside the
+/// arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copied {
+    /// Bytes of shared memory of a workgroup.
+    pub bytes: u32,
+}
+
+impl Copied {
+    /// Returns what a launch needs; `None` if its kernel has no such variant, or its rows do not lie as that
+    /// takes them. Only GPUs from 8.0 on have it.
+    pub fn of(kernel: Kernel, params: &[u32]) -> Option<Self> {
+        let (Kernel::MatVec { format, tokens: 1 } | Kernel::MatVecJoined { format, tokens: 1, .. }) =
+            function(kernel)
+        else {
+            return None;
+        };
+        if format.block_len() != 256 {
+            return None;
+        }
+        let gated = matches!(kernel, Kernel::MatVecJoined { how: JoinedAs::Gated(_), .. });
+        let (_, numbers) = product_numbers(kernel, params)?;
+        let (blocks, block_bytes) = (numbers[3] / 256, format.row_bytes(256)? as u32);
+        if numbers[4] != 1 {
+            return None;
+        }
+        // Copies are of sixteen bytes.
+        let rows = TILES.matvec_rows / if gated { 2 } else { 1 };
+        if !(u64::from(rows) * u64::from(blocks) * u64::from(block_bytes)).is_multiple_of(16) {
+            return None;
+        }
+        // Two times 32 blocks of weights for each of four warps; bytes and sums of the activations, padded;
+        // their scales; two lists of products for each row.
+        let list = blocks.next_multiple_of(4) + 4;
+        let words =
+            2 * 4 * 32 * block_bytes / 4 + blocks.checked_mul(68 + 20)? + list + 2 * TILES.matvec_rows * list;
+        Some(Self { bytes: 4 * words })
+    }
+
+    /// Makes arguments those of this variant.
+    pub fn choose(self, arguments: &mut Arguments) {
+        *arguments.params.last_mut().expect("products have numbers") = 1;
+    }
 }
 
 /// Returns all kernels in families, each of which makes one text of reasonable size.
@@ -191,10 +244,11 @@ fn push_codebooks(text: &mut String, kernels: &[Kernel]) {
 fn line(kernel: Kernel) -> String {
     let name = entry(kernel);
     let kind = |format: Format| if format.block_len() == 32 { "short" } else { "long" };
+    let class = |format: Format| if format.block_len() == 32 { "Short" } else { "Long" };
     match kernel {
         Kernel::Quantize { block } => format!("QUANTIZE({name}, {block})"),
         Kernel::MatVec { format, tokens } => {
-            format!("MATVEC({name}, {}, {format:?}, {tokens}u)", kind(format))
+            format!("MATVEC({name}, {}, {format:?}, {tokens}u)", class(format))
         }
         Kernel::MatMul { format } => format!("MATMUL({name}, {}, {format:?})", kind(format)),
         Kernel::MatVecFloat { format, tokens } => format!("MATVEC_FLOAT({name}, {format:?}, {tokens}u)"),

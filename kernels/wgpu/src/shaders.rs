@@ -169,6 +169,9 @@ fn definition(kernel: Kernel) -> Shader {
         Kernel::Map(_) | Kernel::Zip(_) | Kernel::AddBias | Kernel::ScaleRows => simple(kernel),
         Kernel::Copy | Kernel::Gather | Kernel::AddScaled => rows(kernel),
         Kernel::Rope(_) | Kernel::Append | Kernel::Keep => heads(kernel),
+        Kernel::MatVecJoined { .. } | Kernel::NormRounded { .. } | Kernel::RopeAppend(_) => {
+            unreachable!("this set does not join kernels: {}", kernel.name())
+        }
     }
 }
 

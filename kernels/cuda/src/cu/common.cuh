@@ -72,6 +72,30 @@ DEVICE void follow() {
     wait_for_earlier();
 }
 
+// Copies to shared memory beside the arithmetic. A lane waits for those that it began before the last
+// `end_copies`; then a barrier shows them to others.
+#if defined(BATON_EMULATION)
+#define BATON_COPIES
+DEVICE void copy_sixteen(u32* to, const u32* from) { *(uint4*)to = *(const uint4*)from; }
+DEVICE void end_copies() {}
+DEVICE void wait_for_copies() {}
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define BATON_COPIES
+DEVICE void copy_sixteen(u32* to, const u32* from) {
+    u32 place = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(place), "l"(from) : "memory");
+}
+DEVICE void end_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 1;" : : : "memory"); }
+#endif
+
+// Shared memory whose size the launch says.
+#if defined(BATON_EMULATION)
+#define DYNAMIC_SHARED(name) static __align__(16) u32 name[1u << 16]
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u32 name[]
+#endif
+
 // The nearest binary16, ties to even; NaN becomes a quiet NaN.
 DEVICE u32 float_to_half(float value) {
     u32 bits = float_to_bits(value);

@@ -35,8 +35,8 @@ struct Slots {
     __device__ __forceinline__ const u32* weights(u32 slot) const { return w[slot % 2u]; }
 };
 
-DEVICE Slots slots_of(const MatVecArgs& args) {
-    u32 group = flat_group(), matrix = 0;
+DEVICE Slots slots_of(const MatVecArgs& args, u32 group) {
+    u32 matrix = 0;
     if (args.mode >= SWIGLU) return {{args.w[0], args.w[1]}, group * (SLOTS / 2u), args.rows[0], 0u, true};
     u32 groups = (args.rows[0] + SLOTS - 1u) / SLOTS;
     if (args.rows[1] != 0 && group >= groups) {
@@ -90,7 +90,7 @@ template <class F, u32 TOKENS>
 DEVICE void matvec_short(const MatVecArgs& args) {
     __shared__ __align__(16) float z_lists[MATVEC_WARPS][MATVEC_ROWS * TOKENS][LIST];
     __shared__ __align__(16) float dx_lists[MATVEC_WARPS][TOKENS][LIST];
-    Slots slots = slots_of(args);
+    Slots slots = slots_of(args, flat_group());
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_token = blockIdx.z * TOKENS;
     u32 blocks = args.cols / 32u, t = args.t, first_slot = warp * MATVEC_ROWS;
     const u32* weights[MATVEC_ROWS];
@@ -173,7 +173,7 @@ template <class F, u32 TOKENS>
 DEVICE void matvec_long(const MatVecArgs& args) {
     typedef LongShared<F, TOKENS> S;
     __shared__ S shared;
-    Slots slots = slots_of(args);
+    Slots slots = slots_of(args, flat_group());
     u32 thread = threadIdx.x, lane = thread % WARP, u = thread % 8u, mine = thread / 8u;
     u32 blocks = args.cols / 256u, t = args.t, first_token = blockIdx.z * TOKENS;
     bool chains = thread / WARP == MATVEC_WARPS - 1u && lane < SLOTS * TOKENS;
@@ -257,13 +257,187 @@ DEVICE void matvec_long(const MatVecArgs& args) {
     if (chains) put(args, slots, lane / TOKENS, first_token + lane % TOKENS, y, other);
 }
 
+#if defined(BATON_COPIES)
+// One activation row, and weights on their way through shared memory. A workgroup takes group after group of
+// slots. Their super-blocks lie one behind the other; a warp copies 32 of them while it multiplies 32 others,
+// and each lane has a whole super-block. The layout is that of `Copied` in `source.rs`.
+#define STAGED_BLOCKS WARP
+// Words from the bytes of one block of activations to those of the next, and from its sums: for other banks.
+#define STAGED_BYTES 68u
+#define STAGED_SUMS 20u
+
+struct Staged {
+    u32* ring;
+    u32* q;
+    i32* sums;
+    float* dx;
+    float* z;
+    u32 blocks, list;
+};
+
+template <class F>
+DEVICE Staged staged(u32* memory, u32 blocks) {
+    u32* q = memory + MATVEC_WARPS * 2u * STAGED_BLOCKS * F::BYTES / 4u;
+    u32* sums = q + blocks * STAGED_BYTES;
+    u32 list = (blocks + 3u) / 4u * 4u + 4u;
+    float* dx = (float*)(sums + blocks * STAGED_SUMS);
+    return {memory, q, (i32*)sums, dx, dx + list, blocks, list};
+}
+
+// The super-blocks of a step of a warp: `n` of them from `first` on, of the rows that a group has of a matrix.
+struct Step {
+    const u32* from;
+    u32 run, first, n;
+};
+
+// `rows` are those that a group has of each of its matrices; a run has `steps` steps.
+template <class F>
+DEVICE Step step_of(const MatVecArgs& args, u32 group, u32 step, u32 blocks, u32 steps, u32 rows) {
+    Slots slots = slots_of(args, group);
+    u32 run = step / steps, first = step % steps * STAGED_BLOCKS;
+    u32 there = slots.rows - slots.first < rows ? slots.rows - slots.first : rows;
+    u32 n = there * blocks > first ? there * blocks - first : 0u;
+    const u32* w = run == 0 ? slots.w[0] : slots.w[1];
+    u64 at = ((u64)slots.first * blocks + first) * F::BYTES;
+    return {w + at / 4u, run, first, n < STAGED_BLOCKS ? n : STAGED_BLOCKS};
+}
+
+template <class F>
+DEVICE void copy_step(const Step& step, u32* to, u32 lane) {
+    for (u32 at = 4u * lane; at * 4u < step.n * F::BYTES; at += 4u * WARP) copy_sixteen(to + at, step.from + at);
+}
+
+// The product of a lane's super-block with its activations, times its scale.
+template <class F>
+DEVICE float block_product(const Staged& at, const u32* weights, u32 place, u32 b) {
+    const uint4* q = (const uint4*)(at.q + b * STAGED_BYTES);
+    const int4* four = (const int4*)(at.sums + b * STAGED_SUMS);
+    i32 sums[16];
+    if (F::MINIMA) {
+#pragma unroll
+        for (u32 k = 0; k < 4u; k++) {
+            int4 v = four[k];
+            sums[4u * k] = v.x;
+            sums[4u * k + 1u] = v.y;
+            sums[4u * k + 2u] = v.z;
+            sums[4u * k + 3u] = v.w;
+        }
+    }
+    i32 dot = 0, offset = 0;
+    u32 units = 0;
+#pragma unroll
+    for (u32 u = 0; u < 8u; u++) {
+        typename F::Raw raw;
+        Unit unit;
+        F::load(weights, place, u, raw);
+        F::weights(raw, u, unit);
+        units = raw.units;
+        Groups s = F::scales(raw, u);
+        dot += s.a * dot16(unit.a, q[F::first(u)]) + s.b * dot16(unit.b, q[F::second(u)]);
+        if (F::MINIMA) {
+            Groups m = F::minima(raw, u);
+            offset += m.a * sums[F::first(u)] + m.b * sums[F::second(u)];
+        }
+    }
+    float z = mul((float)dot, mul(half_to_float(units & 0xffffu), F::unit()));
+    return F::MINIMA ? fused((float)offset, -half_to_float(units >> 16), z) : z;
+}
+
+// Copies the activations to shared memory.
+DEVICE void stage_activations(const MatVecArgs& args, const Staged& to) {
+    const u32 threads = MATVEC_WARPS * WARP;
+    for (u32 i = threadIdx.x; i < to.blocks * 16u; i += threads) {
+        *(uint4*)(to.q + i / 16u * STAGED_BYTES + i % 16u * 4u) = ((const uint4*)args.q)[i];
+    }
+    for (u32 i = threadIdx.x; i < to.blocks * 4u; i += threads) {
+        *(int4*)(to.sums + i / 4u * STAGED_SUMS + i % 4u * 4u) = ((const int4*)args.sums)[i];
+    }
+    for (u32 i = threadIdx.x; i < to.blocks; i += threads) to.dx[i] = args.scale[i];
+}
+
+template <class F>
+DEVICE void matvec_staged(const MatVecArgs& args, u32* memory) {
+    u32 blocks = args.cols / 256u, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Staged at = staged<F>(memory, blocks);
+    bool gated = args.mode >= SWIGLU;
+    u32 rows = gated ? SLOTS / 2u : SLOTS, steps = (rows * blocks + STAGED_BLOCKS - 1u) / STAGED_BLOCKS;
+    u32 all = gated ? 2u * steps : steps, stride = gridDim.x * gridDim.y, groups = 0;
+    for (u32 i = 0; i < (gated ? 1u : 3u); i++) groups += (args.rows[i] + rows - 1u) / rows;
+    u32* ring[2];
+    ring[0] = at.ring + warp * 2u * STAGED_BLOCKS * F::BYTES / 4u;
+    ring[1] = ring[0] + STAGED_BLOCKS * F::BYTES / 4u;
+    Step next = {args.w[0], 0u, 0u, 0u};
+    if (warp < all && flat_group() < groups) next = step_of<F>(args, flat_group(), warp, blocks, steps, rows);
+    copy_step<F>(next, ring[0], lane);
+    end_copies();
+    wait_for_earlier();
+    stage_activations(args, at);
+    __syncthreads();
+    u32 stage = 0, turn = 0;
+    for (u32 group = flat_group(); group < groups; group += stride, turn++) {
+        float* z = at.z + turn % 2u * SLOTS * at.list;
+        for (u32 step = warp; step < all; step += MATVEC_WARPS) {
+            Step now = next;
+            bool is_last = step + MATVEC_WARPS >= all;
+            u32 group_next = is_last ? group + stride : group, step_next = is_last ? warp : step + MATVEC_WARPS;
+            next.n = 0;
+            if (group_next < groups) next = step_of<F>(args, group_next, step_next, blocks, steps, rows);
+            copy_step<F>(next, stage == 0 ? ring[1] : ring[0], lane);
+            end_copies();
+            wait_for_copies();
+            __syncwarp();
+            if (lane < now.n) {
+                u32 place = now.first + lane, row = place / blocks, b = place % blocks;
+                u32 slot = gated ? 2u * row + now.run : row;
+                z[slot * at.list + b] =
+                    block_product<F>(at, stage == 0 ? ring[0] : ring[1], lane * F::BYTES, b);
+            }
+            __syncwarp();
+            stage ^= 1u;
+        }
+        __syncthreads();
+        // The warps take turns. The others go on; what they write lies in the other lists.
+        if (turn % MATVEC_WARPS != warp) continue;
+        float y = 0.0f;
+        const float* own = z + lane % SLOTS * at.list;
+        u32 i = 0;
+        for (; i + LONG_BLOCKS <= blocks; i += LONG_BLOCKS) {
+            y = chain<LONG_BLOCKS>(own + i, at.dx + i, LONG_BLOCKS, y);
+        }
+        y = chain<LONG_BLOCKS>(own + i, at.dx + i, blocks - i, y);
+        float other = __shfl_sync(ALL_LANES, y, lane + 1u);
+        if (lane < SLOTS) put(args, slots_of(args, group), lane, 0u, y, other);
+    }
+}
+#endif
+
+// Which variant takes a product: `staged` is nonzero if the launch has the memory for the staged one.
+template <class F, u32 TOKENS>
+struct Long {
+    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) { matvec_long<F, TOKENS>(args); }
+};
+#if defined(BATON_COPIES)
+template <class F>
+struct Long<F, 1u> {
+    static __device__ __forceinline__ void run(const MatVecArgs& args, u32 is_staged, u32* memory) {
+        if (is_staged != 0) matvec_staged<F>(args, memory);
+        else matvec_long<F, 1u>(args);
+    }
+};
+#endif
+template <class F, u32 TOKENS>
+struct Short {
+    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) { matvec_short<F, TOKENS>(args); }
+};
+
 #define MATVEC(name, kind, format, tokens)                                                                   \
     extern "C" __global__ void __launch_bounds__(128, tokens == 1u ? 4 : 3)                                  \
         name(const u32* w0, const u32* w1, const u32* w2, const u32* q, const float* scale, const i32* sums, \
              float* out0, float* out1, float* out2, u32 rows0, u32 rows1, u32 rows2, u32 cols, u32 t,        \
-             u32 row_first, u32 stride, u32 mode) {                                                          \
+             u32 row_first, u32 stride, u32 mode, u32 staged) {                                              \
+        DYNAMIC_SHARED(memory);                                                                              \
         let_next_begin();                                                                                    \
         MatVecArgs args = {{w0, w1, w2}, q, scale, sums, {out0, out1, out2}, {rows0, rows1, rows2},          \
                            cols, t, row_first, stride, mode};                                                \
-        matvec_##kind<format, tokens>(args);                                                                 \
+        kind<format, tokens>::run(args, staged, memory);                                                     \
     }

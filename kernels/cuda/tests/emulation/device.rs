@@ -79,9 +79,17 @@ impl Drop for Memory {
     }
 }
 
+/// Bytes of dynamic shared memory, as the header has them.
+const SHARED_BYTES: u32 = 256 << 10;
+
+/// The most workgroups of a product that copies its weights.
+const GROUPS: u32 = 2;
+
 /// The device.
 pub(crate) struct EmulatedDevice {
     facts: Facts,
+    /// Whether products with one activation row copy their weights to shared memory.
+    copies: bool,
     library: Mutex<Library>,
     used: Arc<AtomicU64>,
 }
@@ -97,7 +105,7 @@ fn memory(buffer: &Buffer) -> &Memory {
 }
 
 impl EmulatedDevice {
-    pub(crate) fn new(library: Library) -> Self {
+    pub(crate) fn new(library: Library, copies: bool) -> Self {
         let facts = Facts {
             name: "emulated".to_owned(),
             interface: Interface::Cuda,
@@ -107,7 +115,7 @@ impl EmulatedDevice {
             memory_bytes: None,
             binding_bytes: 1 << 32,
         };
-        Self { facts, library: Mutex::new(library), used: Arc::default() }
+        Self { facts, copies, library: Mutex::new(library), used: Arc::default() }
     }
 }
 
@@ -155,11 +163,18 @@ impl Device for EmulatedDevice {
         let name = launch.kernel.name();
         assert!(launch.groups.iter().all(|n| (1..=65_535).contains(n)), "{name}: {:?} groups", launch.groups);
         let function = library.function(source::function(launch.kernel));
-        let of = source::arguments(launch.kernel, launch.buffers.len(), launch.params);
+        let mut of = source::arguments(launch.kernel, launch.buffers.len(), launch.params);
         let start = |at: usize| memory(launch.buffers[at]).start.as_ptr().cast();
         let nothing = std::ptr::null_mut::<c_void>();
         let buffers: Vec<*mut c_void> = of.buffers.iter().map(|at| at.map_or(nothing, start)).collect();
-        let (groups, params) = (launch.groups, of.params);
+        let mut groups = launch.groups;
+        if let Some(needs) = source::Copied::of(launch.kernel, launch.params).filter(|_| self.copies) {
+            assert!(needs.bytes <= SHARED_BYTES, "{name}: {} bytes of shared memory", needs.bytes);
+            needs.choose(&mut of);
+            // A workgroup takes more than one group of slots.
+            groups = [(groups[0] * groups[1]).min(GROUPS), 1, 1];
+        }
+        let params = of.params;
         let threads = source::threads(launch.kernel);
         // SAFETY: the lists are as long as their numbers say, and the buffers live until the call returns.
         // What a kernel touches outside of them is what the tests are for.

@@ -20,7 +20,10 @@ const OPTIONS: [&str; 7] = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "
 
 /// Architectures, as `__CUDA_ARCH__` gives them, on which products of tiles and attention are emulated:
 /// without tensor cores, with those of eight rows of bytes, and of sixteen rows.
-pub(crate) const ARCHITECTURES: [u32; 3] = [610, 750, 800];
+pub(crate) const ARCHITECTURES: [u32; 3] = [610, MIDDLE, 800];
+
+/// The one between.
+pub(crate) const MIDDLE: u32 = 750;
 
 /// The architecture on which every kernel is emulated.
 pub(crate) const NEWEST: u32 = 800;
