@@ -314,14 +314,14 @@ impl CudaDevice {
     /// Chooses the variant that copies weights to shared memory, if there is room. Returns the workgroups and
     /// the bytes of dynamic shared memory.
     fn copied(&self, launch: &Launch<'_>, arguments: &mut source::Arguments) -> ([u32; 3], u32) {
-        let [x, y, z] = launch.groups;
+        let [x, y, z] = source::groups(launch.kernel, launch.groups);
         let needs = Copied::of(launch.kernel, launch.params);
         match needs.map(|needs| (needs, self.kernels.limits.groups(needs.bytes))) {
             Some((needs, groups)) if groups > 0 => {
                 needs.choose(arguments);
                 ([(x * y).min(groups), 1, z], needs.bytes)
             }
-            _ => (launch.groups, 0),
+            _ => ([x, y, z], 0),
         }
     }
 

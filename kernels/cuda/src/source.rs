@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use baton_kernels_cpu::{Format, RopeStyle, grids};
-use baton_kernels_gpu::{AttendWidth, JoinedAs, Kernel, MapOp, Tiles, ZipOp};
+use baton_kernels_gpu::{ATTEND_VECTORS, AttendWidth, JoinedAs, Kernel, MapOp, Tiles, ZipOp};
 
 const COMMON: &str = include_str!("cu/common.cuh");
 const GATES: &str = include_str!("cu/gates.cuh");
@@ -52,6 +52,15 @@ pub fn functions() -> Vec<Kernel> {
     let mut all = Kernel::all();
     all.extend(Kernel::joined().into_iter().filter(|kernel| function(*kernel) == *kernel));
     all
+}
+
+/// Returns the workgroups of a kernel's function, given those of the table of kernels: one for each vector of
+/// an item if its parts are joined.
+pub const fn groups(kernel: Kernel, [x, y, z]: [u32; 3]) -> [u32; 3] {
+    match kernel {
+        Kernel::AttendJoin(_) => [x, y, z * ATTEND_VECTORS as u32],
+        _ => [x, y, z],
+    }
 }
 
 /// The arguments of a kernel's function.

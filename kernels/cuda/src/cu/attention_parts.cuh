@@ -51,23 +51,22 @@ DEVICE void attend_part(const AttendArgs& args, const float* q, const u32* keys,
         attend_part<width>(args, q, keys, values, table, items, states, parts);                              \
     }
 
-// Threads of a workgroup that joins parts, and parts that it takes at a time.
+// Threads of a workgroup that joins the parts of one vector, and parts whose softmax it joins at a time.
 #define JOIN_THREADS 256u
-#define JOIN_WARPS (JOIN_THREADS / WARP)
 #define JOIN_PARTS 32u
 
 struct JoinShared {
-    // Factors of the outputs so far and of a part, and whether the part is joined.
-    float before[VECTORS][JOIN_PARTS];
-    float here[VECTORS][JOIN_PARTS];
-    u32 joins[VECTORS];
-    float factor[VECTORS];
-    float sum[VECTORS];
+    // Factors of the outputs so far and of a part, and which parts are joined.
+    float before[JOIN_PARTS];
+    float here[JOIN_PARTS];
+    u32 joins;
+    float factor;
+    float sum;
 };
 
 // Joins the softmax of up to 32 parts, a lane for each, and leaves the factors of the outputs. The tops and
 // sums are taken in order; only the exponentials run side by side.
-DEVICE void join_softmax(JoinShared& shared, u32 v, u32 lane, u32 n, float top, float sum, Online& total) {
+DEVICE void join_softmax(JoinShared& shared, u32 lane, u32 n, float top, float sum, Online& total) {
     bool joins = lane < n && sum != 0.0f;
     u32 mask = __ballot_sync(ALL_LANES, joins);
     float running = total.top, top_before = 0.0f, top_after = 0.0f;
@@ -85,84 +84,73 @@ DEVICE void join_softmax(JoinShared& shared, u32 v, u32 lane, u32 n, float top, 
         if ((mask >> p & 1u) != 0) all = fused(s, h, mul(all, b));
     }
     total = {running, all};
-    shared.before[v][lane] = before;
-    shared.here[v][lane] = here;
-    if (lane == 0) shared.joins[v] = mask;
+    shared.before[lane] = before;
+    shared.here[lane] = here;
+    if (lane == 0) shared.joins = mask;
 }
 
+// A workgroup has one vector: its number is that of the workgroup in z.
 template <u32 WIDTH>
 DEVICE void attend_join(const AttendArgs& args, const float* states, const u32* items, const float* sinks,
                         float* out, float* lse, u32 parts) {
-    const u32 NUMBERS_EACH = VECTORS * WIDTH / JOIN_THREADS, PER_WARP = VECTORS / JOIN_WARPS;
-    // Parts whose outputs are loaded together.
-    const u32 AHEAD = WIDTH <= 128u ? 4u : 1u;
-    __shared__ __align__(16) JoinShared shared;
+    const u32 EACH = (WIDTH + JOIN_THREADS - 1u) / JOIN_THREADS;
+    // Parts whose outputs are loaded together: the loads do not wait for each other.
+    const u32 AHEAD = EACH == 1u ? 16u : 8u;
+    __shared__ JoinShared shared;
     Item item = read_item(items, blockIdx.x);
-    u32 vectors = item.rows * item.heads, d = args.d;
-    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    Online total[PER_WARP];
+    u32 v = blockIdx.z, d = args.d, lane = threadIdx.x % WARP;
+    if (v >= item.rows * item.heads) return;
+    const float* own = states + state_start(args, blockIdx.x, parts, 0u, v);
+    u64 apart = (u64)VECTORS * (2u + d);
+    Online total[1];
     clear(total);
-    float acc[NUMBERS_EACH];
+    float acc[EACH];
 #pragma unroll
-    for (u32 x = 0; x < NUMBERS_EACH; x++) acc[x] = 0.0f;
+    for (u32 x = 0; x < EACH; x++) acc[x] = 0.0f;
     for (u32 first = 0; first < parts; first += JOIN_PARTS) {
         u32 n = parts - first < JOIN_PARTS ? parts - first : JOIN_PARTS;
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < PER_WARP; i++) {
-            u32 v = warp + i * JOIN_WARPS;
-            if (v >= vectors) continue;
-            u32 mine = first + (lane < n ? lane : 0u);
-            const float* state = states + state_start(args, blockIdx.x, parts, mine, v);
-            join_softmax(shared, v, lane, n, state[0], state[1], total[i]);
-        }
-        __syncthreads();
-        // The loads of some parts do not wait for each other.
-#pragma unroll 1
         for (u32 p = 0; p < n; p += AHEAD) {
-            float loaded[AHEAD][NUMBERS_EACH];
-            bool joins[AHEAD][NUMBERS_EACH];
+            float loaded[AHEAD][EACH];
 #pragma unroll
-            for (u32 i = 0; i < AHEAD * NUMBERS_EACH; i++) {
-                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH, number = threadIdx.x + x * JOIN_THREADS;
-                u32 v = number / WIDTH, c = number % WIDTH;
-                bool is_there = p + one < n && v < vectors && c < d;
-                joins[one][x] = is_there && (shared.joins[v] >> (p + one) & 1u) != 0;
-                u64 part = state_start(args, blockIdx.x, parts, first + p + one, v) + 2u;
-                loaded[one][x] = joins[one][x] ? states[part + c] : 0.0f;
+            for (u32 i = 0; i < AHEAD * EACH; i++) {
+                u32 one = p + i / EACH, c = threadIdx.x + i % EACH * JOIN_THREADS;
+                loaded[i / EACH][i % EACH] = one < n && c < d ? own[(first + one) * apart + 2u + c] : 0.0f;
+            }
+            if (p == 0) {
+                __syncthreads();
+                if (threadIdx.x < WARP) {
+                    const float* state = own + (first + (lane < n ? lane : 0u)) * apart;
+                    join_softmax(shared, lane, n, state[0], state[1], total[0]);
+                }
+                __syncthreads();
             }
 #pragma unroll
-            for (u32 i = 0; i < AHEAD * NUMBERS_EACH; i++) {
-                u32 one = i / NUMBERS_EACH, x = i % NUMBERS_EACH;
-                if (!joins[one][x]) continue;
-                u32 v = (threadIdx.x + x * JOIN_THREADS) / WIDTH, at = p + one;
-                acc[x] = fused(loaded[one][x], shared.here[v][at], mul(acc[x], shared.before[v][at]));
+            for (u32 i = 0; i < AHEAD * EACH; i++) {
+                u32 one = p + i / EACH, x = i % EACH;
+                if (one >= n || (shared.joins >> one & 1u) == 0) continue;
+                acc[x] = fused(loaded[i / EACH][x], shared.here[one], mul(acc[x], shared.before[one]));
             }
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < PER_WARP; i++) {
-        u32 v = warp + i * JOIN_WARPS;
-        if (v >= vectors || lane != 0) continue;
-        u32 head = blockIdx.y * args.group + item.head + v % item.heads;
-        shared.factor[v] = args.has_sinks != 0 ? add_sink(total[i], sinks[head]) : 1.0f;
-        shared.sum[v] = total[i].sum;
-        lse[(u64)(item.row + v / item.heads) * args.lse_width + head] = log_sum(total[i]);
+    u64 row = item.row + v / item.heads;
+    u32 head = blockIdx.y * args.group + item.head + v % item.heads;
+    if (threadIdx.x == 0) {
+        shared.factor = args.has_sinks != 0 ? add_sink(total[0], sinks[head]) : 1.0f;
+        shared.sum = total[0].sum;
+        lse[row * args.lse_width + head] = log_sum(total[0]);
     }
     __syncthreads();
 #pragma unroll
-    for (u32 x = 0; x < NUMBERS_EACH; x++) {
-        u32 number = threadIdx.x + x * JOIN_THREADS, v = number / WIDTH, c = number % WIDTH;
-        if (v >= vectors || c >= d) continue;
-        u64 row = item.row + v / item.heads;
-        u32 head = blockIdx.y * args.group + item.head + v % item.heads;
+    for (u32 x = 0; x < EACH; x++) {
+        u32 c = threadIdx.x + x * JOIN_THREADS;
+        if (c >= d) continue;
         out[(row * args.kv_heads * args.group + head) * d + c] =
-            finished(acc[x], shared.factor[v], shared.sum[v], args.has_sinks != 0);
+            finished(acc[x], shared.factor, shared.sum, args.has_sinks != 0);
     }
 }
 
 #define ATTEND_JOIN(name, width)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256, 1)                                                     \
+    extern "C" __global__ void __launch_bounds__(JOIN_THREADS)                                               \
         name(const float* states, const u32* items, const float* sinks, float* out, float* lse, u32 n_items, \
              u32 kv_heads, u32 group, u32 d, float scale, float cap, u32 window, u32 first_keys,             \
              u32 has_sinks, u32 lse_width, u32 parts) {                                                      \

@@ -167,7 +167,7 @@ impl Device for EmulatedDevice {
         let start = |at: usize| memory(launch.buffers[at]).start.as_ptr().cast();
         let nothing = std::ptr::null_mut::<c_void>();
         let buffers: Vec<*mut c_void> = of.buffers.iter().map(|at| at.map_or(nothing, start)).collect();
-        let mut groups = launch.groups;
+        let mut groups = source::groups(launch.kernel, launch.groups);
         if let Some(needs) = source::Copied::of(launch.kernel, launch.params).filter(|_| self.copies) {
             assert!(needs.bytes <= SHARED_BYTES, "{name}: {} bytes of shared memory", needs.bytes);
             needs.choose(&mut of);
