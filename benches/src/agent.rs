@@ -1,12 +1,14 @@
 //! `baton-bench agent`: the agent that a person keeps running, as clients see it.
 //!
 //! How fast `baton serve` is ready, what its API costs beside the engine, and what it leaves in memory when
-//! it has unloaded its model. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a
+//! it has unloaded its model. How fast the first token of a long cold turn comes through the relay, beside
+//! the cloud alone. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a
 //! long cold turn, a warm one, and one after `kill -9`. The first lines of their system prompts change each
 //! time. Texts are compared with those of a program that keeps nothing. The model is the demo's with room
 //! for long prompts. Its text means nothing behind 4,096 tokens, but which tokens are computed does not
 //! depend on that.
 
+mod relay;
 mod served;
 mod transcript;
 
@@ -111,14 +113,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ready(&model, &mut report)?;
     idle(&model, &mut report)?;
     overhead(folder.path(), &mut report)?;
+    relay::measure(&model, args.tokens, args.answer, &mut report)?;
     match python_for("apis") {
         Ok(programs) => replay(args, &programs.join("python"), &model, folder.path(), &mut report)?,
         Err(why) => report.note(format!("skipped: replay: {why}")),
     }
-    report.note(
-        "\nNot measured here: a cold turn through the relay beside the cloud alone. Answers with tools are written by the \
-         device alone.",
-    );
     Ok(report)
 }
 

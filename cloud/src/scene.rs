@@ -83,6 +83,7 @@ impl Scene {
             settings: SceneSettings { model: Some(model.to_owned()), ..self.settings.clone() },
             tokenizer_sha256: tokenizer_sha256.map(str::to_owned),
             prompt_tokens_max: None,
+            call_markup: None,
         }
     }
 }

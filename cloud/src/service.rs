@@ -544,6 +544,7 @@ impl CloudService {
         match self.named(name) {
             Ok(served) => SceneInfo {
                 prompt_tokens_max: u32::try_from(assist::prompt_tokens_max(served)).ok(),
+                call_markup: Some(served.call_markup()),
                 ..scene.info(&served.name, Some(served.model.tokenizer().digest_hex()))
             },
             // Requests for it are refused, but its settings are shown anyway.

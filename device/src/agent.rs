@@ -4,8 +4,10 @@
 //! the engine stops.
 
 mod commands;
+mod config;
 mod error;
 mod fit;
+mod form;
 mod idle;
 mod next;
 mod own;
@@ -18,34 +20,34 @@ mod stream;
 use self::next::next_event;
 
 use commands::Commands;
+use config::{relay_config, sampling_params, tools_and_format};
 pub use error::AgentError;
+use form::{AnswerForms, Forms};
 use recent::Recent;
 pub use report::AnswerReport;
 use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
 use crate::client::{CloudClient, OutgoingRequest};
-use crate::local::{AnswerSpec, EngineCommand, OwnPrompt, PromptId, Reports};
+use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
 use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
 use crate::relay::{
     CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
     TextRules,
 };
 use crate::worker::EngineWorker;
-use baton_constrain::{ConstraintError, Grammars};
-use baton_engine::sampling::SamplingParams;
 use baton_engine::stop::StopStrings;
-use baton_engine::tokenizer::Tokenizer;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
 use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
-    AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, ProgressStage, RefineOptions, Sampling,
-    SceneInfo, Segment,
+    AnswerFormat, AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, ProgressStage, RefineOptions,
+    Sampling, SceneInfo, Segment, ToolUse,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use uuid::Uuid;
@@ -86,8 +88,13 @@ pub struct Question {
     pub shorten: bool,
     /// The user's choice of corrector.
     pub corrector: Option<Corrector>,
-    /// The prompt in place of the segments, if only the model on this device takes it.
-    pub own: Option<OwnPrompt>,
+    /// The tools that the answer may call, not yet redacted.
+    pub tools: Option<ToolUse>,
+    /// The form that the answer must have.
+    pub format: AnswerFormat,
+    /// The prompt's ids in place of the segments, if it is a text that is continued as it is. Only a model on
+    /// this device does that.
+    pub own: Option<Arc<[TokenId]>>,
 }
 
 /// What the reader of an answer receives, in order.
@@ -135,8 +142,7 @@ pub struct Agent {
     cloud: Option<CloudClient>,
     device_class: String,
     turn: Semaphore,
-    /// The compiler of forms for the device's model.
-    grammars: OnceLock<Result<Grammars, ConstraintError>>,
+    forms: Forms,
     prompts: AtomicU64,
     /// The cloud refused requests as overloaded until this time.
     cloud_paused_until: Mutex<Option<Instant>>,
@@ -176,7 +182,7 @@ impl Agent {
             cloud,
             device_class: device_class.into(),
             turn: Semaphore::new(answers),
-            grammars: OnceLock::new(),
+            forms: Forms::default(),
             prompts: AtomicU64::new(1),
             cloud_paused_until: Mutex::new(None),
             recent: Mutex::default(),
@@ -218,10 +224,7 @@ impl Agent {
         question: Question,
         events: mpsc::Sender<AnswerEvent>,
     ) -> Result<AnswerReport, AgentError> {
-        let mode = match &question.own {
-            Some(own) => self.mode_alone(question.mode, own)?,
-            None => self.mode(question.mode)?,
-        };
+        let mode = self.mode(&question)?;
         *self.used() = Instant::now();
         let _turn = self.turn(mode, &events).await;
         if mode != RelayMode::CloudOnly {
@@ -274,26 +277,6 @@ impl Agent {
         }
     }
 
-    fn mode(&self, wanted: RelayMode) -> Result<RelayMode, AgentError> {
-        match (wanted, self.cloud.is_some(), self.device.is_some()) {
-            (RelayMode::CloudOnly, false, _) => Err(AgentError::NoCloud),
-            (RelayMode::DeviceOnly, _, false) => Err(AgentError::NoDevice),
-            (RelayMode::Relay, false, false) => Err(AgentError::Nobody),
-            (RelayMode::Relay, false, true) => Ok(RelayMode::DeviceOnly),
-            (RelayMode::Relay, true, false) => Ok(RelayMode::CloudOnly),
-            (mode, _, _) => Ok(mode),
-        }
-    }
-
-    /// A prompt of this device's own is answered by this device alone: clouds answer plain conversations.
-    fn mode_alone(&self, wanted: RelayMode, own: &OwnPrompt) -> Result<RelayMode, AgentError> {
-        match (wanted, self.device.is_some()) {
-            (RelayMode::CloudOnly, _) | (_, false) if own.is_chat => Err(AgentError::NoDevice),
-            (RelayMode::CloudOnly, _) | (_, false) => Err(AgentError::NoDeviceForText),
-            (RelayMode::DeviceOnly | RelayMode::Relay, true) => Ok(RelayMode::DeviceOnly),
-        }
-    }
-
     async fn prepare(
         &self,
         question: Question,
@@ -306,13 +289,15 @@ impl Agent {
         let has_device = self.device.is_some();
         let draft = self.draft(&question, mode, cost);
         let memory = self.memory.clone();
-        let chats = self.device.as_ref().filter(|_| question.own.as_ref().is_none_or(|own| own.is_chat));
+        let chats = self.device.as_ref().filter(|_| question.own.is_none());
         let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
         let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
         let hedge_after_ms = self.recent().hedge_after_ms();
         let (adapter, missing) = self.adapter(&question.scene, mode);
         let model = self.device.as_ref().map(|device| device.model.clone());
         let running = self.running.shown();
+        let forms = self.forms.clone();
+        let quoting = question.quoting(self.call_markup(&question.scene));
         let prepare = move || {
             // The question may hold what is shown of answers that are under way.
             for (table, shown) in running {
@@ -324,7 +309,12 @@ impl Agent {
                 false => Err(no_cloud()),
             };
             let sent = redacted.as_mut().ok();
-            let fitted = model.zip(sent).and_then(|(model, sent)| fit::fit(&model, &question, sent));
+            let fitted = model.as_ref().zip(sent).and_then(|(model, sent)| fit::fit(model, &question, sent));
+            let (tools, format) = tools_and_format(&question, redacted.as_ref().ok());
+            let forms = match &model {
+                Some(model) => forms.compile(model, mode, tools.as_ref(), &format)?,
+                None => AnswerForms::default(),
+            };
             let segments: Vec<Segment> = match &redacted {
                 Ok(redacted) => redacted.segments().to_vec(),
                 Err(_) => question.segments.clone(),
@@ -333,24 +323,13 @@ impl Agent {
             let replaced = Some(table.len()).filter(|count| *count > 0 && redacted.is_ok());
             let notes = replaced.map(|count| Note::Redacted { count });
             let notes = notes.into_iter().chain(fitted).chain(missing).collect();
-            let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
-            let scene = &question.scene.settings;
-            let ratio = question.refine.ratio.or(scene.ratio).unwrap_or(0.0).max(scene.xi);
-            let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;
             let config = RelayConfig {
                 mode,
                 has_device,
-                pace: question.pace,
-                tau_ms: f64::from(scene.tau_ms),
-                refine: scene.refine && refinable && refines,
-                corrector: scene.corrector,
-                corrector_override: question.corrector,
                 cost,
                 hedge_after_ms,
-                first_timeout_ms: FIRST_TIMEOUT_MS,
-                idle_timeout_ms: IDLE_TIMEOUT_MS,
-                may_continue: true,
                 first_prompt,
+                ..relay_config(&question, &segments)
             };
             let spec = AnswerSpec {
                 segments: Arc::from(segments),
@@ -358,13 +337,15 @@ impl Agent {
                 sampling: sampling_params(&question.sampling),
                 tokens_max: question.tokens_max.max(1),
                 shorten: question.shorten,
+                tools: tools.map(Arc::new),
+                form: forms.own,
                 own: question.own,
             };
-            let rules = TextRules { tokenizer, restorer: Restorer::new(table), stop };
-            let core = RelayCore::new(config, spec, rules);
-            Prepared { core, redactor, redacted, request: None, notes }
+            let rules = TextRules { tokenizer, restorer: Restorer::new(table).with_quoting(quoting), stop };
+            let core = RelayCore::new(config, spec, rules).with_guard(forms.guard);
+            Ok::<_, AgentError>(Prepared { core, redactor, redacted, request: None, notes })
         };
-        let mut prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)?;
+        let mut prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)??;
         if let Ok(redacted) = &prepared.redacted {
             prepared.request = Some(OutgoingRequest::new(redacted)?);
         }
@@ -399,6 +380,8 @@ impl Agent {
             protocol: PROTOCOL_VERSION,
             request_id: Uuid::new_v4(),
             segments: question.segments.clone(),
+            tools: question.tools.clone(),
+            format: question.format.clone(),
             continue_from: None,
             scene: question.scene.id.clone(),
             scene_version: (question.scene.version > 0).then_some(question.scene.version),
@@ -566,18 +549,6 @@ fn no_cloud() -> CloudFault {
 /// Returns the fault for a request that could not be checked for private values, and so is not sent.
 fn unchecked(err: &RedactError) -> CloudFault {
     CloudFault::Privacy { reason: err.to_string() }
-}
-
-fn sampling_params(sampling: &Sampling) -> SamplingParams {
-    SamplingParams {
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        seed: sampling.seed,
-        ..SamplingParams::default()
-    }
 }
 
 /// Sends an event to the reader; returns [`RelayEvent::Cancel`] if the reader is gone or stuck.

@@ -152,9 +152,11 @@ fn card(state: &ApiState) -> ModelCard {
     card.with_adapters(device.into_iter().flat_map(|device| device.adapters.keys().map(String::as_str)))
 }
 
-/// Returns what is offered. Only a model on this device calls tools and holds answers to a form.
+/// Returns what is offered. Tools and forms of answers need a model on this device, or a cloud that knows
+/// them.
 fn offered(state: &ApiState) -> Capabilities {
-    match state.agent.device.is_some() && state.mode != RelayMode::CloudOnly {
+    let has_device = state.agent.device.is_some() && state.mode != RelayMode::CloudOnly;
+    match has_device || state.agent.cloud_knows_tools(&state.scene) {
         true => Capabilities::DEVICE,
         false => Capabilities::DEVICE_OF_CLOUD,
     }

@@ -15,7 +15,7 @@
 
 mod command;
 mod driven;
-mod own;
+mod form;
 mod reader;
 mod shorten;
 
@@ -40,7 +40,7 @@ pub use self::command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
 pub use self::driven::Driven;
-pub use self::own::{OnceForm, OwnPrompt};
+pub use self::form::OnceForm;
 #[cfg(test)]
 pub(crate) use self::reader::Message;
 pub use self::reader::Reports;
@@ -292,9 +292,8 @@ impl LocalAnswer {
         let unread = self.unread.take().ok_or_else(|| "an answer was opened already".to_owned())?;
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         let segments = Arc::clone(&spec.segments);
-        let whole = prompt_of(&self.local.model, &segments, spec.own.as_ref())?;
-        // What the device alone answers is not refined.
-        let refinable = segments.iter().position(|segment| segment.refine && spec.own.is_none());
+        let whole = prompt_of(&self.local.model, &segments, &spec)?;
+        let refinable = segments.iter().position(|segment| segment.refine);
         let prefix = refinable.map_or(whole.ids.len(), |i| whole.segments[i].tokens.start);
         self.prompt = prompt;
         self.line.send(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
@@ -326,7 +325,7 @@ impl LocalAnswer {
         reader: Reader,
     ) -> Result<(), Refusal> {
         let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
-        let constraint = match spec.own.as_ref().and_then(|own| own.form.as_ref()) {
+        let constraint = match &spec.form {
             Some(form) => Some(form.take().ok_or_else(|| "the form was used by another answer".to_owned())?),
             None => None,
         };
@@ -378,7 +377,7 @@ impl LocalAnswer {
         let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
         let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing().into()) };
         let tokens_max = spec.tokens_max;
-        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec.own.as_ref())?)?;
+        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec)?)?;
         self.prompt = prompt;
         self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
         let order = Order::Prompt {
@@ -416,7 +415,7 @@ impl LocalAnswer {
             return Ok(HostPrompt { ids: assembled.ids, shortened: None });
         };
         let shorter = match spec.shorten && spec.own.is_none() {
-            true => shortened(&self.local.model, segments, &assembled, limit)?,
+            true => shortened(&self.local.model, (segments, spec.offered()), &assembled, limit)?,
             false => None,
         };
         let shorter = shorter.ok_or(Refusal::TooLong { tokens, limit })?;

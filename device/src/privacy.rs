@@ -36,12 +36,13 @@ mod normal;
 mod request;
 mod restore;
 mod table;
+mod turn;
 
 pub use detect::{BuiltIn, DetectError, Detector, Found};
 pub use kind::EntityKind;
 pub use known::{Memory, REMEMBERED_MAX};
 pub use request::{PublicName, RedactedRequest};
-pub use restore::Restorer;
+pub use restore::{Quoting, Restorer};
 pub use table::PlaceholderTable;
 
 use normal::Normal;

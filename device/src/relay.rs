@@ -18,6 +18,7 @@ mod bursts;
 mod cloud;
 mod device;
 mod event;
+mod form;
 mod inbox;
 mod note;
 mod outcome;
@@ -29,6 +30,7 @@ mod transcript;
 
 pub(crate) use cloud::fault_of;
 pub use event::{Progress, RelayEffect, RelayEvent, Source};
+pub use form::FormGuard;
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
 pub use outcome::{CloudTiming, Ending, Outcome, Shown, Timeline};
@@ -103,6 +105,8 @@ pub struct RelayCore {
     spec: AnswerSpec,
     map: SentenceMap,
     answer: Transcript,
+    /// The form that the cloud's tokens must have.
+    guard: Option<FormGuard>,
     cloud: CloudSide,
     device: DeviceSide,
     display: Display,
@@ -121,6 +125,7 @@ impl RelayCore {
         Self {
             map,
             answer: Transcript::new(rules),
+            guard: None,
             cloud: CloudSide::new(spec.tokens_max, config.corrector_override.unwrap_or(config.corrector)),
             device: DeviceSide::new(&config, spec.segments.clone()),
             display: Display::default(),
@@ -132,6 +137,13 @@ impl RelayCore {
             config,
             spec,
         }
+    }
+
+    /// Makes the core check the cloud's tokens by this form.
+    #[must_use]
+    pub fn with_guard(mut self, guard: Option<FormGuard>) -> Self {
+        self.guard = guard;
+        self
     }
 
     /// Takes one event at `now` (monotonic milliseconds, any origin) and returns what to do.

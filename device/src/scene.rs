@@ -21,7 +21,14 @@ pub fn built_in(id: &str) -> SceneInfo {
         model: Some("default".to_owned()),
         ..SceneSettings::with_system(system)
     };
-    SceneInfo { id: id.to_owned(), version: 0, settings, tokenizer_sha256: None, prompt_tokens_max: None }
+    SceneInfo {
+        id: id.to_owned(),
+        version: 0,
+        settings,
+        tokenizer_sha256: None,
+        prompt_tokens_max: None,
+        call_markup: None,
+    }
 }
 
 /// Returns the scene to use. A cloud that cannot be reached is no error: the note says what is used instead.

@@ -2,8 +2,8 @@
 //! stays.
 //!
 //! User and tool text of at least 256 tokens is refinable, except the final paragraph of the last user
-//! message (at most 128 tokens of it). System and assistant text is never refinable. The segments of a
-//! message, joined, are the message.
+//! message (at most 128 tokens of it). System and assistant text is never refinable, nor is the newest result
+//! of a tool. The segments of a message, joined, are the message.
 
 use baton_openai::ChatMessage;
 use baton_protocol::{Role, Segment, sentences};
@@ -14,14 +14,24 @@ pub const REFINABLE_TOKENS_MIN: usize = 256;
 pub const QUESTION_TOKENS_MAX: usize = 128;
 
 /// Splits `messages` into segments. `count` returns the number of tokens of a text. Empty messages give no
-/// segment.
+/// segment, unless they have calls or are the result of one.
 pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segment> {
     let last_user = messages.iter().rposition(|m| m.role == Role::User);
     let mut segments = Vec::with_capacity(messages.len() + 1);
-    for (i, message) in messages.iter().enumerate().filter(|(_, m)| !m.text.is_empty()) {
-        let may_refine = matches!(message.role, Role::User | Role::Tool);
+    let is_there = |message: &ChatMessage| !message.text.is_empty() || message.is_about_tools();
+    for (i, message) in messages.iter().enumerate().filter(|(_, message)| is_there(message)) {
+        let is_newest = i + 1 == messages.len();
+        let may_refine = match message.role {
+            Role::User => true,
+            Role::Tool => !is_newest,
+            Role::System | Role::Assistant => false,
+        };
         if !may_refine || count(&message.text) < REFINABLE_TOKENS_MIN {
-            segments.push(Segment::fixed(message.role, &*message.text));
+            segments.push(Segment::from(message.clone()));
+            continue;
+        }
+        if message.role == Role::Tool {
+            segments.push(Segment { refine: true, ..message.clone().into() });
             continue;
         }
         let split =

@@ -139,6 +139,8 @@ impl Pair {
             model: "default".to_owned(),
             tokenizer_sha256: Some(self.device.model().tokenizer().digest_hex().to_owned()),
             segments: question.segments.clone(),
+            tools: None,
+            format: baton_protocol::AnswerFormat::Text,
             continue_from: None,
             device: Some(device),
             sampling: question.sampling.clone(),
@@ -186,6 +188,8 @@ impl Pair {
             sampling: sampling(&question.sampling),
             tokens_max: question.tokens_max,
             shorten: false,
+            tools: None,
+            form: None,
             own: None,
         };
         let rules = TextRules {

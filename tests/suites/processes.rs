@@ -14,6 +14,8 @@ mod models;
 mod privacy;
 #[path = "processes/terminal.rs"]
 mod terminal;
+#[path = "processes/tools.rs"]
+mod tools;
 
 use std::{io::Read as _, path::Path, process::Output};
 

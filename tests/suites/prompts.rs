@@ -190,7 +190,7 @@ fn conversations_as_turns_of_a_chat_have_the_same_ids() {
             let turns: Vec<Turn> =
                 said.iter().map(|said| Turn::new(said.role.as_str(), said.content.as_str())).collect();
             let ids = assemble_with_tools(&tokenizer, &template, &turns, &[]);
-            let ids = ids.unwrap_or_else(|err| panic!("{}: {err:?}", family.name));
+            let ids = ids.unwrap_or_else(|err| panic!("{}: {err:?}", family.name)).ids;
             assert_eq!(texts(&tokenizer, &ids), texts(&tokenizer, want), "{} {number}", family.name);
         }
     }

@@ -154,6 +154,8 @@ impl<'a> Conversation<'a> {
             sampling: SamplingParams::default(),
             tokens_max: self.ask.max_tokens,
             shorten: false,
+            tools: None,
+            form: None,
             own: None,
         };
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;

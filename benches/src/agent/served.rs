@@ -28,8 +28,13 @@ pub(super) struct Served {
 impl Served {
     /// Starts it without a cloud, and waits until it listens.
     pub(super) fn start(model: &Path, options: &[&str], settings: TempDir) -> Result<Self> {
+        Self::start_by(model, &[&["--no-cloud"], options].concat(), settings)
+    }
+
+    /// As [`Self::start`]; `options` say which cloud there is.
+    pub(super) fn start_by(model: &Path, options: &[&str], settings: TempDir) -> Result<Self> {
         let mut command = Command::new(program("baton")?);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--config-dir"]).arg(settings.path());
+        command.args(["serve", "--listen", "127.0.0.1:0", "--config-dir"]).arg(settings.path());
         command.arg("--model").arg(model).args(options).env("BATON_GPU", "off");
         // Each client sends a key or none; the bench's own requests send none.
         for name in ["BATON_PREFIX_MEMORY", "BATON_PREFIX_DIR", "BATON_KEEP_ALIVE", "BATON_KEY"] {
@@ -46,6 +51,10 @@ impl Served {
             bail!("baton printed `{}` instead of its address", line.trim_end());
         };
         Ok(Self { child, address, ready, settings: Some(settings), _output: output })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(super) fn url(&self) -> String {

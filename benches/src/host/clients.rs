@@ -58,10 +58,15 @@ impl Program {
     }
 
     /// Starts `baton-cloud serve`.
-    pub(super) fn cloud(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
+    pub(crate) fn cloud(program: &Path, model: &Path, options: &[String]) -> Result<Self> {
         let name = ["--model-name", MODEL_NAME].map(str::to_owned);
         let (child, address) = baton_cloud(program, model, &[options, &name].concat())?;
         Ok(Self { address, model: Some(MODEL_NAME), _child: Killed(child), _kept: None })
+    }
+
+    /// Returns its address, without a scheme.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     /// Reads the answers to all of `asks`, which begin at the same time.

@@ -149,6 +149,8 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         refine: RefineOptions::default(),
         assist_tokens: None,
         corrector: None,
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         own: None,
     };
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);

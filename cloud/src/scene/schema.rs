@@ -40,10 +40,12 @@ impl PartialSchema for SceneBody {
             .required("version");
         let told = SceneSettings::FIELDS.iter().filter(|field| field.on_device);
         let digest = described(Type::String, true, "Digest of the cloud model's tokenizer.");
+        let calls = described(Type::String, true, "How the cloud's model writes calls: `tagged` or `bare`.");
         let tokens = described(Type::Integer, true, "Most tokens of a prompt that the cloud takes.");
         with_settings(scene, told)
             .property("tokenizer_sha256", digest)
             .property("prompt_tokens_max", tokens)
+            .property("call_markup", calls)
             .into()
     }
 }

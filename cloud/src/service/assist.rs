@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use baton_constrain::Constraint;
-use baton_engine::prompt::{Prompt, PromptSegment, assemble};
+use baton_constrain::{Constraint, FormError, tools};
+use baton_engine::prompt::Prompt;
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
@@ -13,7 +13,10 @@ use baton_generate::hooks::{Constraint as Form, LogprobSink};
 use baton_generate::scheduler::{Goal, JobSpec, Share};
 use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
-use baton_protocol::{AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing};
+use baton_protocol::{
+    AnswerFormat, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing,
+    ToolUse,
+};
 use baton_refine::{Mode, UnknownMode};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -46,13 +49,23 @@ pub(crate) struct Asked<'a> {
 /// Makes the request and the stream of its answer.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
-    let texts = request.segments.iter().map(|segment| segment.text.as_str());
-    check_text(served, texts.chain(request.continue_from.as_deref()))?;
+    let schemas = schemas(request);
+    let tools = request.tools.iter().flat_map(|tools| &tools.tools);
+    let described = tools.flat_map(|tool| [Some(tool.name.as_str()), tool.description.as_deref()]).flatten();
+    let texts = request.segments.iter().flat_map(Segment::texts).chain(described);
+    check_text(
+        served,
+        texts.chain(schemas.iter().map(String::as_str)).chain(request.continue_from.as_deref()),
+    )?;
     check_content(&request.segments)?;
     let mode = mode(request, scene)?;
-    let mut prompt = assembled(served, &request.segments)?;
+    let mut constraint = constraint(served, request.tools.as_ref(), &request.format)?;
+    let mut prompt = assembled(served, request)?;
     let shared_tokens = served.scene_prefixes.shared_tokens(served, &scene.settings, &prompt.ids);
     let continued = continue_answer(served, request, &mut prompt);
+    if let Some(constraint) = &mut constraint {
+        continue_form(constraint, &continued)?;
+    }
     let room = room(served, prompt.ids.len())?;
     // A continued answer needs no mask, because no device prefills for it.
     let refines = continued.is_empty() && mode != Mode::None;
@@ -75,7 +88,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         ends_at_cap: false,
         trace,
         scene: Some(scene.id.clone()),
-        extras: Extras::default(),
+        extras: Extras { constraint, ..Extras::default() },
     };
     let (mut prepared, stream) = draft.prepared(served, &request.sampling)?;
     prepared.spec.floor_tokens = planned.assist_floor as usize;
@@ -90,10 +103,12 @@ pub(crate) fn name(request: &AssistRequest) -> RequestName {
     struct Deciding<'a>(
         (Uuid, &'a str, Option<u32>, &'a str, Option<u32>),
         (&'a [Segment], Option<&'a str>, &'a Sampling, &'a RefineOptions),
+        (Option<&'a ToolUse>, &'a AnswerFormat),
     );
     let deciding = Deciding(
         (request.request_id, &request.scene, request.scene_version, &request.model, request.assist_tokens),
         (&request.segments, request.continue_from.as_deref(), &request.sampling, &request.refine),
+        (request.tools.as_ref(), &request.format),
     );
     let mut digest = Sha256::new();
     serde_json::to_writer(DigestWriter(&mut digest), &deciding).expect("a checked request is JSON again");
@@ -268,12 +283,36 @@ pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, Servi
 }
 
 /// Makes the prompt's token ids with the model's own template.
-pub(crate) fn assembled(served: &Served, segments: &[Segment]) -> Result<Prompt, ServiceError> {
-    let parts: Vec<PromptSegment<'_>> = segments
-        .iter()
-        .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
-        .collect();
-    Ok(assemble(served.model.tokenizer(), served.model.template(), &parts)?)
+fn assembled(served: &Served, request: &AssistRequest) -> Result<Prompt, ServiceError> {
+    let offered = request.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+    Ok(tools::prompt(served.model.tokenizer(), served.model.template(), &request.segments, offered)?)
+}
+
+/// Compiles the form that the answer must have, in the way that the model writes calls.
+pub(crate) fn constraint(
+    served: &Served,
+    tools: Option<&ToolUse>,
+    format: &AnswerFormat,
+) -> Result<Option<Constraint>, ServiceError> {
+    baton_constrain::constraint(|| served.grammars(), served.call_markup(), tools, format)
+        .map_err(|FormError { field, err }| ServiceError::Constraint { field, err })
+}
+
+/// Takes the accepted part of the answer, so that the form goes on behind it.
+fn continue_form(constraint: &mut Constraint, continued: &[TokenId]) -> Result<(), ServiceError> {
+    for &id in continued {
+        constraint.accept(id).map_err(|err| {
+            let field = "continue_from".to_owned();
+            ServiceError::Constraint { field, err }
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns the schemas of a request as text.
+fn schemas(request: &AssistRequest) -> Vec<String> {
+    let tools = request.tools.iter().flat_map(|tools| &tools.tools);
+    tools.map(|tool| tool.parameters.to_string()).collect()
 }
 
 /// Makes the first event of an answer, without its token and its times.

@@ -1,16 +1,15 @@
 //! Turns a chat or text completion into a job: the cloud writes the whole answer, without refinement.
 
-use baton_constrain::FormError;
-use baton_constrain::tools::{self, ToolForm};
+use baton_constrain::tools;
 use baton_engine::PrefixScope;
 use baton_engine::prompt::verbatim;
 use baton_engine::tokenizer::TokenId;
 use baton_openai::{AnswerFormat, ChatMessage, Penalties, Prompt, ToolUse};
-use baton_protocol::Sampling;
+use baton_protocol::{Sampling, Segment};
 
 use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
-use crate::service::assist::{Draft, Extras, check_text, first_event, room};
+use crate::service::assist::{Draft, Extras, check_text, constraint, first_event, room};
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{MaskSource, Prepared};
 use crate::service::stream::AssistStream;
@@ -80,10 +79,7 @@ pub(crate) fn prepare(
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
     check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
-    let markup = ToolForm::of(served.model.template()).markup;
-    let constraint =
-        baton_constrain::constraint(|| served.grammars(), markup, request.tools.as_ref(), &request.format)
-            .map_err(|FormError { field, err }| ServiceError::Constraint { field, err })?;
+    let constraint = constraint(served, request.tools.as_ref(), &request.format)?;
     let prompt = prompt(served, request)?;
     let room = room(served, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
@@ -125,5 +121,6 @@ fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, 
         Prompt::Text { text, .. } => return Ok(verbatim(served.model.tokenizer(), text)?),
     };
     let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
-    Ok(tools::prompt(served.model.tokenizer(), served.model.template(), messages, offered)?)
+    let segments: Vec<Segment> = messages.iter().cloned().map(Segment::from).collect();
+    Ok(tools::prompt(served.model.tokenizer(), served.model.template(), &segments, offered)?.ids)
 }

@@ -89,7 +89,7 @@ pub(crate) fn plan_mask(
     if keep.ratio >= 1.0 || matches!(mode, Mode::None) || !segments.iter().any(|segment| segment.refine) {
         return Ok(none);
     }
-    let Some(last) = prompt.segments.last() else { return Ok(none) };
+    let Some(last) = prompt.segments.iter().rfind(|place| !place.tokens.is_empty()) else { return Ok(none) };
     let places = segments.iter().zip(&prompt.segments).enumerate().filter(|(_, (segment, _))| segment.refine);
     let content = places.map(|(segment, (_, place))| SegmentPlace {
         segment,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
+use baton_constrain::tools::ToolForm;
 use baton_constrain::{ConstraintError, Grammars};
 use baton_engine::{
     Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences, StepSize,
@@ -12,7 +13,7 @@ use baton_generate::clock::Clock;
 use baton_generate::host::{Host, HostHandle, HostOptions, Turns};
 use baton_generate::scheduler::Limits;
 use baton_generate::speculation::{K_MAX, SpeculationError};
-use baton_protocol::limits;
+use baton_protocol::{Markup, limits};
 use baton_refine::Calibration;
 
 use super::prefixes::ScenePrefixes;
@@ -226,6 +227,11 @@ impl Served {
     /// Returns the most tokens of prompt and answer together.
     pub(crate) fn context_tokens(&self) -> usize {
         self.model.config().context_len.min(self.handle.stats().kv_tokens)
+    }
+
+    /// Returns how this model writes calls.
+    pub(crate) fn call_markup(&self) -> Markup {
+        ToolForm::of(self.model.template()).markup
     }
 
     /// Returns the compiler of constraints for this model.

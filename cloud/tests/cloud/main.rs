@@ -26,5 +26,6 @@ mod service;
 mod service_simulation;
 mod strangers;
 mod tls;
+mod tools;
 mod unread;
 mod world;

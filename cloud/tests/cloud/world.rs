@@ -151,6 +151,8 @@ pub(crate) fn request(scene: &str, document: &str, assist_tokens: u32) -> Assist
             Segment::refinable(Role::User, document),
             Segment::fixed(Role::User, QUESTION),
         ],
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         continue_from: None,
         device: None,
         sampling: baton_protocol::Sampling::default(),

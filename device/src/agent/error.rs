@@ -22,6 +22,12 @@ pub enum AgentError {
         "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
     )]
     NoDeviceForText,
+    /// The cloud does not take tools or forms of answers, and there is no model here that may answer alone.
+    #[error(
+        "the cloud takes no tools and no forms of answers that this device can go on with; a model on this \
+         device is needed (--model FILE), in a mode other than `cloud`"
+    )]
+    NoDeviceForTools,
     /// No answer can have the form that was asked for.
     #[error(transparent)]
     Form(#[from] FormError),

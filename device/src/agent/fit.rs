@@ -23,13 +23,14 @@ pub(super) fn fit(model: &Model, question: &Question, request: &mut RedactedRequ
     let same = scene.tokenizer_sha256.as_deref() == Some(model.tokenizer().digest_hex());
     let counted = if same { limit } else { (limit as f64 * OTHER_TOKENIZER_SHARE) as usize };
     let segments = request.segments();
-    let whole = assembled(model, segments).ok()?;
+    let offered = request.as_request().tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+    let whole = assembled(model, segments, offered).ok()?;
     let tokens = whole.ids.len();
     if tokens <= counted {
         return None;
     }
     let room = (*tokens_max).min(limit / ANSWER_SHARE);
-    let shorter = shortened(model, segments, &whole, counted.saturating_sub(room)).ok()??;
+    let shorter = shortened(model, (segments, offered), &whole, counted.saturating_sub(room)).ok()??;
     let kept = shorter.prompt.ids.len();
     request.keep(&shorter.kept);
     Some(Note::PromptShortened { taker: Source::Cloud, tokens, limit, kept })

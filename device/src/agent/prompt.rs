@@ -13,9 +13,10 @@ impl Agent {
     pub fn prompt_tokens(&self, question: &Question) -> Result<usize, AgentError> {
         let device = self.device.as_ref().ok_or(AgentError::NoDevice)?;
         if let Some(own) = &question.own {
-            return Ok(own.ids.len());
+            return Ok(own.len());
         }
-        let prompt = assembled(&device.model, &question.segments).map_err(AgentError::Prompt)?;
+        let offered = question.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+        let prompt = assembled(&device.model, &question.segments, offered).map_err(AgentError::Prompt)?;
         Ok(prompt.ids.len())
     }
 

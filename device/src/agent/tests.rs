@@ -9,7 +9,7 @@ use crate::local::tests::watched::watched;
 use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Engine, EngineOptions};
-use baton_protocol::Role;
+use baton_protocol::{Markup, PastCall, Role, Tool, ToolChoice};
 use std::sync::atomic::AtomicBool;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -134,6 +134,8 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
         assist_tokens: None,
         shorten: true,
         corrector: None,
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         own: None,
     }
 }
@@ -503,4 +505,83 @@ async fn a_value_shown_by_an_answer_under_way_does_not_leave_with_another_questi
     drop(events);
     assert_eq!(first.await.unwrap().unwrap().ending, "cancelled");
     assert!(agent.running.shown().is_empty());
+}
+
+/// Makes a question of a turn with a tool, for a cloud that knows tools if `known`.
+fn tool_question(texts: [&str; 2], mode: RelayMode, known: bool) -> Question {
+    let mut asked = question(texts[0], mode);
+    asked.scene.call_markup = known.then_some(Markup::Tagged);
+    let schema = serde_json::json!({ "type": "object", "properties": { "to": { "type": "string" } } });
+    let tool =
+        Tool { name: "mail".into(), description: Some(texts[1].into()), parameters: schema, strict: false };
+    asked.tools = Some(ToolUse { tools: vec![tool], choice: ToolChoice::Auto, parallel: false });
+    asked
+}
+
+fn tool_of(asked: &mut Question) -> &mut Tool {
+    &mut asked.tools.as_mut().unwrap().tools[0]
+}
+
+#[tokio::test]
+async fn tools_and_calls_are_redacted_and_arguments_restored_as_json() {
+    let call =
+        ["<tool_call>\n{\"name\": \"mail\", \"arguments\": {\"to\": \"[EMA", "IL_1]\"}}\n</tool_call>"];
+    let cloud = FakeCloud::start(stream(&call)).await;
+    let agent = agent(Some(&cloud.url));
+    let texts = ["Mail canary.jane@example.com.", "Mails canary.bob@example.com by default."];
+    let mut asked = tool_question(texts, RelayMode::CloudOnly, true);
+    let arguments = "{\"to\":\"canary.jane\\u0040example.com\",\"card\":4111111111111111}".to_owned();
+    let past = PastCall { id: "c1".into(), name: "mail".into(), arguments };
+    asked.segments.extend([
+        Segment { calls: vec![past], ..Segment::fixed(Role::Assistant, "") },
+        Segment {
+            call_id: Some("c1".into()),
+            ..Segment::fixed(Role::Tool, "sent to canary.eve@example.com")
+        },
+    ]);
+    tool_of(&mut asked).parameters["default"] = "canary.zoe@example.com".into();
+    let (report, shown) = ask(&agent, asked).await;
+    assert!(shown.contains("\"to\": \"canary.jane@example.com\""), "{shown}");
+    assert_eq!((report.answer, report.ending), (shown, "stop"));
+    let sent = cloud.requests().concat();
+    assert!(sent.contains("\"call_id\":\"c1\"") && sent.contains("[EMAIL_1]"), "{sent}");
+    for canary in ["canary", "4111111111111111"] {
+        assert!(!sent.contains(canary), "{canary} left the device: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn a_private_name_of_a_tools_field_keeps_the_turn_on_the_device() {
+    let cloud = FakeCloud::start(stream(&["never"])).await;
+    let agent = agent(Some(&cloud.url));
+    let mut asked = tool_question(["Mail.", "Mails."], RelayMode::Relay, true);
+    tool_of(&mut asked).parameters["properties"]["canary.jane@example.com"] = serde_json::json!({});
+    let (report, _) = ask(&agent, asked).await;
+    assert_eq!((codes(&report), report.tokens_from_cloud), (vec!["privacy_check_failed"], 0));
+    assert!(cloud.requests().is_empty() && report.error.is_none(), "{:?}", report.error);
+}
+
+#[tokio::test]
+async fn a_cloud_that_knows_no_tools_is_not_asked() {
+    let cloud = FakeCloud::start(stream(&["never"])).await;
+    let agent = agent(Some(&cloud.url));
+    let (report, _) = ask(&agent, tool_question(["Mail.", "Mails."], RelayMode::Relay, false)).await;
+    assert_eq!((report.tokens_from_cloud, report.error), (0, None));
+    assert!(cloud.requests().is_empty());
+    let (sender, _events) = mpsc::channel(1);
+    let refused = agent.answer(tool_question(["Mail.", "Mails."], RelayMode::CloudOnly, false), sender).await;
+    assert!(matches!(refused, Err(AgentError::NoDeviceForTools)));
+}
+
+#[tokio::test]
+async fn a_cloud_that_refuses_tools_leaves_the_answer_to_the_device() {
+    let body = r#"{"error":{"code":"invalid_request","message":"unknown field `tools`"}}"#;
+    let refusal = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let cloud = FakeCloud::start(refusal).await;
+    let agent = agent(Some(&cloud.url));
+    let (report, _) = ask(&agent, tool_question(["Mail.", "Mails."], RelayMode::Relay, true)).await;
+    assert_eq!((codes(&report), report.error), (vec!["cloud_refused"], None));
 }

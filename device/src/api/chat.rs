@@ -126,11 +126,11 @@ fn prepared(
         true => state.agent.prompt_tokens(&question).map_or(0, |tokens| tokens as u64),
         false => 0,
     };
-    let is_chat = question.own.as_ref().is_none_or(|own| own.is_chat);
+    let is_chat = question.own.is_none();
     let is_thinking = is_chat && state.agent.begins_in_thinking();
     let facts = AnswerFacts { model: state.model_name.clone(), prompt_tokens, is_thinking };
     let streamed = request.stream;
-    let calls = Calls::of(request.tools.as_ref(), state.agent.call_markup());
+    let calls = Calls::of(request.tools.as_ref(), state.agent.call_markup(&state.scene));
     let echo = match request.prompt {
         Prompt::Text { text, echo: true } => Some(text),
         _ => None,
@@ -165,9 +165,7 @@ pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Questi
     let tokenizer = state.agent.tokenizer();
     let own = match &request.prompt {
         Prompt::Text { text, .. } => Some(state.agent.text_prompt(text)?),
-        Prompt::Chat(messages) => {
-            state.agent.tool_prompt(messages, request.tools.as_ref(), &request.format)?
-        }
+        Prompt::Chat(_) => None,
     };
     Ok(Question {
         segments: match &request.prompt {
@@ -183,6 +181,8 @@ pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Questi
         assist_tokens: None,
         shorten: request.shorten,
         corrector: None,
+        tools: request.tools.clone(),
+        format: request.format.clone(),
         own,
     })
 }

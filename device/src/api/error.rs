@@ -67,7 +67,8 @@ impl ApiError {
                 | AgentError::Stop(_)
                 | AgentError::Form(_)
                 | AgentError::Prompt(_)
-                | AgentError::NoDeviceForText,
+                | AgentError::NoDeviceForText
+                | AgentError::NoDeviceForTools,
             ) => ErrorCode::InvalidRequest,
             Self::Pull(err) => pull_code(err),
             Self::NoSuchModel { .. } => ErrorCode::UnknownModel,

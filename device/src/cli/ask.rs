@@ -38,7 +38,7 @@ pub(super) fn document_segments(scene: &SceneInfo, document: String, question: &
     if !scene.settings.system.is_empty() {
         segments.push(Segment::fixed(Role::System, &*scene.settings.system));
     }
-    segments.push(Segment { role: Role::User, text: document, refine: scene.settings.refine });
+    segments.push(Segment { refine: scene.settings.refine, ..Segment::fixed(Role::User, document) });
     let prefix = &scene.settings.question_prefix;
     if prefix.is_empty() || prefix.ends_with(char::is_whitespace) {
         segments.push(Segment::fixed(Role::User, format!("{prefix}{question}")));

@@ -175,6 +175,8 @@ pub(super) fn question(
         assist_tokens: args.assist_tokens,
         shorten: true,
         corrector: args.corrector,
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         own: None,
     }
 }

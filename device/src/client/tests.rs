@@ -20,6 +20,8 @@ fn request(text: &str) -> OutgoingRequest {
         model: "default".into(),
         tokenizer_sha256: None,
         segments: vec![Segment::refinable(Role::User, text)],
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         continue_from: None,
         device: None,
         sampling: Sampling::default(),

@@ -1,11 +1,11 @@
 //! Commands from the relay to the local engine, and the engine's reports.
 
-use super::own::OwnPrompt;
+use super::form::OnceForm;
 use baton_engine::AdapterId;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
 pub use baton_generate::answer::{Accepted, Keep, Verified};
-use baton_protocol::Segment;
+use baton_protocol::{Segment, Tool, ToolUse};
 use std::sync::Arc;
 
 /// Id of one prompt of one answer; reports of an older prompt are out of date.
@@ -34,8 +34,19 @@ pub struct AnswerSpec {
     pub tokens_max: usize,
     /// Whether a prompt that is too long is shortened (BM25) instead of refused.
     pub shorten: bool,
-    /// The prompt in place of the segments, if only the model on this device takes it.
-    pub own: Option<OwnPrompt>,
+    /// The tools that the answer may call.
+    pub tools: Option<Arc<ToolUse>>,
+    /// The form that the answer must have; `None` for any text.
+    pub form: Option<OnceForm>,
+    /// The prompt's ids in place of the segments, if it is a text that is continued as it is.
+    pub own: Option<Arc<[TokenId]>>,
+}
+
+impl AnswerSpec {
+    /// Returns the tools that the prompt describes.
+    pub(super) fn offered(&self) -> &[Tool] {
+        self.tools.as_ref().map_or(&[], |tools| &tools.tools)
+    }
 }
 
 /// A command to the local engine.

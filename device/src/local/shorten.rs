@@ -2,10 +2,11 @@
 //! asked.
 
 use super::chain;
-use super::own::OwnPrompt;
+use super::command::AnswerSpec;
+use baton_constrain::tools;
 use baton_engine::Model;
-use baton_engine::prompt::{Prompt, PromptSegment, assemble};
-use baton_protocol::{Segment, SentenceMap};
+use baton_engine::prompt::Prompt;
+use baton_protocol::{Segment, SentenceMap, Tool};
 use baton_refine::{ContentTokens, Mode, RefineInput, rebuild, refine};
 
 /// Most tries; each keeps less than the one before.
@@ -22,25 +23,20 @@ pub(crate) struct Shorter {
 }
 
 /// Makes the prompt's token ids with the model's own template.
-pub(crate) fn assembled(model: &Model, segments: &[Segment]) -> Result<Prompt, String> {
-    let parts: Vec<PromptSegment<'_>> =
-        segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
-    let prompt = assemble(model.tokenizer(), model.template(), &parts).map_err(|err| chain(&err))?;
+pub(crate) fn assembled(model: &Model, segments: &[Segment], offered: &[Tool]) -> Result<Prompt, String> {
+    let prompt = tools::prompt(model.tokenizer(), model.template(), segments, offered);
+    let prompt = prompt.map_err(|err| chain(&err))?;
     if prompt.ids.is_empty() {
         return Err("the prompt has no tokens".into());
     }
     Ok(prompt)
 }
 
-/// Makes the prompt's token ids with the model's template, unless the device has a prompt of its own.
-pub(super) fn prompt_of(
-    model: &Model,
-    segments: &[Segment],
-    own: Option<&OwnPrompt>,
-) -> Result<Prompt, String> {
-    match own {
-        Some(own) => Ok(Prompt { ids: own.ids.to_vec(), segments: Vec::new() }),
-        None => assembled(model, segments),
+/// Makes the prompt's token ids with the model's template, unless the answer continues a text.
+pub(super) fn prompt_of(model: &Model, segments: &[Segment], spec: &AnswerSpec) -> Result<Prompt, String> {
+    match &spec.own {
+        Some(ids) => Ok(Prompt { ids: ids.to_vec(), segments: Vec::new() }),
+        None => assembled(model, segments, spec.offered()),
     }
 }
 
@@ -48,7 +44,7 @@ pub(super) fn prompt_of(
 /// that is not possible.
 pub(crate) fn shortened(
     model: &Model,
-    segments: &[Segment],
+    (segments, offered): (&[Segment], &[Tool]),
     whole: &Prompt,
     limit: usize,
 ) -> Result<Option<Shorter>, String> {
@@ -85,7 +81,7 @@ pub(crate) fn shortened(
         };
         let refined = refine(input).map_err(|err| chain(&err))?;
         let shorter = rebuild(segments, &map, &refined.kept);
-        let prompt = assembled(model, &shorter)?;
+        let prompt = assembled(model, &shorter, offered)?;
         if prompt.ids.len() <= limit {
             return Ok(Some(Shorter { kept: refined.kept, prompt }));
         }

@@ -80,7 +80,16 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         Segment::fixed(Role::User, "\n\nQuestion: why is item 3 red?"),
     ];
     let sampling = SamplingParams::default();
-    AnswerSpec { segments: Arc::from(segments), adapter: None, sampling, tokens_max, shorten, own: None }
+    AnswerSpec {
+        segments: Arc::from(segments),
+        adapter: None,
+        sampling,
+        tokens_max,
+        shorten,
+        tools: None,
+        form: None,
+        own: None,
+    }
 }
 
 fn document(sentences: usize) -> String {

@@ -1,6 +1,7 @@
 //! Redacts a whole request. Every text that leaves the device passes through here, and is searched for the
 //! values found in any other text.
 
+use super::turn::{Turn, TurnTexts};
 use super::{RedactError, Redacted, Redactor};
 use baton_generate::planted::{self, Bug};
 use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
@@ -76,6 +77,8 @@ impl Redactor {
             model,
             tokenizer_sha256,
             segments,
+            tools,
+            format,
             continue_from,
             device,
             sampling,
@@ -83,10 +86,11 @@ impl Redactor {
             assist_tokens,
             resume,
         } = request;
-        let segments = match planted::is(Bug::ValueSent) {
-            true => segments.clone(),
-            false => self.segments(segments, &sampling.stop)?,
-        };
+        let mut turn = Turn { segments: segments.clone(), tools: tools.clone(), format: format.clone() };
+        if !planted::is(Bug::ValueSent) {
+            self.turn(&mut turn, &sampling.stop)?;
+        }
+        let Turn { segments, tools, format } = turn;
         let sampling = self.sampling(sampling)?;
         let continue_from = continue_from.as_deref().map(|text| self.redact_answer(text)).transpose()?;
         let device = device.as_ref().map(|device| self.device(device)).transpose()?;
@@ -99,6 +103,8 @@ impl Redactor {
             model: self.public_name("model", model)?.0,
             tokenizer_sha256: tokenizer_sha256.clone().filter(digest),
             segments,
+            tools,
+            format,
             continue_from: continue_from.map(|text| text.0),
             device,
             sampling,
@@ -131,26 +137,28 @@ impl Redactor {
         }))
     }
 
-    /// Redacts segments. Consecutive segments of one speaker are parts of one text, because a value may cross
-    /// their border. Stop strings are checked together with them, so that a value in one is replaced in the
-    /// other.
-    fn segments(&mut self, segments: &[Segment], stops: &[String]) -> Result<Vec<Segment>, RedactError> {
-        let by_speaker: Vec<&[Segment]> = segments.chunk_by(|a, b| a.role == b.role).collect();
+    /// Redacts a turn. Consecutive segments of one speaker are parts of one text, because a value may cross
+    /// their border. All texts are checked together, stop strings too, so that a value in one is replaced in
+    /// the others.
+    fn turn(&mut self, turn: &mut Turn, stops: &[String]) -> Result<(), RedactError> {
+        let TurnTexts { fixed, free } = turn.texts();
+        let by_speaker: Vec<&[Segment]> = turn.segments.chunk_by(|a, b| a.role == b.role).collect();
         let mut texts: Vec<Vec<&str>> =
             by_speaker.iter().map(|run| run.iter().map(|segment| segment.text.as_str()).collect()).collect();
-        texts.extend(stops.iter().map(|stop| vec![stop.as_str()]));
+        let n_runs = texts.len();
+        texts.extend(fixed.iter().chain(&free).chain(stops).map(|text| vec![text.as_str()]));
         let groups: Vec<&[&str]> = texts.iter().map(Vec::as_slice).collect();
-        let redacted = self.redact_groups(&groups)?;
-        let of = |segment: &Segment, text: Redacted| Segment {
-            role: segment.role,
-            text: text.0,
-            refine: segment.refine,
-        };
-        Ok(segments
-            .iter()
-            .zip(redacted.into_iter().flatten())
-            .map(|(segment, text)| of(segment, text))
-            .collect())
+        let mut redacted = self.redact_groups(&groups)?.into_iter();
+        let segments: Vec<Redacted> = redacted.by_ref().take(n_runs).flatten().collect();
+        let mut others = redacted.flatten().map(|text| text.0);
+        if others.by_ref().zip(&fixed).take(fixed.len()).any(|(after, before)| after != *before) {
+            return Err(RedactError::PrivateName { field: "tools" });
+        }
+        turn.set_free(&mut others);
+        for (segment, text) in turn.segments.iter_mut().zip(segments) {
+            segment.text = text.0;
+        }
+        Ok(())
     }
 
     fn sampling(&mut self, sampling: &Sampling) -> Result<Sampling, RedactError> {

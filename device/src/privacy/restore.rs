@@ -4,6 +4,7 @@
 //! one, or names a value that was never replaced, passes unchanged.
 
 use super::{EntityKind, PlaceholderTable};
+use baton_protocol::Markup;
 use regex::Regex;
 use std::sync::{Arc, LazyLock};
 
@@ -27,7 +28,27 @@ pub(super) fn pattern() -> &'static Regex {
 pub struct Restorer {
     table: Arc<PlaceholderTable>,
     held: String,
+    quoting: Quoting,
+    /// The end of the text so far, as long as a tag.
+    recent: String,
+    /// Whether the text is inside JSON.
+    in_json: bool,
 }
+
+/// Which placeholders stand inside JSON, where their values must be escaped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Quoting {
+    /// None.
+    #[default]
+    Never,
+    /// All: the whole answer is JSON.
+    Always,
+    /// Those in calls of tools.
+    Calls(Markup),
+}
+
+/// The tags around a call ([`Markup::Tagged`]).
+const CALL_TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 enum Shape {
     Partial,
@@ -68,13 +89,57 @@ fn shape(text: &str) -> Shape {
 impl Restorer {
     /// Makes a restorer over a redactor's table.
     pub fn new(table: Arc<PlaceholderTable>) -> Self {
-        Self { table, held: String::new() }
+        let (held, recent) = (String::new(), String::new());
+        Self { table, held, quoting: Quoting::Never, recent, in_json: false }
+    }
+
+    /// Makes it escape values where they stand inside JSON.
+    #[must_use]
+    pub fn with_quoting(mut self, quoting: Quoting) -> Self {
+        self.quoting = quoting;
+        self.in_json = quoting == Quoting::Always;
+        self
+    }
+
+    /// Follows the text into calls and out of them.
+    fn follow(&mut self, c: char) {
+        match self.quoting {
+            Quoting::Never | Quoting::Always => {}
+            // Such an answer is a call if it begins as one.
+            Quoting::Calls(Markup::Bare) => {
+                if self.recent.is_empty() && !c.is_whitespace() {
+                    self.in_json = c == '{';
+                    self.recent.push(c);
+                }
+            }
+            Quoting::Calls(Markup::Tagged) => {
+                if c == '<' {
+                    self.recent.clear();
+                }
+                if self.recent.len() <= CALL_TAGS[1].len() {
+                    self.recent.push(c);
+                }
+                if let Some(tag) = CALL_TAGS.iter().position(|tag| *tag == self.recent) {
+                    self.in_json = tag == 0;
+                }
+            }
+        }
+    }
+
+    /// Returns a value as it stands in the text.
+    fn written(&self, value: &str) -> String {
+        if !self.in_json {
+            return value.to_owned();
+        }
+        let quoted = serde_json::Value::from(value).to_string();
+        quoted[1..quoted.len() - 1].to_owned()
     }
 
     /// Takes the next piece of text; returns what can be shown now.
     pub fn push(&mut self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
+            self.follow(c);
             if c == '[' || self.held.is_empty() {
                 out.push_str(&self.held);
                 self.held.clear();
@@ -91,7 +156,7 @@ impl Restorer {
                 Shape::Complete => {
                     let held = std::mem::take(&mut self.held);
                     match self.table.value(&held) {
-                        Some(value) => out.push_str(value),
+                        Some(value) => out.push_str(&self.written(value)),
                         None => out.push_str(&held),
                     }
                 }

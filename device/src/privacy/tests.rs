@@ -230,6 +230,8 @@ fn a_value_may_lie_across_texts_that_follow_each_other() {
             Segment::fixed(Role::User, " 1111 1111."),
             Segment::fixed(Role::Assistant, "4111-1111-1111-1111?"),
         ],
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         continue_from: None,
         device: None,
         sampling: baton_protocol::Sampling::default(),

@@ -274,6 +274,7 @@ impl RelayCore {
                 return Err(CloudFault::Malformed { reason });
             }
             if tokenizer.is_end(token.id) {
+                self.check_end()?;
                 self.complete(Ending::Stop, "", fx);
                 return Ok(());
             }
@@ -281,11 +282,35 @@ impl RelayCore {
         } else {
             Piece::Text(token.text)
         };
+        self.check_form(&piece)?;
         self.answer.push(piece, Source::Cloud);
         if self.answer.stopped() {
             self.complete(Ending::Stop, "", fx);
         }
         Ok(())
+    }
+
+    /// Checks that the answer still has its form with one more piece.
+    fn check_form(&mut self, piece: &Piece) -> Result<(), CloudFault> {
+        let Some(guard) = self.guard.as_mut().filter(|_| !self.cloud.continuing) else { return Ok(()) };
+        let answer = match (piece, self.answer.ids()) {
+            (Piece::Id(id), Some(ids)) => [ids, vec![*id]].concat(),
+            (Piece::Id(_), None) => return Ok(()),
+            (Piece::Text(text), _) => {
+                self.answer.tokenizer().encode_answer(&(self.answer.model_text() + text)).0
+            }
+        };
+        if guard.takes(&answer) { Ok(()) } else { Err(CloudFault::Form { at: self.answer.len() }) }
+    }
+
+    /// Checks that an answer of its form may end here.
+    fn check_end(&mut self) -> Result<(), CloudFault> {
+        let Some(guard) = self.guard.as_mut().filter(|_| !self.cloud.continuing) else { return Ok(()) };
+        if guard.may_end(self.answer.tokenizer()) {
+            Ok(())
+        } else {
+            Err(CloudFault::Form { at: self.answer.len() })
+        }
     }
 
     /// Stores the costs that the cloud reports.
@@ -305,6 +330,9 @@ impl RelayCore {
             // All its tokens had come, and its end belongs to the part that the device dropped.
             self.cloud.close();
             return self.cloud_part_over(false, now, fx);
+        }
+        if let (EndReason::Stop, Err(fault)) = (end.reason, self.check_end()) {
+            return self.cloud_lost(fault, now, fx);
         }
         let got = self.answer.len() - self.cloud.offset;
         let said = end.usage.completion_tokens as usize;

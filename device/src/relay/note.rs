@@ -50,6 +50,12 @@ pub enum CloudFault {
         /// What is wrong.
         reason: String,
     },
+    /// Its text does not have the form that was asked for.
+    #[error("the cloud's answer does not have the form that was asked for, from token {at} on")]
+    Form {
+        /// Index of the first token that does not fit.
+        at: usize,
+    },
     /// The data is not what the cloud sent.
     #[error("data from the cloud arrived damaged: {reason}")]
     Damaged {
@@ -110,6 +116,7 @@ impl CloudFault {
             Self::Refused { .. } => "cloud_refused",
             Self::NotAnEventStream { .. } => "not_an_event_stream",
             Self::Malformed { .. } => "cloud_malformed",
+            Self::Form { .. } => "cloud_form",
             Self::Damaged { .. } => "cloud_damaged",
             Self::TooLarge { .. } => "cloud_too_large",
             Self::Version { .. } => "protocol_version",

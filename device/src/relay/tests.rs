@@ -6,6 +6,7 @@ mod hostile;
 mod properties;
 mod real;
 mod sim;
+mod tools;
 
 use super::*;
 use crate::privacy::{Redactor, Restorer};
@@ -89,6 +90,8 @@ fn spec(tokens_max: usize) -> AnswerSpec {
         sampling: SamplingParams::default(),
         tokens_max,
         shorten: true,
+        tools: None,
+        form: None,
         own: None,
     }
 }

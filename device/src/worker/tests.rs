@@ -25,6 +25,8 @@ fn open(words: usize) -> EngineCommand {
         sampling: SamplingParams::default(),
         tokens_max: 4,
         shorten: false,
+        tools: None,
+        form: None,
         own: None,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }

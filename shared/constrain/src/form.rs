@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_openai::tools::Markup;
-use baton_openai::{AnswerFormat, Tool, ToolUse};
+use baton_protocol::{AnswerFormat, Markup, Tool, ToolUse};
 use serde_json::json;
 
 use crate::{Constraint, ConstraintError, Grammar, Grammars, tools};

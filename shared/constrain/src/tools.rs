@@ -6,12 +6,12 @@
 
 mod grammar;
 
-use baton_engine::prompt::{PromptError, PromptSegment, Turn, assemble, assemble_with_tools};
+use baton_engine::prompt::{
+    Prompt, PromptError, PromptSegment, Turn, TurnText, assemble, assemble_with_tools,
+};
 use baton_engine::template::ChatTemplate;
-use baton_engine::tokenizer::{TokenId, Tokenizer};
-use baton_openai::tools::Markup;
-use baton_openai::{ChatMessage, PastCall, Tool};
-use baton_protocol::Role;
+use baton_engine::tokenizer::Tokenizer;
+use baton_protocol::{Markup, PastCall, Role, Segment, Tool};
 use serde_json::{Map, Value, json};
 
 pub use self::grammar::grammar;
@@ -38,35 +38,44 @@ impl ToolForm {
         }
     }
 
-    /// Returns the messages and tools in the form that the template expects.
-    pub fn lay_out(self, messages: &[ChatMessage], tools: &[Tool]) -> (Vec<Turn>, Vec<Value>) {
+    /// Returns the messages and tools in the form that the template expects. The turns have the segments in
+    /// their order.
+    pub fn lay_out(self, segments: &[Segment], tools: &[Tool]) -> (Vec<Turn>, Vec<Value>) {
+        let messages = messages(segments);
         if self.by_template {
-            (messages.iter().map(turn).collect(), tools.iter().map(definition).collect())
+            (messages.map(turn).collect(), tools.iter().map(definition).collect())
         } else {
             (plain_turns(messages, tools), Vec::new())
         }
     }
 }
 
-/// Returns the ids of a conversation, with tools or without. They end at the beginning of the answer.
+/// Returns the prompt of a conversation, with tools or without. It ends at the beginning of the answer, and
+/// knows the tokens of each segment.
 ///
 /// # Errors
 /// [`PromptError`] if the template refuses the messages.
 pub fn prompt(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
-    messages: &[ChatMessage],
+    segments: &[Segment],
     tools: &[Tool],
-) -> Result<Vec<TokenId>, PromptError> {
-    if tools.is_empty() && !messages.iter().any(ChatMessage::is_about_tools) {
-        let parts: Vec<PromptSegment<'_>> = messages
+) -> Result<Prompt, PromptError> {
+    if tools.is_empty() && !segments.iter().any(Segment::is_about_tools) {
+        let parts: Vec<PromptSegment<'_>> = segments
             .iter()
-            .map(|message| PromptSegment { role: message.role.as_str(), text: &message.text })
+            .map(|segment| PromptSegment { role: segment.role.as_str(), text: &segment.text })
             .collect();
-        return Ok(assemble(tokenizer, template, &parts)?.ids);
+        return assemble(tokenizer, template, &parts);
     }
-    let (turns, tools) = ToolForm::of(template).lay_out(messages, tools);
+    let (turns, tools) = ToolForm::of(template).lay_out(segments, tools);
     assemble_with_tools(tokenizer, template, &turns, &tools)
+}
+
+/// Returns the segments of each message. Neighbours of one role are one message; calls end a message, and the
+/// result of a call begins one.
+fn messages(segments: &[Segment]) -> impl Iterator<Item = &[Segment]> {
+    segments.chunk_by(|one, next| one.role == next.role && one.calls.is_empty() && next.call_id.is_none())
 }
 
 /// Returns a tool's definition as templates and clients know it.
@@ -81,19 +90,31 @@ fn definition(tool: &Tool) -> Value {
 }
 
 /// Makes a message for a template that knows tools. There, arguments are objects, not text.
-fn turn(message: &ChatMessage) -> Turn {
-    let mut turn = Turn::new(message.role.as_str(), message.text.as_str());
-    if !message.calls.is_empty() {
+fn turn(message: &[Segment]) -> Turn {
+    let mut turn = text_turn(message[0].role.as_str(), message);
+    let calls = calls(message);
+    if !calls.is_empty() {
         let call = |call: &PastCall| {
             let arguments = arguments(&call.arguments);
             json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
         };
-        turn.fields.insert("tool_calls".to_owned(), message.calls.iter().map(call).collect());
+        turn.fields.insert("tool_calls".to_owned(), calls.iter().map(call).collect());
     }
-    if let Some(id) = &message.call_id {
+    if let Some(id) = &message[0].call_id {
         turn.fields.insert("tool_call_id".to_owned(), id.as_str().into());
     }
     turn
+}
+
+/// Makes a message of the segments' texts.
+fn text_turn(role: &str, message: &[Segment]) -> Turn {
+    let text = |segment: &Segment| TurnText { text: segment.text.clone(), is_segment: true };
+    Turn { role: role.to_owned(), texts: message.iter().map(text).collect(), fields: Map::new() }
+}
+
+/// Returns the calls of a message.
+fn calls(message: &[Segment]) -> &[PastCall] {
+    message.last().map_or(&[], |last| &last.calls)
 }
 
 /// Returns arguments as a JSON object if they are one, else as text.
@@ -102,37 +123,44 @@ fn arguments(text: &str) -> Value {
 }
 
 /// Writes calls and results as text, and tools into the system message, for templates that do not know them.
-fn plain_turns(messages: &[ChatMessage], tools: &[Tool]) -> Vec<Turn> {
-    let mut turns: Vec<Turn> = messages.iter().map(plain_turn).collect();
+fn plain_turns<'a>(messages: impl Iterator<Item = &'a [Segment]>, tools: &[Tool]) -> Vec<Turn> {
+    let mut turns: Vec<Turn> = messages.map(plain_turn).collect();
     if !tools.is_empty() {
         let instructions = instructions(tools);
         match turns.first_mut() {
-            Some(first) if first.role == "system" && first.text.is_empty() => first.text = instructions,
             Some(first) if first.role == "system" => {
-                first.text.push_str("\n\n");
-                first.text.push_str(&instructions);
+                let is_empty = first.texts.iter().all(|part| part.text.is_empty());
+                first.push(if is_empty { instructions } else { format!("\n\n{instructions}") });
             }
-            _ => turns.insert(0, Turn::new("system", instructions)),
+            _ => {
+                let mut system = Turn { role: "system".to_owned(), ..Turn::default() };
+                system.push(instructions);
+                turns.insert(0, system);
+            }
         }
     }
     turns
 }
 
-fn plain_turn(message: &ChatMessage) -> Turn {
-    if message.role == Role::Tool {
-        return Turn::new("user", format!("<tool_response>\n{}\n</tool_response>", message.text));
+fn plain_turn(message: &[Segment]) -> Turn {
+    if message[0].role == Role::Tool {
+        let mut turn = Turn { role: "user".to_owned(), ..Turn::default() };
+        turn.push("<tool_response>\n");
+        turn.texts.extend(text_turn("", message).texts);
+        turn.push("\n</tool_response>");
+        return turn;
     }
-    let mut text = message.text.clone();
-    for call in &message.calls {
-        if !text.is_empty() {
-            text.push('\n');
-        }
+    let mut turn = text_turn(message[0].role.as_str(), message);
+    let mut is_empty = turn.texts.iter().all(|part| part.text.is_empty());
+    for call in calls(message) {
         let (name, arguments) = (Value::from(call.name.as_str()), spaced(&arguments(&call.arguments)));
-        text.push_str(&format!(
-            "<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
+        let lead = if is_empty { "" } else { "\n" };
+        turn.push(format!(
+            "{lead}<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
         ));
+        is_empty = false;
     }
-    Turn::new(message.role.as_str(), text)
+    turn
 }
 
 fn instructions(tools: &[Tool]) -> String {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::template::{ChatTemplate, Message, TemplateError};
 use crate::tokenizer::{Piece, Placed, TokenId, Tokenizer, cover};
 
-pub use self::tools::{Turn, assemble_with_tools};
+pub use self::tools::{Turn, TurnText, assemble_with_tools};
 
 /// A part of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -50,11 +50,8 @@ impl ChatRequest {
     /// [`FieldError`] if a value is out of the protocol's range.
     pub fn into_assist(self, baton: BatonBody) -> Result<AssistRequest, FieldError> {
         let refine: BTreeSet<usize> = baton.refine.into_iter().collect();
-        let segment = |(at, message): (usize, ChatMessage)| Segment {
-            role: message.role,
-            text: message.text,
-            refine: refine.contains(&at),
-        };
+        let segment =
+            |(at, message): (usize, ChatMessage)| Segment { refine: refine.contains(&at), ..message.into() };
         let request = AssistRequest {
             protocol: PROTOCOL_VERSION,
             request_id: Uuid::new_v4(),
@@ -63,6 +60,8 @@ impl ChatRequest {
             model: self.model,
             tokenizer_sha256: None,
             segments: self.prompt.into_messages().into_iter().enumerate().map(segment).collect(),
+            tools: None,
+            format: AnswerFormat::Text,
             continue_from: None,
             device: baton.device,
             sampling: self.sampling,

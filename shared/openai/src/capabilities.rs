@@ -47,7 +47,7 @@ impl Capabilities {
     };
 
     /// What the device agent offers. A cloud may write a part of its answers, and the assist protocol has no
-    /// penalties. Answers with tools or a format are written by the model on the device alone.
+    /// penalties.
     pub const DEVICE: Capabilities = Capabilities {
         tools: true,
         formats: true,
@@ -61,7 +61,7 @@ impl Capabilities {
         tokens_default: Some(512),
     };
 
-    /// What the device agent offers if only a cloud writes its answers.
+    /// What the device agent offers if only a cloud that knows no tools writes its answers.
     pub const DEVICE_OF_CLOUD: Capabilities =
         Capabilities { tools: false, formats: false, ..Capabilities::DEVICE };
 }

@@ -12,9 +12,9 @@ mod unsupported;
 #[cfg(test)]
 mod tests;
 
+pub use baton_protocol::AnswerFormat;
 use baton_protocol::{Sampling, check_shape};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use uuid::Uuid;
 
 pub(crate) use self::messages::checked as checked_messages;
@@ -100,17 +100,6 @@ pub struct Penalties {
     pub frequency: f32,
     /// Subtracted once if the answer contains the token.
     pub presence: f32,
-}
-
-/// The form that an answer must have.
-#[derive(Debug, Clone, PartialEq)]
-pub enum AnswerFormat {
-    /// Any text.
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that matches this schema.
-    JsonSchema(Value),
 }
 
 /// Reads and checks a request.

@@ -2,54 +2,9 @@
 //!
 //! Never: runs anything.
 
-use baton_protocol::Role;
-use serde_json::Value;
+use baton_protocol::{Role, Segment};
 
-/// A function that the model may call.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tool {
-    /// Its name: letters, digits, `_`, `-`.
-    pub name: String,
-    /// What it does.
-    pub description: Option<String>,
-    /// JSON schema of its arguments, which are an object.
-    pub parameters: Value,
-    /// Whether the arguments must match the schema even if the call is optional.
-    pub strict: bool,
-}
-
-/// Whether the model must call a tool, and which.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ToolChoice {
-    /// The model decides.
-    Auto,
-    /// The model must call at least one tool.
-    Required,
-    /// The model must call this tool.
-    Named(String),
-}
-
-/// The tools of a request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ToolUse {
-    /// The tools; at least one.
-    pub tools: Vec<Tool>,
-    /// Whether the model must call a tool.
-    pub choice: ToolChoice,
-    /// Whether an answer may contain several calls.
-    pub parallel: bool,
-}
-
-/// A call that the model made earlier.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PastCall {
-    /// Id of the call; its result refers to it.
-    pub id: String,
-    /// Name of the function.
-    pub name: String,
-    /// Its arguments, as text.
-    pub arguments: String,
-}
+pub use baton_protocol::{Markup, PastCall, Tool, ToolChoice, ToolUse};
 
 /// A message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,21 +37,10 @@ impl ChatMessage {
     }
 }
 
-/// How calls look in the text of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Markup {
-    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`.
-    Tagged,
-    /// `{"name": …, "parameters": …}` as the whole answer; several calls are separated by `;`.
-    Bare,
-}
-
-impl Markup {
-    /// Returns the name of the field with the arguments.
-    pub fn arguments_field(self) -> &'static str {
-        match self {
-            Markup::Tagged => "arguments",
-            Markup::Bare => "parameters",
-        }
+/// The message as one part of a prompt; all of it stays.
+impl From<ChatMessage> for Segment {
+    fn from(message: ChatMessage) -> Segment {
+        let ChatMessage { role, text, calls, call_id } = message;
+        Segment { calls, call_id, ..Segment::fixed(role, text) }
     }
 }

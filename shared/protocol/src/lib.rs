@@ -21,6 +21,7 @@ mod request;
 mod scene;
 mod segmenter;
 mod shape;
+mod tools;
 
 pub use checksum::{ChecksumError, StreamChecksum};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
@@ -42,6 +43,7 @@ pub use scene::{
 };
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
 pub use shape::{MARKS_MAX, NAME_BYTES_MAX, SMALL_TEXT_BYTES_MAX, ShapeError, check_shape};
+pub use tools::{AnswerFormat, Markup, PastCall, Tool, ToolChoice, ToolUse};
 
 /// Version of the assist protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -130,7 +130,7 @@ mod tests {
     fn map(texts: &[(&str, bool)]) -> SentenceMap {
         let segments: Vec<Segment> = texts
             .iter()
-            .map(|&(text, refine)| Segment { role: Role::User, text: text.to_owned(), refine })
+            .map(|&(text, refine)| Segment { refine, ..Segment::fixed(Role::User, text) })
             .collect();
         SentenceMap::new(&segments)
     }

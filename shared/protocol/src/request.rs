@@ -13,6 +13,7 @@ use crate::PROTOCOL_VERSION;
 use crate::error::{ErrorBody, ErrorCode};
 use crate::range::OutOfRange;
 use crate::shape::{ShapeError, check_shape};
+use crate::tools::{AnswerFormat, PastCall, ToolUse};
 
 /// Most characters of a parser's message in an error.
 const MESSAGE_CHARS_MAX: usize = 400;
@@ -23,7 +24,11 @@ pub mod limits {
 
     /// Most segments of a prompt.
     pub const SEGMENTS_MAX: usize = 1024;
-    /// Most bytes of text in all segments and `continue_from` together.
+    /// Most functions that an answer may call, and most calls of one segment.
+    pub const TOOLS_MAX: usize = 128;
+    /// Most bytes of a function's name.
+    pub const TOOL_NAME_BYTES_MAX: usize = 64;
+    /// Most bytes of text in all segments, tools, the form and `continue_from` together.
     pub const TEXT_BYTES_MAX: usize = 16 << 20;
     /// Most bytes of a name (scene, model, class, network, mode).
     pub const NAME_BYTES_MAX: usize = 128;
@@ -96,17 +101,56 @@ pub struct Segment {
     /// Sentences of it may be left out. The device decides this; the cloud never guesses.
     #[serde(default)]
     pub refine: bool,
+    /// Calls that the model made at the end of this message.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<PastCall>,
+    /// Id of the call whose result this message is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_id: Option<String>,
 }
 
 impl Segment {
     /// Makes a segment that stays whole.
     pub fn fixed(role: Role, text: impl Into<String>) -> Self {
-        Self { role, text: text.into(), refine: false }
+        Self { role, text: text.into(), refine: false, calls: Vec::new(), call_id: None }
     }
 
     /// Makes a segment whose sentences may be left out.
     pub fn refinable(role: Role, text: impl Into<String>) -> Self {
-        Self { role, text: text.into(), refine: true }
+        Self { refine: true, ..Self::fixed(role, text) }
+    }
+
+    /// Returns whether it has calls or the result of one.
+    pub fn is_about_tools(&self) -> bool {
+        !self.calls.is_empty() || self.call_id.is_some()
+    }
+
+    /// Returns its text, and the names and arguments of its calls.
+    pub fn texts(&self) -> impl Iterator<Item = &str> + Clone {
+        let called = self.calls.iter().flat_map(|call| [call.name.as_str(), call.arguments.as_str()]);
+        std::iter::once(self.text.as_str()).chain(called)
+    }
+
+    fn text_bytes(&self) -> usize {
+        let called: usize = self.calls.iter().map(PastCall::text_bytes).sum();
+        self.text.len() + called + self.call_id.as_ref().map_or(0, String::len)
+    }
+
+    fn check(&self, at: usize) -> Result<(), RequestError> {
+        let field = |name: &str| format!("segments[{at}].{name}");
+        let form = |name: &str, want| Err(RequestError::Form { field: field(name), want });
+        check_len(&field("calls"), self.calls.len(), limits::TOOLS_MAX)?;
+        for (i, call) in self.calls.iter().enumerate() {
+            call.check(&field(&format!("calls[{i}]")))?;
+        }
+        if !self.calls.is_empty() && (self.role != Role::Assistant || self.refine) {
+            return form("calls", "in a message of the model that stays whole");
+        }
+        match &self.call_id {
+            Some(_) if self.role != Role::Tool => form("call_id", "in the result of a tool"),
+            Some(id) => check_name(&field("call_id"), id),
+            None => Ok(()),
+        }
     }
 }
 
@@ -131,6 +175,13 @@ pub struct AssistRequest {
     pub tokenizer_sha256: Option<String>,
     /// The prompt, in order.
     pub segments: Vec<Segment>,
+    /// The tools that the answer may call. A cloud that knows them says so in its scenes
+    /// ([`crate::SceneInfo::call_markup`]); others refuse the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<ToolUse>,
+    /// The form that the answer must have; refused by the same clouds.
+    #[serde(default, skip_serializing_if = "AnswerFormat::is_text")]
+    pub format: AnswerFormat,
     /// Text of this answer that was already accepted, if the cloud is to continue the answer.
     #[serde(default)]
     pub continue_from: Option<String>,
@@ -341,6 +392,7 @@ impl AssistRequest {
             check_sha256("tokenizer_sha256", digest)?;
         }
         self.check_texts()?;
+        self.tools.as_ref().map_or(Ok(()), ToolUse::check)?;
         if let Some(device) = &self.device {
             device.check()?;
         }
@@ -355,11 +407,18 @@ impl AssistRequest {
 
     fn check_texts(&self) -> Result<(), RequestError> {
         check_len("segments", self.segments.len(), limits::SEGMENTS_MAX)?;
-        let texts = self.segments.iter().map(|s| s.text.len()).sum::<usize>();
+        for (at, segment) in self.segments.iter().enumerate() {
+            segment.check(at)?;
+        }
+        let mut texts = self.segments.iter().map(Segment::text_bytes).sum::<usize>();
         if texts == 0 {
             return Err(RequestError::Empty { field: "segments".to_owned() });
         }
         check_len("segments", texts, limits::TEXT_BYTES_MAX)?;
+        texts += self.tools.as_ref().map_or(0, ToolUse::text_bytes);
+        check_len("tools", texts, limits::TEXT_BYTES_MAX)?;
+        texts += self.format.text_bytes();
+        check_len("format", texts, limits::TEXT_BYTES_MAX)?;
         let answer = self.continue_from.as_ref().map_or(0, String::len);
         check_len("continue_from", answer, limits::TEXT_BYTES_MAX - texts)
     }
@@ -418,7 +477,7 @@ fn cut(message: &impl fmt::Display) -> String {
     beginning.0
 }
 
-fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {
+pub(crate) fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {
     if len > max {
         return Err(RequestError::TooLong { field: field.to_owned(), len, max });
     }
@@ -427,7 +486,7 @@ fn check_len(field: &str, len: usize, max: usize) -> Result<(), RequestError> {
 
 /// Checks that a name is not empty, not too long, and holds no control characters, because names appear in
 /// logs.
-fn check_name(field: &str, name: &str) -> Result<(), RequestError> {
+pub(crate) fn check_name(field: &str, name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Err(RequestError::Empty { field: field.to_owned() });
     }

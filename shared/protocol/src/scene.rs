@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::range::OutOfRange;
 use crate::request::limits;
+use crate::tools::Markup;
 
 pub use self::field::{Absent, SCENE_TEXT_BYTES_MAX, SettingField, SettingGroup, SettingKind};
 pub use self::settings::{DEFAULT_MODE, SceneSettings, SettingChange, SettingsError, is_model_name};
@@ -71,6 +72,9 @@ pub struct SceneInfo {
     /// The most prompt tokens that the cloud accepts, by its own tokenizer, if the service sends it.
     #[serde(default)]
     pub prompt_tokens_max: Option<u32>,
+    /// How the cloud's model writes calls, if the service takes tools and forms of answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_markup: Option<Markup>,
 }
 
 /// Writes the settings that devices receive.
@@ -115,6 +119,7 @@ mod tests {
             },
             tokenizer_sha256: None,
             prompt_tokens_max: Some(8191),
+            call_markup: None,
         }
     }
 

@@ -147,6 +147,8 @@ impl Answer {
             sampling: sampling(&question.sampling),
             tokens_max: question.tokens_max,
             shorten: false,
+            tools: None,
+            form: None,
             own: None,
         };
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
@@ -222,6 +224,8 @@ fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistReque
         protocol: PROTOCOL_VERSION,
         request_id: Uuid::from_u128(u128::from(question.seed) << 64 | (question.number as u128) << 8),
         segments: question.segments(),
+        tools: None,
+        format: baton_protocol::AnswerFormat::Text,
         continue_from: None,
         scene: SCENE.to_owned(),
         scene_version: None,

@@ -32,6 +32,12 @@ pub(in super::super) struct AssistBody {
     /// The prompt, in order.
     #[schema(min_items = 1, max_items = 1024)]
     segments: Vec<SegmentBody>,
+    /// Functions that the answer may call, and whether it must.
+    tools: Option<ToolsBody>,
+    /// The form that the answer must have: `text` (any), `json_object`, or `{"json_schema": …}` with a
+    /// schema.
+    #[schema(value_type = Option<Object>)]
+    format: Option<Value>,
     /// Text of this answer that was already accepted; the cloud continues after it.
     continue_from: Option<String>,
     /// The device as it is now.
@@ -62,6 +68,59 @@ struct SegmentBody {
     /// Whether sentences of it may be left out.
     #[schema(nullable = false)]
     refine: Option<bool>,
+    /// Calls that the model made at the end of this message.
+    #[schema(max_items = 128, nullable = false)]
+    calls: Option<Vec<CallBody>>,
+    /// Id of the call whose result this message is.
+    #[schema(min_length = 1, max_length = 128)]
+    call_id: Option<String>,
+}
+
+/// A call that the model made earlier.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct CallBody {
+    /// Id of the call.
+    #[schema(min_length = 1, max_length = 128)]
+    id: String,
+    /// Name of the function.
+    #[schema(min_length = 1, max_length = 128)]
+    name: String,
+    /// Its arguments, as text.
+    arguments: String,
+}
+
+/// Functions that the answer may call.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ToolsBody {
+    /// The functions.
+    #[schema(min_items = 1, max_items = 128)]
+    functions: Vec<ToolBody>,
+    /// `auto` (the model decides), `required` (at least one call), or `{"named": …}` with a function's
+    /// name.
+    #[schema(value_type = Option<Object>)]
+    choice: Option<Value>,
+    /// Whether an answer may contain several calls.
+    #[schema(nullable = false)]
+    parallel: Option<bool>,
+}
+
+/// A function.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ToolBody {
+    /// Its name.
+    #[schema(pattern = "^[A-Za-z0-9_-]{1,64}$")]
+    name: String,
+    /// What it does.
+    description: Option<String>,
+    /// JSON schema of its arguments.
+    #[schema(value_type = Object)]
+    parameters: Value,
+    /// Whether the arguments must match the schema even if the call is optional.
+    #[schema(nullable = false)]
+    strict: Option<bool>,
 }
 
 /// How the answer is sampled.

@@ -144,6 +144,8 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         sampling,
         tokens_max: 48,
         shorten: false,
+        tools: None,
+        form: None,
         own: None,
     }
 }

@@ -9,7 +9,7 @@ use baton_engine::sampling::SamplingParams;
 use baton_engine::{Engine, EngineOptions};
 use baton_generate::speculation::Speculation;
 
-fn local(speculation: &Speculation) -> RealEngine<Engine> {
+pub(super) fn local(speculation: &Speculation) -> RealEngine<Engine> {
     let options = EngineOptions {
         threads: std::num::NonZeroUsize::new(1),
         kv_tokens: 1024,
@@ -33,11 +33,13 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         sampling,
         tokens_max,
         shorten: false,
+        tools: None,
+        form: None,
         own: None,
     }
 }
 
-fn script_of(ids: &[u32], l: usize, texts: Option<&[String]>) -> Vec<(f64, RelayEvent)> {
+pub(super) fn script_of(ids: &[u32], l: usize, texts: Option<&[String]>) -> Vec<(f64, RelayEvent)> {
     let text = |i: usize| texts.map_or(String::new(), |t| t[i].clone());
     let mut first = first(l as u32);
     (first.id, first.text) = (ids[0], text(0));
@@ -53,7 +55,7 @@ fn script_of(ids: &[u32], l: usize, texts: Option<&[String]>) -> Vec<(f64, Relay
     script
 }
 
-fn text_of(ids: &[u32]) -> String {
+pub(super) fn text_of(ids: &[u32]) -> String {
     let mut detokenizer = baton_engine::detokenize::Detokenizer::new(tokenizer());
     let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
     text.push_str(&detokenizer.finish());
@@ -71,6 +73,18 @@ fn relay(spec: &AnswerSpec, script: Vec<(f64, RelayEvent)>) -> Outcome {
     let speculated = run(local(&Speculation::Lookup));
     assert_eq!((&speculated.answer, &speculated.ending), (&outcome.answer, &outcome.ending));
     outcome
+}
+
+/// Relays an answer whose cloud must keep to a form; returns the codes of its notes too.
+pub(super) fn relay_guarded(
+    spec: AnswerSpec,
+    form: baton_constrain::Constraint,
+    script: Vec<(f64, RelayEvent)>,
+) -> (Outcome, Vec<&'static str>) {
+    let core = RelayCore::new(RelayConfig { refine: false, ..config() }, spec, rules(&[]));
+    let mut sim = Sim::new(core.with_guard(Some(FormGuard::new(form))), local(&Speculation::Off), script);
+    let outcome = sim.run();
+    (outcome, sim.notes())
 }
 
 #[test]

@@ -430,8 +430,15 @@ struct Short {
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) { matvec_short<F, TOKENS>(args); }
 };
 
+// Workgroups that a multiprocessor should have registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define MATVEC_GROUPS 3
+#else
+#define MATVEC_GROUPS 4
+#endif
+
 #define MATVEC(name, kind, format, tokens)                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, tokens == 1u ? 4 : 2)                                  \
+    extern "C" __global__ void __launch_bounds__(128, tokens == 1u ? MATVEC_GROUPS : 2)                      \
         name(const u32* w0, const u32* w1, const u32* w2, const u32* q, const float* scale, const i32* sums, \
              float* out0, float* out1, float* out2, u32 rows0, u32 rows1, u32 rows2, u32 cols, u32 t,        \
              u32 row_first, u32 stride, u32 mode, u32 staged) {                                              \

@@ -1,7 +1,6 @@
 //! Makes grammars of answers that call tools, if a call is required or its arguments must match their schema.
 
-use baton_openai::tools::Markup;
-use baton_openai::{Tool, ToolChoice, ToolUse};
+use baton_protocol::{Markup, Tool, ToolChoice, ToolUse};
 use serde_json::{Value, json};
 
 use crate::{ConstraintError, Grammar, compact};

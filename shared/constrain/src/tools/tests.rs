@@ -13,13 +13,13 @@ fn weather() -> Tool {
     }
 }
 
-fn conversation() -> Vec<ChatMessage> {
+fn conversation() -> Vec<Segment> {
     let call = PastCall { id: "c1".into(), name: "weather".into(), arguments: "{\"city\":\"Ulm\"}".into() };
     vec![
-        ChatMessage::new(Role::System, "Be brief."),
-        ChatMessage::new(Role::User, "Sun?"),
-        ChatMessage { calls: vec![call], ..ChatMessage::new(Role::Assistant, "") },
-        ChatMessage { call_id: Some("c1".into()), ..ChatMessage::new(Role::Tool, "rain") },
+        Segment::fixed(Role::System, "Be brief."),
+        Segment::fixed(Role::User, "Sun?"),
+        Segment { calls: vec![call], ..Segment::fixed(Role::Assistant, "") },
+        Segment { call_id: Some("c1".into()), ..Segment::fixed(Role::Tool, "rain") },
     ]
 }
 
@@ -29,13 +29,17 @@ fn templates_without_tools_are_told_in_text() {
     assert_eq!(form, ToolForm { markup: Markup::Tagged, by_template: false });
     let (turns, tools) = form.lay_out(&conversation(), &[weather()]);
     assert!(tools.is_empty() && turns.iter().all(|turn| turn.fields.is_empty()));
-    assert!(turns[0].text.starts_with("Be brief.\n\nYou may call functions."), "{}", turns[0].text);
+    let text = |turn: &Turn| turn.texts.iter().map(|part| part.text.as_str()).collect::<String>();
+    assert!(text(&turns[0]).starts_with("Be brief.\n\nYou may call functions."), "{}", text(&turns[0]));
     let definition = "{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"of a city\", \
         \"parameters\": {\"type\": \"object\"}}}";
-    assert!(turns[0].text.ends_with(definition), "{}", turns[0].text);
+    assert!(text(&turns[0]).ends_with(definition), "{}", text(&turns[0]));
     let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ulm\"}}\n</tool_call>";
-    assert_eq!(turns[2], Turn::new("assistant", call));
-    assert_eq!(turns[3], Turn::new("user", "<tool_response>\nrain\n</tool_response>"));
+    assert_eq!((turns[2].role.as_str(), text(&turns[2]).as_str()), ("assistant", call));
+    let result = "<tool_response>\nrain\n</tool_response>";
+    assert_eq!((turns[3].role.as_str(), text(&turns[3]).as_str()), ("user", result));
+    let segments = turns.iter().flat_map(|turn| &turn.texts).filter(|part| part.is_segment);
+    assert!(segments.map(|part| &part.text).eq(conversation().iter().map(|segment| &segment.text)));
     let (turns, _) = form.lay_out(&conversation()[1..2], &[weather()]);
     assert_eq!((turns.len(), turns[0].role.as_str()), (2, "system"));
 }

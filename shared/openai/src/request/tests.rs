@@ -1,7 +1,7 @@
 //! What the two programs accept and refuse: one table, with a column for each program.
 
 use baton_protocol::{MARKS_MAX, NAME_BYTES_MAX, Role};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::tools::{PastCall, ToolChoice};

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::tools::ToolChoice;
 
 fn request() -> Value {
     json!({
@@ -199,4 +200,66 @@ fn what_is_refused_is_not_repeated_at_length() {
     let many = format!(r#"{{"protocol":1,"segments":[{}]}}"#, r#"{},"#.repeat(crate::MARKS_MAX));
     let err = AssistRequest::parse(many.as_bytes()).unwrap_err();
     assert!(matches!(err, RequestError::Shape(_)), "{err}");
+}
+
+/// The request of a turn with tools, as a device writes it.
+fn with_tools() -> Value {
+    let mut json = request();
+    json["segments"] = json!([
+        { "role": "user", "text": "Sun?" },
+        { "role": "assistant", "text": "", "calls": [{ "id": "c1", "name": "sun", "arguments": "{\"city\":\"Ulm\"}" }] },
+        { "role": "tool", "text": "rain", "call_id": "c1" },
+    ]);
+    json["tools"] = json!({ "functions": [{ "name": "sun", "description": "of a city", "parameters": { "type": "object" },
+        "strict": true }], "choice": { "named": "sun" }, "parallel": false });
+    json
+}
+
+#[test]
+fn tools_calls_and_forms_are_read_and_written_back() {
+    let mut json = with_tools();
+    let parsed = parse(&json).unwrap();
+    assert_eq!(parsed.segments[1].calls[0].name, "sun");
+    assert_eq!(parsed.segments[2].call_id.as_deref(), Some("c1"));
+    assert_eq!(parsed.tools.as_ref().unwrap().choice, ToolChoice::Named("sun".into()));
+    let written = serde_json::to_value(&parsed).unwrap();
+    assert_eq!((&written["tools"], written.get("format")), (&json["tools"], None));
+    assert_eq!(parse(&written).unwrap(), parsed);
+    for format in [json!("json_object"), json!({ "json_schema": { "type": "object" } })] {
+        json["format"] = format.clone();
+        assert_eq!(serde_json::to_value(parse(&json).unwrap()).unwrap()["format"], format);
+    }
+    let plain = serde_json::to_string(&parse(&request()).unwrap()).unwrap();
+    for field in ["tools", "format", "calls", "call_id"] {
+        assert!(
+            !plain.contains(&format!("\"{field}\"")),
+            "clouds that do not know `{field}` take plain turns"
+        );
+    }
+}
+
+#[test]
+fn tools_out_of_bounds_are_refused_by_name() {
+    #[track_caller]
+    fn refuses(pointer: &str, value: Value, field: &str) {
+        let mut json = with_tools();
+        *json.pointer_mut(pointer).unwrap() = value;
+        let error = parse(&json).expect_err(pointer);
+        assert_eq!(error.field(), field, "{error}");
+    }
+    let tool = |name: &str| json!({ "name": name, "parameters": {} });
+    let many: Vec<Value> = (0..=limits::TOOLS_MAX).map(|at| tool(&format!("t{at}"))).collect();
+    let call = json!({ "id": "c", "name": "sun", "arguments": "" });
+    refuses("/tools/functions", json!([]), "tools.functions");
+    refuses("/tools/functions", json!(many), "tools.functions");
+    refuses("/tools/functions", json!([tool("sun"), tool("sun")]), "tools.functions[1].name");
+    refuses("/tools/functions/0/name", json!("a b"), "tools.functions[0].name");
+    refuses("/tools/functions/0/name", json!("n".repeat(65)), "tools.functions[0].name");
+    refuses("/tools/functions/0/parameters", json!("{}"), "tools.functions[0].parameters");
+    refuses("/tools/choice", json!({ "named": "rain" }), "tools.choice");
+    refuses("/segments/1/calls", json!(vec![&call; limits::TOOLS_MAX + 1]), "segments[1].calls");
+    refuses("/segments/1/calls/0/id", json!(""), "segments[1].calls[0].id");
+    refuses("/segments/1/role", json!("user"), "segments[1].calls");
+    refuses("/segments/2/role", json!("user"), "segments[2].call_id");
+    refuses("/segments/2/call_id", json!("x".repeat(129)), "segments[2].call_id");
 }

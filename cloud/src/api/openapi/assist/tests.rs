@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use baton_protocol::{
-    AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, MaskEvent,
-    PROTOCOL_VERSION, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling, SceneInfo, SceneSettings,
-    Segment, SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Usage,
+    AnswerFormat, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, Markup,
+    MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling,
+    SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Tool,
+    ToolChoice, ToolUse, Usage,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -41,7 +42,14 @@ fn requests_are_written_down_whole() {
         network_ms: Some(1.0),
     };
     same_fields::<Device>(&device);
-    same_fields::<SegmentBody>(&Segment::fixed(Role::User, "x"));
+    let call = PastCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
+    same_fields::<CallBody>(&call);
+    let segment = Segment { calls: vec![call], call_id: Some("c".into()), ..Segment::fixed(Role::Tool, "x") };
+    same_fields::<SegmentBody>(&segment);
+    let tool = Tool { name: "f".into(), description: Some("d".into()), parameters: json!({}), strict: false };
+    same_fields::<ToolBody>(&tool);
+    let tools = ToolUse { tools: vec![tool], choice: ToolChoice::Auto, parallel: false };
+    same_fields::<ToolsBody>(&tools);
     same_fields::<SamplingBody>(&Sampling::default());
     same_fields::<RefineBody>(&RefineOptions::default());
     same_fields::<AssistBody>(&AssistRequest {
@@ -52,6 +60,8 @@ fn requests_are_written_down_whole() {
         model: "m".into(),
         tokenizer_sha256: None,
         segments: Vec::new(),
+        tools: Some(tools),
+        format: AnswerFormat::JsonObject,
         continue_from: None,
         device: Some(device),
         sampling: Sampling::default(),
@@ -95,5 +105,6 @@ fn replies_are_written_down_whole() {
         settings: SceneSettings::default(),
         tokenizer_sha256: None,
         prompt_tokens_max: None,
+        call_markup: Some(Markup::Tagged),
     });
 }

@@ -1,20 +1,7 @@
-//! A prompt that only the model on this device takes: a text that is continued, or a conversation with tools
-//! or with a form for its answer. The assist protocol has none of these.
+//! The form of one answer, as it goes to the engine with the answer.
 
-use baton_engine::tokenizer::TokenId;
 use baton_generate::hooks::Constraint;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The prompt's tokens, and the form of its answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct OwnPrompt {
-    /// The prompt's ids.
-    pub ids: Arc<[TokenId]>,
-    /// The form that the answer must have; `None` for any text.
-    pub form: Option<OnceForm>,
-    /// Whether it is a conversation, so that the template's end of a turn ends the answer.
-    pub is_chat: bool,
-}
 
 /// The form of one answer, until the answer takes it.
 #[derive(Clone)]

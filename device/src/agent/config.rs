@@ -1,0 +1,56 @@
+//! What the relay and the engine are told of a question.
+
+use super::{FIRST_TIMEOUT_MS, IDLE_TIMEOUT_MS, NO_DEVICE, Question};
+use crate::local::PromptId;
+use crate::privacy::RedactedRequest;
+use crate::relay::RelayConfig;
+use baton_engine::sampling::SamplingParams;
+use baton_protocol::{AnswerFormat, Sampling, Segment, ToolUse};
+
+/// Returns the settings that follow from a question and its redacted prompt, for an answer that the cloud and
+/// a device without cost may write.
+pub(super) fn relay_config(question: &Question, segments: &[Segment]) -> RelayConfig {
+    let refinable = segments.iter().any(|s| s.refine && !s.text.is_empty());
+    let scene = &question.scene.settings;
+    let ratio = question.refine.ratio.or(scene.ratio).unwrap_or(0.0).max(scene.xi);
+    let refines = question.refine.mode.as_deref() != Some("none") && ratio < 1.0;
+    RelayConfig {
+        mode: question.mode,
+        has_device: true,
+        pace: question.pace,
+        tau_ms: f64::from(scene.tau_ms),
+        refine: scene.refine && refinable && refines,
+        corrector: scene.corrector,
+        corrector_override: question.corrector,
+        cost: NO_DEVICE,
+        hedge_after_ms: FIRST_TIMEOUT_MS,
+        first_timeout_ms: FIRST_TIMEOUT_MS,
+        idle_timeout_ms: IDLE_TIMEOUT_MS,
+        may_continue: true,
+        first_prompt: PromptId::default(),
+    }
+}
+
+/// Returns the tools and the form as they were sent, or as they were asked for if nothing may be sent.
+pub(super) fn tools_and_format(
+    question: &Question,
+    sent: Option<&RedactedRequest>,
+) -> (Option<ToolUse>, AnswerFormat) {
+    match sent.map(RedactedRequest::as_request) {
+        Some(sent) => (sent.tools.clone(), sent.format.clone()),
+        None => (question.tools.clone(), question.format.clone()),
+    }
+}
+
+/// Returns the engine's parameters of a question's sampling.
+pub(super) fn sampling_params(sampling: &Sampling) -> SamplingParams {
+    SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        seed: sampling.seed,
+        ..SamplingParams::default()
+    }
+}
