@@ -107,8 +107,8 @@ pub fn arguments(kernel: Kernel, buffers: usize, params: &[u32]) -> Arguments {
     Arguments { buffers: places, params: numbers.to_vec() }
 }
 
-/// What the variant of a product with one activation row needs that copies weights to shared memory beside the
-/// arithmetic.
+/// What the variant of a product with one activation row needs that copies weights to shared memory beside
+/// the arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
     /// Bytes of shared memory of a workgroup.

@@ -130,9 +130,9 @@ pub enum Kernel {
     /// [join](crate::Device::joins).
     ///
     /// Buffers: the matrices `w` ro; `q`, `scale`, `sums` ro as there; the outputs f32 rw `[t, rows]`, one of
-    /// each matrix for [`JoinedAs::Apart`], else one. Params: for [`JoinedAs::Apart`] the rows of each matrix,
-    /// else `rows`; `cols`, `t`. Groups: in x and y (flattened) `rows / matvec_rows` of each matrix, each
-    /// rounded up, or for a gate twice `rows` by it; `t / tokens` in z.
+    /// each matrix for [`JoinedAs::Apart`], else one. Params: for [`JoinedAs::Apart`] the rows of each
+    /// matrix, else `rows`; `cols`, `t`. Groups: in x and y (flattened) `rows / matvec_rows` of each matrix,
+    /// each rounded up, or for a gate twice `rows` by it; `t / tokens` in z.
     MatVecJoined {
         /// A format of blocks.
         format: Format,
@@ -166,8 +166,8 @@ pub enum Kernel {
     /// As [`Self::RmsNorm`] in place. Buffers: `x` f32 rw; `weight` f32 ro.
     RmsNormInPlace,
     /// [`Self::RmsNorm`] and [`Self::Quantize`] of its output, of `width` in whole blocks. Only of sets that
-    /// [join](crate::Device::joins). Buffers: those of the norm, then `q`, `scale`, `sums`. Params and groups:
-    /// as the norm.
+    /// [join](crate::Device::joins). Buffers: those of the norm, then `q`, `scale`, `sums`. Params and
+    /// groups: as the norm.
     NormRounded {
         /// 32 or 256.
         block: u32,

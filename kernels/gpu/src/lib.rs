@@ -1,8 +1,8 @@
 //! What every GPU kernel set has in common: the device's interface, the table of kernels, and their launches.
 //!
 //! There are two sets of kernels, `kernels/wgpu` (WGSL) and `kernels/cuda` (CUDA C++). Each implements
-//! [`Device`] and every [`Kernel`] of [`Kernel::all`]. `kernels/cuda` has those of [`Kernel::joined`] too. The
-//! engine calls the functions of [`ops`] and knows neither set.
+//! [`Device`] and every [`Kernel`] of [`Kernel::all`]. `kernels/cuda` has those of [`Kernel::joined`] too.
+//! The engine calls the functions of [`ops`] and knows neither set.
 //!
 //! What always holds:
 //! - **The scalar definition of `kernels/cpu` is the definition here too.** A kernel adds in the same order.

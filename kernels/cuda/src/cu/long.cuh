@@ -119,8 +119,8 @@ struct NibbleOrder {
         load_four(w, at, four);
         six = {four[0], four[1], four[2], four[3]};
     }
-    // Two neighbours: that of an even group `g` in the low byte, the next one above it. Those of groups from 4
-    // on have four bits in `high` and two in the word of the others.
+    // Two neighbours: that of an even group `g` in the low byte, the next one above it. Those of groups from
+    // 4 on have four bits in `high` and two in the word of the others.
     DEVICE Groups both(u32 word, u32 high, u32 u) {
         u32 at = u & 2u ? 16u : 0u;
         u32 small = word >> at & 0x3f3fu;

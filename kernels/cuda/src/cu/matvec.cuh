@@ -31,7 +31,9 @@ struct Slots {
     bool gated;
 
     // The row of a slot; at most the last.
-    __device__ __forceinline__ u32 row(u32 slot) const { return below(first + (gated ? slot / 2u : slot), rows); }
+    __device__ __forceinline__ u32 row(u32 slot) const {
+        return below(first + (gated ? slot / 2u : slot), rows);
+    }
     __device__ __forceinline__ const u32* weights(u32 slot) const { return w[slot % 2u]; }
 };
 
@@ -53,12 +55,14 @@ DEVICE Slots slots_of(const MatVecArgs& args, u32 group) {
     return {{w, w}, group * SLOTS, rows, matrix, false};
 }
 
-// Writes the result of a slot and a token: `other` is that of the next slot. Called by the lanes that have one.
+// Writes the result of a slot and a token: `other` is that of the next slot. Called by the lanes that have
+// one.
 DEVICE void put(const MatVecArgs& args, const Slots& slots, u32 slot, u32 token, float y, float other) {
     u32 row = slots.first + (slots.gated ? slot / 2u : slot);
     if (row >= slots.rows || token >= args.t || (slots.gated && slot % 2u != 0)) return;
     float* out = slots.matrix == 0 ? args.out[0] : slots.matrix == 1u ? args.out[1] : args.out[2];
-    u64 at = slots.matrix == 0 ? (u64)token * args.stride + args.row_first + row : (u64)token * slots.rows + row;
+    u64 at = slots.matrix == 0 ? (u64)token * args.stride + args.row_first + row
+                               : (u64)token * slots.rows + row;
     if (args.mode == ADDED) y = add(out[at], y);
     if (args.mode == SWIGLU) y = Swiglu::apply(y, other);
     if (args.mode == GEGLU) y = Geglu::apply(y, other);
@@ -284,7 +288,8 @@ DEVICE Staged staged(u32* memory, u32 blocks) {
     return {memory, q, (i32*)sums, dx, dx + list, blocks, list};
 }
 
-// The super-blocks of a step of a warp: `n` of them from `first` on, of the rows that a group has of a matrix.
+// The super-blocks of a step of a warp: `n` of them from `first` on, of the rows that a group has of a
+// matrix.
 struct Step {
     const u32* from;
     u32 run, first, n;
@@ -304,7 +309,9 @@ DEVICE Step step_of(const MatVecArgs& args, u32 group, u32 step, u32 blocks, u32
 
 template <class F>
 DEVICE void copy_step(const Step& step, u32* to, u32 lane) {
-    for (u32 at = 4u * lane; at * 4u < step.n * F::BYTES; at += 4u * WARP) copy_sixteen(to + at, step.from + at);
+    for (u32 at = 4u * lane; at * 4u < step.n * F::BYTES; at += 4u * WARP) {
+        copy_sixteen(to + at, step.from + at);
+    }
 }
 
 // The product of a lane's super-block with its activations, times its scale.
@@ -379,7 +386,8 @@ DEVICE void matvec_staged(const MatVecArgs& args, u32* memory) {
         for (u32 step = warp; step < all; step += MATVEC_WARPS) {
             Step now = next;
             bool is_last = step + MATVEC_WARPS >= all;
-            u32 group_next = is_last ? group + stride : group, step_next = is_last ? warp : step + MATVEC_WARPS;
+            u32 group_next = is_last ? group + stride : group;
+            u32 step_next = is_last ? warp : step + MATVEC_WARPS;
             next.n = 0;
             if (group_next < groups) next = step_of<F>(args, group_next, step_next, blocks, steps, rows);
             copy_step<F>(next, stage == 0 ? ring[1] : ring[0], lane);
@@ -414,7 +422,9 @@ DEVICE void matvec_staged(const MatVecArgs& args, u32* memory) {
 // Which variant takes a product: `staged` is nonzero if the launch has the memory for the staged one.
 template <class F, u32 TOKENS>
 struct Long {
-    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) { matvec_long<F, TOKENS>(args); }
+    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
+        matvec_long<F, TOKENS>(args);
+    }
 };
 #if defined(BATON_COPIES)
 template <class F>
@@ -427,7 +437,9 @@ struct Long<F, 1u> {
 #endif
 template <class F, u32 TOKENS>
 struct Short {
-    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) { matvec_short<F, TOKENS>(args); }
+    static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
+        matvec_short<F, TOKENS>(args);
+    }
 };
 
 // Workgroups that a multiprocessor should have registers for.

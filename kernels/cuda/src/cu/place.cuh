@@ -1,5 +1,5 @@
-// Which rows and tokens a warp of a product with few activation rows takes: MATVEC_ROWS weight rows, and up to
-// as many activation rows as the variant says.
+// Which rows and tokens a warp of a product with few activation rows takes: MATVEC_ROWS weight rows, and up
+// to as many activation rows as the variant says.
 
 #define MATVEC_WARPS 4u
 #define MATVEC_ROWS 2u

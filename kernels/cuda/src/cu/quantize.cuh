@@ -32,8 +32,8 @@ DEVICE u32 top_of(const float4& v) {
     return max(max(a, b), max(c, d));
 }
 
-// Writes four rounded values, and by lanes whose number is a multiple of four the sums of sixteen. `word_at` is
-// the number of the word among all; all lanes of the warp call this.
+// Writes four rounded values, and by lanes whose number is a multiple of four the sums of sixteen. `word_at`
+// is the number of the word among all; all lanes of the warp call this.
 DEVICE void put_rounded(u32 word, u32* q, i32* sums, u64 word_at, bool is_there) {
     i32 sum = dot4(word, 0x01010101u, 0);
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
@@ -63,8 +63,8 @@ DEVICE void quantize_block(const float* x, u32* q, float* scale, i32* sums, u32 
     if (threadIdx.x < threads && lane == 0) scale[block] = by.step;
 }
 
-// Rounds a row of `width` floats in shared memory, which all threads of the workgroup have written. `place` is
-// the number of its first value among all. A warp has 128 values at a time: a lane has four in a row.
+// Rounds a row of `width` floats in shared memory, which all threads of the workgroup have written. `place`
+// is the number of its first value among all. A warp has 128 values at a time: a lane has four in a row.
 template <u32 BLOCK>
 DEVICE void quantize_row(const float* staged, u32 width, u32* q, float* scale, i32* sums, u64 place) {
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;

@@ -45,8 +45,8 @@ struct RoundedTo {
 
 // `BLOCK` is that of the rounding; 0 for none. Rows are whole blocks then.
 template <u32 BLOCK>
-DEVICE void rms_norm_row(const float* x, const float* weight, float* out, const RoundedTo& to, u32 n, u32 width,
-                         float eps) {
+DEVICE void rms_norm_row(const float* x, const float* weight, float* out, const RoundedTo& to, u32 n,
+                         u32 width, float eps) {
     __shared__ __align__(16) float staged[NORM_CHUNK];
     __shared__ float inverse;
     u32 row = flat_group();
@@ -87,7 +87,8 @@ DEVICE void rms_norm_row(const float* x, const float* weight, float* out, const 
         }
         if (BLOCK != 0) {
             __syncthreads();
-            quantize_row<BLOCK != 0 ? BLOCK : 32u>(staged, some, to.q, to.scale, to.sums, (u64)row * width + first);
+            u64 place = (u64)row * width + first;
+            quantize_row<BLOCK != 0 ? BLOCK : 32u>(staged, some, to.q, to.scale, to.sums, place);
             __syncthreads();
         }
     }
@@ -289,7 +290,8 @@ DEVICE u32 two_halves(float low, float high) { return float_to_half(low) | float
     }
 
 // Value `c` of a head after the rotation of its row: that of ROPE.
-DEVICE float rotated(const float* head, u32 c, const float* cosines, const float* sines, u32 half, bool adjacent) {
+DEVICE float rotated(const float* head, u32 c, const float* cosines, const float* sines, u32 half,
+                     bool adjacent) {
     if (c >= 2u * half) return head[c];
     u32 pair = adjacent ? c / 2u : c % half;
     bool second = adjacent ? c % 2u != 0 : c >= half;
