@@ -143,7 +143,7 @@ impl Copied {
         let list = blocks.next_multiple_of(4) + 4;
         let words =
             2 * 4 * 32 * block_bytes / 4 + blocks.checked_mul(68 + 20)? + list + 2 * TILES.matvec_rows * list;
-        Some(Self { bytes: 4 * words })
+        Some(Self { bytes: words.checked_mul(4)? })
     }
 
     /// Makes arguments those of this variant.

@@ -2,9 +2,9 @@
 
 use baton_kernels_cpu::{Format, Matrix, RopeStyle};
 
-use super::altered::Altered;
 use super::blocks::weights;
 use super::cache;
+use super::numbers::{on_both, vectors};
 use super::probe::Probe;
 use super::products::place_rounded;
 use super::words::rounded;
@@ -18,17 +18,12 @@ use crate::ops::{self, Input};
 /// # Panics
 /// If it is another kernel, or a result is not the expected one.
 pub(super) fn check(probe: &mut Probe<'_>) {
-    let altered = Altered::new(probe.device, probe.device.facts().binding_bytes);
-    for part in [&mut probe.on(probe.device), &mut probe.on(&altered)] {
-        match part.kernel {
-            Kernel::MatVecJoined { format, tokens, how } => {
-                check_products(part, format, tokens as usize, how)
-            }
-            Kernel::NormRounded { block } => check_norms(part, block as usize),
-            Kernel::RopeAppend(style) => check_rope(part, style),
-            kernel => unreachable!("{} joins nothing", kernel.name()),
-        }
-    }
+    on_both(probe, |probe| match probe.kernel {
+        Kernel::MatVecJoined { format, tokens, how } => check_products(probe, format, tokens as usize, how),
+        Kernel::NormRounded { block } => check_norms(probe, block as usize),
+        Kernel::RopeAppend(style) => check_rope(probe, style),
+        kernel => unreachable!("{} joins nothing", kernel.name()),
+    });
 }
 
 fn check_products(probe: &mut Probe<'_>, format: Format, tokens: usize, how: JoinedAs) {
@@ -101,12 +96,7 @@ fn check_norms(probe: &mut Probe<'_>, block: usize) {
     for (i, blocks) in [1, 2, 3, 7, 16, 33].into_iter().enumerate() {
         let (n, width, eps) = ([1, 4, 3][i % 3], blocks * block, [1e-5, 1e-6][i % 2]);
         probe.shape(format!("{n} vectors of {width}"));
-        let mut x = probe.numbers(n * width, 3.0);
-        if n > 2 {
-            x[..width].fill(1e20);
-            x[width] = f32::NAN;
-            x[2 * width..3 * width].fill(0.0);
-        }
+        let x = vectors(probe, n, width);
         let weight = probe.numbers(width, 1.5);
         let (x, weight, out) = (probe.place(&x), probe.place(&weight), probe.blank(n * width));
         let got = ops::norm_rounded(probe.device, &x, (&weight, width), eps, n, (&out, block));

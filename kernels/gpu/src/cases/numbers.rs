@@ -14,10 +14,22 @@ use crate::ops::{self, Groups};
 const FUNCTION_ERROR: f32 = 2e-6;
 
 /// Runs cases on the device, and with the workgroups of flat grids in three rows.
-fn on_both(probe: &mut Probe<'_>, run: impl Fn(&mut Probe<'_>)) {
+pub(super) fn on_both(probe: &mut Probe<'_>, run: impl Fn(&mut Probe<'_>)) {
     run(probe);
     let altered = Altered::new(probe.device, probe.device.facts().binding_bytes);
     run(&mut probe.on(&altered));
+}
+
+/// Returns vectors for a norm. If there are more than two, the squares of one overflow, another has a fault,
+/// another is zero.
+pub(super) fn vectors(probe: &mut Probe<'_>, n: usize, width: usize) -> Vec<f32> {
+    let mut x = probe.numbers(n * width, 3.0);
+    if n > 2 {
+        x[..width].fill(1e20);
+        x[width] = f32::NAN;
+        x[2 * width..3 * width].fill(0.0);
+    }
+    x
 }
 
 /// All cases of the norms.
@@ -26,13 +38,7 @@ pub(super) fn check_norms(probe: &mut Probe<'_>, in_place: bool) {
         for (i, width) in [1, 2, 15, 16, 17, 31, 33, 64, 100, 256, 257, 1000, 4099].into_iter().enumerate() {
             let (n, eps) = ([1, 2, 5, 3][i % 4], [1e-5, 1e-6][i % 2]);
             probe.shape(format!("{n} vectors of {width}"));
-            let mut x = probe.numbers(n * width, 3.0);
-            if n > 2 {
-                // The squares of one vector overflow, another has a fault, another is zero.
-                x[..width].fill(1e20);
-                x[width] = f32::NAN;
-                x[2 * width..3 * width].fill(0.0);
-            }
+            let x = vectors(probe, n, width);
             let weight = probe.numbers(width, 1.5);
             let mut want = vec![0.0; n * width];
             for (x, want) in x.chunks(width).zip(want.chunks_mut(width)) {
