@@ -11,46 +11,45 @@ mod form;
 mod idle;
 mod next;
 mod own;
+mod prepare;
 mod prompt;
 mod recent;
 mod report;
+mod route;
 mod running;
 mod stream;
 
 use self::next::next_event;
 
 use commands::Commands;
-use config::{relay_config, sampling_params, tools_and_format};
 pub use error::AgentError;
-use form::{AnswerForms, Forms};
+use form::Forms;
+use prepare::Prepared;
 use recent::Recent;
 pub use report::AnswerReport;
+use route::Routes;
+pub use route::{RouteOptions, RouteReport};
 use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
 use crate::client::{CloudClient, OutgoingRequest};
-use crate::local::{AnswerSpec, EngineCommand, PromptId, Reports};
-use crate::privacy::{Memory, RedactError, RedactedRequest, Redactor, Restorer};
-use crate::relay::{
-    CloudFault, Note, Outcome, Progress, RelayConfig, RelayCore, RelayEffect, RelayEvent, RelayMode, Source,
-    TextRules,
-};
+use crate::local::{EngineCommand, Reports};
+use crate::prefix::Kept;
+use crate::privacy::{Memory, RedactError};
+use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
 use crate::worker::EngineWorker;
-use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
 use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
-    AnswerFormat, AssistRequest, Corrector, DeviceInfo, PROTOCOL_VERSION, ProgressStage, RefineOptions,
-    Sampling, SceneInfo, Segment, ToolUse,
+    AnswerFormat, Corrector, ProgressStage, RefineOptions, Sampling, SceneInfo, Segment, ToolUse,
 };
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-use uuid::Uuid;
 
 /// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -124,12 +123,14 @@ pub struct DeviceModel {
     pub model: Arc<Model>,
     /// Its adapters, by the name that scenes use.
     pub adapters: BTreeMap<String, AdapterId>,
+    /// What of earlier prompts is kept on the disk.
+    pub kept: Option<Arc<Kept>>,
 }
 
 impl DeviceModel {
     /// Makes a device model without adapters.
     pub fn new(worker: EngineWorker, model: Arc<Model>) -> DeviceModel {
-        DeviceModel { worker: Arc::new(worker), model, adapters: BTreeMap::new() }
+        DeviceModel { worker: Arc::new(worker), model, adapters: BTreeMap::new(), kept: None }
     }
 }
 
@@ -152,18 +153,12 @@ pub struct Agent {
     /// Private values of earlier questions. They are restored in an answer, so they come back in the history
     /// of the next question.
     memory: Memory,
+    /// How routes are chosen; `None` if each answer has the mode that was asked for.
+    routes: Option<Arc<Routes>>,
     /// Answers that are under way, with what is shown of them.
     running: RunningAnswers,
     /// When the last answer began or ended.
     used: Mutex<Instant>,
-}
-
-struct Prepared {
-    core: RelayCore,
-    redactor: Redactor,
-    redacted: Result<RedactedRequest, CloudFault>,
-    request: Option<OutgoingRequest>,
-    notes: Vec<Note>,
 }
 
 impl Agent {
@@ -188,6 +183,7 @@ impl Agent {
             recent: Mutex::default(),
             network: None,
             memory: Memory::default(),
+            routes: None,
             running: RunningAnswers::default(),
             used: Mutex::new(Instant::now()),
         }
@@ -226,12 +222,13 @@ impl Agent {
     ) -> Result<AnswerReport, AgentError> {
         let mode = self.mode(&question)?;
         *self.used() = Instant::now();
-        let _turn = self.turn(mode, &events).await;
+        let turn = self.turn(mode, &events).await;
         if mode != RelayMode::CloudOnly {
             self.load().await?;
         }
-        let has_cloud = mode != RelayMode::DeviceOnly;
-        let mut prepared = self.prepare(question, mode, has_cloud).await?;
+        let mut prepared = self.prepare(question, mode).await?;
+        // The cloud's answers need no place, also if that was only chosen now.
+        let _turn = turn.filter(|_| prepared.mode != RelayMode::CloudOnly);
         let mut notes = std::mem::take(&mut prepared.notes);
         for note in &notes {
             // The loop in `drive` notices a reader that is gone.
@@ -241,8 +238,10 @@ impl Agent {
         let running = (!table.is_empty()).then(|| self.running.begin(Arc::clone(&table)));
         let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
         *self.used() = Instant::now();
-        self.recent().add(&outcome.timeline);
-        let mut report = AnswerReport::new(outcome, notes, prepared.request.as_ref().map(|r| r.body().len()));
+        let bytes = prepared.request.as_ref().map(|request| request.body().len());
+        self.learn(&outcome.timeline, bytes, prepared.whole.take()).await;
+        let mut report = AnswerReport::new(outcome, notes, bytes);
+        report.route = prepared.route.take();
         if !table.is_empty() {
             // This is done before the answer counts as ended, because the next question may hold it.
             let (memory, answer) = (self.memory.clone(), report.answer.clone());
@@ -274,130 +273,6 @@ impl Agent {
                     wait = TOLD_AGAIN;
                 }
             }
-        }
-    }
-
-    async fn prepare(
-        &self,
-        question: Question,
-        mode: RelayMode,
-        has_cloud: bool,
-    ) -> Result<Prepared, AgentError> {
-        let cost = self.cost(mode).await?;
-        let first_prompt = PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed));
-        let tokenizer = self.tokenizer.clone();
-        let has_device = self.device.is_some();
-        let draft = self.draft(&question, mode, cost);
-        let memory = self.memory.clone();
-        let chats = self.device.as_ref().filter(|_| question.own.is_none());
-        let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
-        let stop = StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends);
-        let hedge_after_ms = self.recent().hedge_after_ms();
-        let (adapter, missing) = self.adapter(&question.scene, mode);
-        let model = self.device.as_ref().map(|device| device.model.clone());
-        let running = self.running.shown();
-        let forms = self.forms.clone();
-        let quoting = question.quoting(self.call_markup(&question.scene));
-        let prepare = move || {
-            // The question may hold what is shown of answers that are under way.
-            for (table, shown) in running {
-                memory.learn_answer(&table, &shown);
-            }
-            let mut redactor = Redactor::default().with_memory(memory);
-            let mut redacted = match has_cloud {
-                true => redactor.redact_request(&draft).map_err(|err| unchecked(&err)),
-                false => Err(no_cloud()),
-            };
-            let sent = redacted.as_mut().ok();
-            let fitted = model.as_ref().zip(sent).and_then(|(model, sent)| fit::fit(model, &question, sent));
-            let (tools, format) = tools_and_format(&question, redacted.as_ref().ok());
-            let forms = match &model {
-                Some(model) => forms.compile(model, mode, tools.as_ref(), &format)?,
-                None => AnswerForms::default(),
-            };
-            let segments: Vec<Segment> = match &redacted {
-                Ok(redacted) => redacted.segments().to_vec(),
-                Err(_) => question.segments.clone(),
-            };
-            let table = redactor.table();
-            let replaced = Some(table.len()).filter(|count| *count > 0 && redacted.is_ok());
-            let notes = replaced.map(|count| Note::Redacted { count });
-            let notes = notes.into_iter().chain(fitted).chain(missing).collect();
-            let config = RelayConfig {
-                mode,
-                has_device,
-                cost,
-                hedge_after_ms,
-                first_prompt,
-                ..relay_config(&question, &segments)
-            };
-            let spec = AnswerSpec {
-                segments: Arc::from(segments),
-                adapter,
-                sampling: sampling_params(&question.sampling),
-                tokens_max: question.tokens_max.max(1),
-                shorten: question.shorten,
-                tools: tools.map(Arc::new),
-                form: forms.own,
-                own: question.own,
-            };
-            let rules = TextRules { tokenizer, restorer: Restorer::new(table).with_quoting(quoting), stop };
-            let core = RelayCore::new(config, spec, rules).with_guard(forms.guard);
-            Ok::<_, AgentError>(Prepared { core, redactor, redacted, request: None, notes })
-        };
-        let mut prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)??;
-        if let Ok(redacted) = &prepared.redacted {
-            prepared.request = Some(OutgoingRequest::new(redacted)?);
-        }
-        Ok(prepared)
-    }
-
-    /// Returns the scene's adapter on this device, and a note if the device has no adapter of that name.
-    fn adapter(&self, scene: &SceneInfo, mode: RelayMode) -> (Option<AdapterId>, Option<Note>) {
-        let device = self.device.as_ref().filter(|_| mode != RelayMode::CloudOnly);
-        let (Some(device), Some(name)) = (device, &scene.settings.adapter) else { return (None, None) };
-        let found = device.adapters.get(name).copied();
-        let missing =
-            Note::AdapterMissing { adapter: name.chars().filter(|c| !c.is_control()).take(128).collect() };
-        (found, found.is_none().then_some(missing))
-    }
-
-    /// Makes the request as the user asked it, not redacted. [`Redactor::redact_request`] turns it into what
-    /// may be sent.
-    fn draft(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> AssistRequest {
-        let alone = mode == RelayMode::CloudOnly;
-        let device = self.device.as_ref().map(|device| DeviceInfo {
-            class: self.device_class.clone(),
-            model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
-            prefill_ms_per_token: Some(cost.prefill_ms_per_token),
-            prefill_ms_per_token2: cost.prefill_ms_per_token2,
-            decode_ms: Some(cost.decode_ms),
-            network: self.network.clone(),
-            network_ms: self.recent().network_ms(),
-        });
-        let none = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
-        AssistRequest {
-            protocol: PROTOCOL_VERSION,
-            request_id: Uuid::new_v4(),
-            segments: question.segments.clone(),
-            tools: question.tools.clone(),
-            format: question.format.clone(),
-            continue_from: None,
-            scene: question.scene.id.clone(),
-            scene_version: (question.scene.version > 0).then_some(question.scene.version),
-            model: "default".into(),
-            tokenizer_sha256: self.device.is_some().then(|| self.tokenizer.digest_hex().to_owned()),
-            device: device.filter(|_| !alone),
-            sampling: question.sampling.clone(),
-            refine: if alone { none } else { question.refine.clone() },
-            assist_tokens: if alone {
-                u32::try_from(question.tokens_max).ok()
-            } else {
-                question.assist_tokens
-            },
-            // L is small, so a cloud that keeps writing for a lost device wastes little. A whole answer would
-            // waste more.
-            resume: !alone && self.cloud.as_ref().is_some_and(CloudClient::resumes),
         }
     }
 

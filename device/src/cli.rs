@@ -96,6 +96,9 @@ enum Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeArg {
+    /// Each turn goes the way that is expected to keep the reader waiting least: by this device, by the cloud,
+    /// or by both. The cloud is asked only if it shortens the wait by 60 %
+    Auto,
     /// The cloud begins the answer, this device takes over
     Relay,
     /// The cloud writes the whole answer
@@ -115,9 +118,13 @@ struct CommonArgs {
     /// Key for the cloud service
     #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true, help_heading = heading::CLOUD)]
     cloud_key: Option<String>,
-    /// Who writes the answer [default: relay with --cloud, otherwise device]
+    /// Who writes the answer [default: auto with --cloud, or relay if an option of the relay is given; otherwise
+    /// device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
+    /// Bytes that are sent cost money: with --mode auto, the cloud is then asked less often
+    #[arg(long, help_heading = heading::CLOUD)]
+    metered: bool,
     /// Allow the cloud for this run without asking; the choice is not stored
     ///
     /// Without it you are asked on the terminal, and your answer is stored for that scheme, host and port.

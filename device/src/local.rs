@@ -232,6 +232,11 @@ impl HostPrompt {
     }
 }
 
+/// Returns the most prompt tokens that leave room for an answer, of `capacity` tokens of both.
+pub(crate) fn room_for(capacity: usize, tokens_max: usize) -> usize {
+    capacity.saturating_sub(tokens_max.min(capacity / ANSWER_SHARE).max(1))
+}
+
 /// One answer of a device. Dropping it ends the answer.
 #[derive(Debug)]
 pub struct LocalAnswer {
@@ -428,9 +433,7 @@ impl LocalAnswer {
 
     /// Checks that a prompt leaves room for an answer; returns the most tokens that it may have otherwise.
     fn room_for(&self, tokens: usize, tokens_max: usize) -> Result<(), usize> {
-        let capacity = self.local.capacity;
-        let reserve = tokens_max.min(capacity / ANSWER_SHARE).max(1);
-        let limit = capacity.saturating_sub(reserve);
+        let limit = room_for(self.local.capacity, tokens_max);
         if tokens <= limit { Ok(()) } else { Err(limit) }
     }
 

@@ -1,10 +1,11 @@
-//! The machine that this device is: its memory, its disk, its GPUs, its speed, and how a model is opened
-//! within that.
+//! The machine that this device is: its memory, its disk, its GPUs, its speed, its power, and how a model is
+//! opened within that.
 
 pub mod disk;
 pub mod gpu;
 pub mod memory;
 pub mod offload;
+pub mod power;
 pub mod profile;
 pub mod residency;
 pub mod shape;

@@ -14,10 +14,12 @@
 //! has only the blocks learns how many there are, and no text.
 
 mod engine;
+mod kept;
 mod store;
 mod writer;
 
 pub use self::engine::Remembering;
+pub use self::kept::Kept;
 pub use self::store::{Store, StoreError};
 
 use baton_engine::BLOCK_TOKENS;

@@ -9,6 +9,7 @@ use baton_protocol::SceneInfo;
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -262,6 +263,13 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.open(path)
+}
+
+/// Returns a plain file name for a cloud: a digest of its address, which may hold characters that files may
+/// not have.
+pub(crate) fn file_of_cloud(cloud: &str) -> String {
+    let origin = Url::parse(cloud).map_or_else(|_| cloud.to_owned(), |url| origin(&url));
+    format!("cloud-{}.json", &hex::encode(Sha256::digest(origin))[..16])
 }
 
 /// Returns the file of a scene; `None` if its id is not a plain file name.

@@ -191,6 +191,7 @@ impl Pair {
             tools: None,
             form: None,
             own: None,
+            whole: None,
         };
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),

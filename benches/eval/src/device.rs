@@ -157,6 +157,7 @@ impl<'a> Conversation<'a> {
             tools: None,
             form: None,
             own: None,
+            whole: None,
         };
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();

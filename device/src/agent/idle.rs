@@ -34,7 +34,11 @@ impl Agent {
             }
             stopped
         };
-        tokio::task::spawn_blocking(stop).await.unwrap_or(false)
+        let stopped = tokio::task::spawn_blocking(stop).await.unwrap_or(false);
+        if let Some(routes) = self.routes.as_ref().filter(|_| stopped) {
+            routes.forget();
+        }
+        stopped
     }
 
     /// Returns for how long nothing was asked of it.

@@ -1,5 +1,6 @@
 //! Reports one answer as a JSON object, for `--json`, the demo and tests.
 
+use super::route::RouteReport;
 use crate::relay::{Ending, Note, Outcome, Source, Timeline};
 use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{GapStats, Millis};
@@ -29,6 +30,9 @@ pub struct AnswerReport {
     pub gap_sd_ms: f64,
     /// Bytes of the request body as sent.
     pub request_bytes: Option<usize>,
+    /// The choice of who answers; absent if the mode was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<RouteReport>,
     /// Results of speculative decoding; absent if no tokens are proposed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationReport>,
@@ -94,6 +98,7 @@ impl AnswerReport {
             gap_p99_ms: gaps.p99_ms,
             gap_sd_ms: gaps.sd_ms,
             request_bytes,
+            route: None,
             speculation: None,
             timeline,
         }

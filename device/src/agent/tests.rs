@@ -1,6 +1,7 @@
 //! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
 mod ring;
+mod route;
 
 use super::*;
 use crate::local::LocalOptions;
@@ -10,7 +11,7 @@ use crate::worker::EngineWorker;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Engine, EngineOptions};
 use baton_protocol::{Markup, PastCall, Role, Tool, ToolChoice};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

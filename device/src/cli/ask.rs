@@ -73,7 +73,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     // An unwritable file is found here, before minutes are spent on an answer.
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let document = document::read(&args.doc).await?;
-    let opened = open(&args.common, 1).await?;
+    let opened = open(&args.common, 1, !args.answer.for_a_cloud().is_empty()).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {

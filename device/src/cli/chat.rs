@@ -44,7 +44,7 @@ pub(super) struct ChatArgs {
 }
 
 pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
-    let opened = open(&args.common, 1).await?;
+    let opened = open(&args.common, 1, !args.answer.for_a_cloud().is_empty()).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
     if let Some(note) = note {

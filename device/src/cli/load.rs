@@ -25,6 +25,7 @@ use crate::local::{LocalOptions, largest_step};
 use crate::machine::ThisMachine;
 use crate::machine::profile::KeptProfiles;
 use crate::machine::residency::{self, Layers, MemoryFor, Share};
+use crate::prefix::Kept;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
 
@@ -155,7 +156,8 @@ impl Loading {
         let adapters = add_adapters(&mut head, adapters)?;
         // A ring computes every live sequence again when it loses a device, so it keeps few.
         let worker = Arc::new(EngineWorker::start(head, self.local(kv_tokens, proposer, 1))?);
-        Ok((DeviceModel { worker, model, adapters }, Some(RingView { handle, current_plan })))
+        let device = DeviceModel { worker, model, adapters, kept: None };
+        Ok((device, Some(RingView { handle, current_plan })))
     }
 
     /// Makes the engine of this device, which can be made again.
@@ -167,18 +169,21 @@ impl Loading {
         files: Vec<Named>,
     ) -> anyhow::Result<DeviceModel> {
         let of_engine = Arc::clone(&model);
+        let kept = Arc::new(Kept::default());
+        let told = Arc::clone(&kept);
         let make = move || -> anyhow::Result<_> {
             let proposer = self.speculation.proposer(&of_engine, options.clone())?;
             let engine = gpu::engine(&gpu, Arc::clone(&of_engine), options.clone());
             let engine = engine.context("start the engine")?;
-            let mut engine = self.prefixes.engine(engine, &self.settings, self.config_dir.as_deref())?;
+            let mut engine =
+                self.prefixes.engine(engine, &self.settings, self.config_dir.as_deref(), &told)?;
             let adapters = add_adapters(&mut engine, &files)?;
             Ok((engine, self.local(options.kv_tokens, proposer, self.answers), adapters))
         };
         let (engine, local, adapters) = make()?;
         let again = move || make().map(|(engine, local, _)| (engine, local));
         let worker = Arc::new(EngineWorker::restartable((engine, local), again)?);
-        Ok(DeviceModel { worker, model, adapters })
+        Ok(DeviceModel { worker, model, adapters, kept: Some(kept) })
     }
 }
 

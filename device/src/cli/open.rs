@@ -2,7 +2,7 @@
 
 use super::load::Loading;
 use super::{AnswerArgs, CommonArgs, ModeArg};
-use crate::agent::{Agent, Question};
+use crate::agent::{Agent, Question, RouteOptions};
 use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::models::store;
@@ -32,8 +32,9 @@ pub(super) struct Opened {
     pub(super) ring: Option<RingView>,
 }
 
-/// Opens everything; the device computes up to `answers` answers at the same time.
-pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<Opened> {
+/// Opens everything; the device computes up to `answers` answers at the same time. `relays`: options of the
+/// relay are given, so it is what is wanted if no mode is.
+pub(super) async fn open(common: &CommonArgs, answers: usize, relays: bool) -> anyhow::Result<Opened> {
     let settings = Settings::open(common.config_dir.clone());
     let cloud = cloud(common, &settings)?;
     let cloud_url = common.cloud.clone().unwrap_or_default();
@@ -43,8 +44,12 @@ pub(super) async fn open(common: &CommonArgs, answers: usize) -> anyhow::Result<
     let load = move || loading.load();
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
-    let agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
+    let mut agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone());
+    if common.mode.unwrap_or(if relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
+        let options = RouteOptions { is_metered: common.metered };
+        agent = agent.with_routes(options, &settings, &cloud_url);
+    }
     Ok(Opened { agent, settings, cloud_url, mode, ring })
 }
 
@@ -53,8 +58,8 @@ fn mode(common: &CommonArgs, has_cloud: bool) -> RelayMode {
     match common.mode {
         Some(ModeArg::Cloud) => RelayMode::CloudOnly,
         Some(ModeArg::Device) => RelayMode::DeviceOnly,
-        Some(ModeArg::Relay) | None if has_cloud => RelayMode::Relay,
-        Some(ModeArg::Relay) | None => RelayMode::DeviceOnly,
+        Some(ModeArg::Relay | ModeArg::Auto) | None if has_cloud => RelayMode::Relay,
+        Some(ModeArg::Relay | ModeArg::Auto) | None => RelayMode::DeviceOnly,
     }
 }
 
@@ -65,7 +70,7 @@ fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<Clou
         match common.mode {
             Some(ModeArg::Cloud) => bail!("mode `cloud` needs a cloud: pass --cloud URL and not --no-cloud"),
             Some(ModeArg::Relay) => errln!("note: mode `relay` without a cloud: this device answers alone"),
-            Some(ModeArg::Device) | None => {}
+            Some(ModeArg::Device | ModeArg::Auto) | None => {}
         }
         return Ok(None);
     };

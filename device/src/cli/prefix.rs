@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::heading;
 use crate::models::disk_free_bytes;
-use crate::prefix::{Remembering, Store};
+use crate::prefix::{Kept, Remembering, Store};
 use crate::settings::Settings;
 
 /// The most bytes that are kept if nothing else is said.
@@ -57,8 +57,8 @@ pub(super) struct PrefixArgs {
 }
 
 impl PrefixArgs {
-    /// Lets the engine keep prefixes, if that is wanted and possible. `given` is the folder for settings
-    /// that the user chose.
+    /// Lets the engine keep prefixes, if that is wanted and possible; `told` then says what is kept. `given`
+    /// is the folder for settings that the user chose.
     ///
     /// # Errors
     /// Fails if a size was asked for and nothing can be kept. Otherwise that is a note.
@@ -67,6 +67,7 @@ impl PrefixArgs {
         engine: Engine,
         settings: &Settings,
         given: Option<&Path>,
+        told: &Arc<Kept>,
     ) -> anyhow::Result<Box<dyn Sequences>> {
         if self.prefix_memory == PrefixMemory::Off {
             return Ok(Box::new(engine));
@@ -77,7 +78,10 @@ impl PrefixArgs {
             return if wanted { Err(err) } else { Ok(Box::new(engine)) };
         }
         match self.store(settings, given) {
-            Ok(store) => Ok(Box::new(Remembering::new(engine, Arc::new(store)).context("start a thread")?)),
+            Ok(store) => {
+                let remembering = Remembering::new(engine, Arc::new(store), Arc::clone(told));
+                Ok(Box::new(remembering.context("start a thread")?))
+            }
             Err(err) if wanted => Err(err),
             Err(err) => {
                 errln!("note: what is read now is read again after a restart: {}", chain(&*err));

@@ -8,6 +8,7 @@ use crate::api::{
     ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
     served_host,
 };
+use crate::machine::power::Power;
 use crate::models::Store;
 use anyhow::{Context, anyhow};
 use baton_edge::{HttpLimits, Phase, Server};
@@ -15,6 +16,7 @@ use baton_pacing::PaceMode;
 use baton_terminal::{errln, outln};
 use clap::Args;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
@@ -33,8 +35,11 @@ const LIMITS: HttpLimits = HttpLimits {
     drain_timeout: Duration::from_secs(5),
 };
 
-/// The shortest time between two looks whether the model may be unloaded.
+/// The shortest and the longest time between two looks whether the model may be unloaded.
 const LOOK: Duration = Duration::from_millis(500);
+const SHORT_LOOK: Duration = Duration::from_secs(10);
+/// If memory is short, the model is unloaded when nothing was asked for this long.
+const SHORT_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -78,7 +83,7 @@ pub(super) struct ServeArgs {
 pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     check_address(args.listen, args.key.as_deref())
         .map_err(|err| anyhow!("{err}; pass --key or set BATON_KEY"))?;
-    let opened = open(&args.common, args.answers).await?;
+    let opened = open(&args.common, args.answers, false).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {
         errln!("note: {note}");
@@ -113,14 +118,17 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     Ok(())
 }
 
-/// Frees the model's memory whenever nothing was asked for a while.
+/// Frees the model's memory whenever nothing was asked for a while; sooner if programs wait for memory.
 async fn unload_when_idle(state: Arc<ApiState>, keep: KeepAlive) {
     let KeepAlive::For(keep) = keep else { return };
     loop {
         let left = keep.saturating_sub(state.agent.idle_for());
-        tokio::time::sleep(left.max(LOOK)).await;
-        if state.agent.idle_for() >= keep && state.agent.unload().await {
-            info!("the model was unloaded: nothing was asked for {} s", keep.as_secs());
+        tokio::time::sleep(left.clamp(LOOK, SHORT_LOOK)).await;
+        let idle = state.agent.idle_for();
+        let is_short = || idle >= SHORT_AFTER && Power::read(Path::new("/")).memory_short == Some(true);
+        if (idle >= keep || is_short()) && state.agent.unload().await {
+            let why = if idle >= keep { "nothing was asked" } else { "memory is short, nothing was asked" };
+            info!("the model was unloaded: {why} for {} s", idle.as_secs());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::form::OnceForm;
 use baton_engine::AdapterId;
+use baton_engine::prompt::Prompt;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
 pub use baton_generate::answer::{Accepted, Keep, Verified};
@@ -40,6 +41,8 @@ pub struct AnswerSpec {
     pub form: Option<OnceForm>,
     /// The prompt's ids in place of the segments, if it is a text that is continued as it is.
     pub own: Option<Arc<[TokenId]>>,
+    /// The whole prompt as tokens, if it was tokenized already.
+    pub whole: Option<Arc<Prompt>>,
 }
 
 impl AnswerSpec {

@@ -32,11 +32,13 @@ pub(crate) fn assembled(model: &Model, segments: &[Segment], offered: &[Tool]) -
     Ok(prompt)
 }
 
-/// Makes the prompt's token ids with the model's template, unless the answer continues a text.
+/// Makes the prompt's token ids with the model's template, unless they are known, or the answer continues a
+/// text.
 pub(super) fn prompt_of(model: &Model, segments: &[Segment], spec: &AnswerSpec) -> Result<Prompt, String> {
-    match &spec.own {
-        Some(ids) => Ok(Prompt { ids: ids.to_vec(), segments: Vec::new() }),
-        None => assembled(model, segments, spec.offered()),
+    match (&spec.own, &spec.whole) {
+        (Some(ids), _) => Ok(Prompt { ids: ids.to_vec(), segments: Vec::new() }),
+        (None, Some(whole)) if std::ptr::eq(segments, &*spec.segments) => Ok(Prompt::clone(whole)),
+        (None, _) => assembled(model, segments, spec.offered()),
     }
 }
 

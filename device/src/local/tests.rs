@@ -89,6 +89,7 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         tools: None,
         form: None,
         own: None,
+        whole: None,
     }
 }
 

@@ -13,7 +13,7 @@ use baton_terminal::chain;
 use tracing::{debug, warn};
 
 use super::writer::Writer;
-use super::{Name, Store, names};
+use super::{Kept, Name, Store, names};
 
 /// How long after an answer its blocks are handed over, and how often more of them.
 const IDLE_EVERY: Duration = Duration::from_millis(20);
@@ -57,17 +57,29 @@ pub struct Remembering {
     /// The engine's kind of blocks when it was last asked.
     kind: Option<String>,
     seqs: HashMap<SeqId, Known>,
+    /// Who is told where the prefixes are.
+    told: Arc<Kept>,
 }
 
 impl Remembering {
-    /// Keeps the prefixes of this engine.
+    /// Keeps the prefixes of this engine, and says to `told` where they are.
     ///
     /// # Errors
     /// The system's, if it starts no thread.
-    pub fn new(engine: Engine, store: Arc<Store>) -> std::io::Result<Self> {
+    pub fn new(engine: Engine, store: Arc<Store>, told: Arc<Kept>) -> std::io::Result<Self> {
         let (writer, model) = (Writer::start(Arc::clone(&store))?, engine.model().fingerprint());
         let kind = engine.block_kind().ok();
-        Ok(Self { engine, store, writer, model, adapters: HashMap::new(), kind, seqs: HashMap::new() })
+        let (adapters, seqs) = (HashMap::new(), HashMap::new());
+        let made = Self { engine, store, writer, model, adapters, kind, seqs, told };
+        made.tell();
+        Ok(made)
+    }
+
+    /// Says where the prefixes are.
+    fn tell(&self) {
+        let adapters = self.adapters.keys().copied().map(Some).chain([None]);
+        let roots = adapters.filter_map(|adapter| Some((adapter, self.root(adapter)?)));
+        self.told.say(&self.store, roots.collect());
     }
 
     fn track(&mut self, seq: SeqId, known: Known) -> SeqId {
@@ -94,6 +106,7 @@ impl Remembering {
             return;
         }
         self.kind = kind;
+        self.tell();
         for known in self.seqs.values_mut() {
             *known = Known { adapter: known.adapter, is_mixed: true, ..Known::default() };
         }
@@ -219,6 +232,7 @@ impl Sequences for Remembering {
         let fingerprint = adapter.fingerprint();
         let id = self.engine.add_adapter(adapter)?;
         self.adapters.insert(id, fingerprint);
+        self.tell();
         Ok(id)
     }
 

@@ -169,7 +169,7 @@ fn options(kv_format: KvFormat) -> EngineOptions {
 
 fn remembering(model: &Arc<Model>, place: &Place, kv_format: KvFormat) -> Remembering {
     let engine = Engine::new(Arc::clone(model), options(kv_format)).unwrap();
-    Remembering::new(engine, Arc::new(place.open(1 << 30))).unwrap()
+    Remembering::new(engine, Arc::new(place.open(1 << 30)), Arc::default()).unwrap()
 }
 
 fn ids(seed: u64, len: usize) -> Vec<TokenId> {
@@ -308,7 +308,7 @@ fn what_two_kinds_of_engine_have_computed_is_not_kept() {
     let gpu = GpuUse { device: device.clone(), layers: GpuLayers::Fit, on_loss: |_| () };
     let on_gpu = EngineOptions { gpu: Some(gpu), ..options(KvFormat::F16) };
     let engine = Engine::new(model.clone(), on_gpu).unwrap();
-    let mut engine = Remembering::new(engine, Arc::new(place.open(1 << 30))).unwrap();
+    let mut engine = Remembering::new(engine, Arc::new(place.open(1 << 30)), Arc::default()).unwrap();
     let (turn, other) = (ids(1, 300), ids(2, 100));
     let (seq, _) = begin(&mut engine, &turn);
     run(&mut engine, seq, &turn[..200]);

@@ -29,6 +29,14 @@ impl RedactedRequest {
         &self.0.segments
     }
 
+    /// Asks the cloud for the whole answer, of at most so many tokens. No device goes on with it.
+    pub(crate) fn for_cloud_alone(&mut self, tokens_max: usize) {
+        self.0.device = None;
+        self.0.refine = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
+        self.0.assist_tokens = u32::try_from(tokens_max).ok();
+        self.0.resume = false;
+    }
+
     /// Removes sentences. The remaining ones were redacted together with the removed ones.
     ///
     /// # Panics

@@ -93,6 +93,7 @@ fn spec(tokens_max: usize) -> AnswerSpec {
         tools: None,
         form: None,
         own: None,
+        whole: None,
     }
 }
 

@@ -28,6 +28,7 @@ fn open(words: usize) -> EngineCommand {
         tools: None,
         form: None,
         own: None,
+        whole: None,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }

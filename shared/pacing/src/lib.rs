@@ -13,6 +13,7 @@
 //! | [`explain()`] | which bound is active, and what would relax it |
 //! | [`optimizer`] | the closed form of the paper's problem P: `r`, `L`, their bounds, verdicts |
 //! | [`refit`] | coefficients from measurements |
+//! | [`route`] | who answers a turn: device, cloud or relay, by forecasts of each |
 //! | [`table`] | the optimizer's plan for every scene, device class, prompt length and network class |
 //! | [`takeover`] | the forecast of the device's own first token, from its prefill progress |
 //! | [`pacer`] | the speed controller: how many tokens to show now, and when to check again |
@@ -34,6 +35,7 @@ pub mod millis;
 pub mod optimizer;
 pub mod pacer;
 pub mod refit;
+pub mod route;
 pub mod table;
 pub mod takeover;
 
@@ -46,5 +48,6 @@ pub use optimizer::{
     SlowDevice, Verdict, optimize, relay, under_load,
 };
 pub use pacer::{PaceEvent, PaceMode, PaceStep, Pacer, PacerConfig};
+pub use route::Route;
 pub use table::{DeviceClass, NetworkClass, TableAxes, TablePlace, TableScene};
 pub use takeover::TakeoverEstimate;

@@ -86,20 +86,7 @@ pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
     if total < LINE_SAMPLES_MIN || longest < LENGTH_SPREAD_MIN * shortest {
         return Some(fit(Line { intercept: level, slope: 0.0 }, total));
     }
-    let mut line = median_slope(&points, level);
-    let mut kept = points.clone();
-    for _ in 0..ROUNDS {
-        let inside = without_outliers(&points, line);
-        if inside.len() < LINE_SAMPLES_MIN {
-            break;
-        }
-        let same = inside == kept;
-        kept = inside;
-        line = least_squares(&kept).unwrap_or(line);
-        if same {
-            break;
-        }
-    }
+    let (line, kept) = robust_line(&points, level);
     let used = kept.len();
     if line.slope < SLOPE_ERRORS_MIN * slope_error(&kept, line) || line.slope <= 0.0 {
         let level = median(kept.iter().map(|point| point.y)).unwrap_or(level);
@@ -110,6 +97,59 @@ pub fn fit_prefill(samples: &[PrefillSample]) -> Option<PrefillFit> {
         return Some(fit(Line { intercept: 0.0, slope }, used));
     }
     Some(fit(line, used))
+}
+
+/// A straight line, `y = intercept + slope x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LineFit {
+    /// Value at 0, not negative.
+    pub intercept: f64,
+    /// Change of the value for each unit, not negative.
+    pub slope: f64,
+}
+
+/// Fits a rising line to pairs `(x, y)`, in the same way as [`fit_prefill`]. If the slope is within its error
+/// of 0, it is 0. If the intercept would be negative, it is 0. Returns `None` if the `x` hardly differ, or
+/// fewer than four pairs are usable.
+#[must_use]
+pub fn fit_line(samples: &[(f64, f64)]) -> Option<LineFit> {
+    let usable = samples.iter().filter(|(x, y)| *x >= 0.0 && *y >= 0.0 && x.is_finite() && y.is_finite());
+    let mut points: Vec<Point> = usable.map(|&(x, y)| Point { x, y }).collect();
+    points.sort_unstable_by(|a, b| a.x.total_cmp(&b.x).then(a.y.total_cmp(&b.y)));
+    let (shortest, longest) = (points.first()?.x, points.last()?.x);
+    if points.len() < LINE_SAMPLES_MIN || longest < LENGTH_SPREAD_MIN * shortest.max(f64::MIN_POSITIVE) {
+        return None;
+    }
+    let level = median(points.iter().map(|point| point.y))?;
+    let (line, kept) = robust_line(&points, level);
+    if line.slope <= 0.0 || line.slope < SLOPE_ERRORS_MIN * slope_error(&kept, line) {
+        let level = median(kept.iter().map(|point| point.y)).unwrap_or(level);
+        return Some(LineFit { intercept: level, slope: 0.0 });
+    }
+    if line.intercept < 0.0 {
+        let ratios = kept.iter().filter(|point| point.x > 0.0).map(|point| point.y / point.x);
+        return Some(LineFit { intercept: 0.0, slope: median(ratios).unwrap_or(0.0) });
+    }
+    Some(LineFit { intercept: line.intercept, slope: line.slope })
+}
+
+/// Returns a line without outliers, and the points that it was fitted to.
+fn robust_line(points: &[Point], level: f64) -> (Line, Vec<Point>) {
+    let mut line = median_slope(points, level);
+    let mut kept = points.to_vec();
+    for _ in 0..ROUNDS {
+        let inside = without_outliers(points, line);
+        if inside.len() < LINE_SAMPLES_MIN {
+            break;
+        }
+        let same = inside == kept;
+        kept = inside;
+        line = least_squares(&kept).unwrap_or(line);
+        if same {
+            break;
+        }
+    }
+    (line, kept)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]

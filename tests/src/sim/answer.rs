@@ -150,6 +150,7 @@ impl Answer {
             tools: None,
             form: None,
             own: None,
+            whole: None,
         };
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let rules = TextRules {

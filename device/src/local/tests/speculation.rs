@@ -147,6 +147,7 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         tools: None,
         form: None,
         own: None,
+        whole: None,
     }
 }
 

@@ -36,6 +36,7 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         tools: None,
         form: None,
         own: None,
+        whole: None,
     }
 }
 

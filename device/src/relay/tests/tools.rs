@@ -34,6 +34,7 @@ fn asked(tools: &ToolUse) -> AnswerSpec {
         tools: Some(Arc::new(tools.clone())),
         form: Some(OnceForm::new(form(tools))),
         own: None,
+        whole: None,
     }
 }
 

@@ -137,3 +137,27 @@ fn a_class_costs_what_its_middle_device_costs() {
         near(cost, all[2], 1e-9);
     }
 }
+
+#[test]
+fn a_line_with_an_intercept_is_found_behind_noise_and_outliers() {
+    let mut seed = 3;
+    let mut samples: Vec<(f64, f64)> = (1..40)
+        .map(|n| f64::from(n) * 200.0)
+        .map(|x| (x, (60.0 + 0.1 * x) * (1.0 + 0.01 * noise(&mut seed))))
+        .collect();
+    for index in (0..samples.len()).step_by(6) {
+        samples[index].1 *= 5.0;
+    }
+    let line = fit_line(&samples).unwrap();
+    near(line.slope, 0.1, 0.03);
+    near(line.intercept, 60.0, 0.1);
+    // Lengths that hardly differ, and too few of them, show no line.
+    assert_eq!(fit_line(&[(100.0, 1.0), (101.0, 2.0), (102.0, 3.0), (103.0, 4.0)]), None);
+    assert_eq!(fit_line(&samples[..3]), None);
+    assert_eq!(fit_line(&[(f64::NAN, 1.0), (1.0, f64::INFINITY)]), None);
+    // Neither coefficient is negative.
+    let falling: Vec<(f64, f64)> = (1..9).map(|n| (f64::from(n), 10.0 - f64::from(n))).collect();
+    assert_eq!(fit_line(&falling).map(|line| line.slope), Some(0.0));
+    let steep: Vec<(f64, f64)> = (1..9).map(|n| (f64::from(n), 3.0 * f64::from(n) - 2.0)).collect();
+    assert_eq!(fit_line(&steep).map(|line| line.intercept), Some(0.0));
+}

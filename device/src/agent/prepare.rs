@@ -1,0 +1,274 @@
+//! Makes a question ready: redacts it, tokenizes it once, chooses its route, and sets up the relay's core.
+
+use super::config::{relay_config, sampling_params, tools_and_format};
+use super::form::{AnswerForms, Forms};
+use super::recent::Recent;
+use super::route::{self, Known, RouteReport, Routes};
+use super::{Agent, AgentError, PROMPTS_PER_ANSWER, Question, fit, no_cloud, unchecked};
+use crate::client::{CloudClient, OutgoingRequest};
+use crate::local::{AnswerSpec, PromptId, assembled, room_for};
+use crate::machine::power::Power;
+use crate::prefix::Kept;
+use crate::privacy::{Memory, PlaceholderTable, Quoting, RedactedRequest, Redactor, Restorer};
+use crate::relay::{CloudFault, Note, RelayConfig, RelayCore, RelayMode, TextRules};
+use baton_engine::prompt::Prompt;
+use baton_engine::stop::StopStrings;
+use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::{AdapterId, Model};
+use baton_pacing::DeviceCost;
+use baton_protocol::{
+    AssistRequest, DeviceInfo, PROTOCOL_VERSION, RefineOptions, SceneInfo, Segment, ToolUse,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uuid::Uuid;
+
+/// A question that is ready to be answered.
+pub(super) struct Prepared {
+    pub(super) core: RelayCore,
+    pub(super) redactor: Redactor,
+    pub(super) redacted: Result<RedactedRequest, CloudFault>,
+    pub(super) request: Option<OutgoingRequest>,
+    pub(super) notes: Vec<Note>,
+    pub(super) mode: RelayMode,
+    pub(super) route: Option<RouteReport>,
+    /// The tokens of the whole prompt, if this device knows them.
+    pub(super) whole: Option<Arc<[TokenId]>>,
+}
+
+/// What a question is made ready with, on a thread that may block.
+struct Preparation {
+    question: Question,
+    mode: RelayMode,
+    draft: AssistRequest,
+    cost: DeviceCost,
+    first_prompt: PromptId,
+    tokenizer: Arc<Tokenizer>,
+    model: Option<Arc<Model>>,
+    memory: Memory,
+    /// What is shown of answers that are under way, with their tables.
+    running: Vec<(Arc<PlaceholderTable>, String)>,
+    stop: StopStrings,
+    hedge_after_ms: f64,
+    adapter: Option<AdapterId>,
+    missing: Option<Note>,
+    forms: Forms,
+    quoting: Quoting,
+    routing: Option<Routing>,
+}
+
+/// What a route is chosen with.
+struct Routing {
+    routes: Arc<Routes>,
+    kept: Option<Arc<Kept>>,
+    recent: Recent,
+    context_tokens: usize,
+}
+
+impl Agent {
+    pub(super) async fn prepare(&self, question: Question, mode: RelayMode) -> Result<Prepared, AgentError> {
+        let cost = self.cost(mode).await?;
+        let chats = self.device.as_ref().filter(|_| question.own.is_none());
+        let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
+        let (adapter, missing) = self.adapter(&question.scene, mode);
+        // Not inside the next statement: its lock would be held while others are asked for.
+        let hedge_after_ms = self.recent().hedge_after_ms();
+        let preparation = Preparation {
+            draft: self.draft(&question, mode, cost),
+            cost,
+            first_prompt: PromptId(self.prompts.fetch_add(PROMPTS_PER_ANSWER, Ordering::Relaxed)),
+            tokenizer: self.tokenizer.clone(),
+            model: self.device.as_ref().map(|device| device.model.clone()),
+            memory: self.memory.clone(),
+            running: self.running.shown(),
+            stop: StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends),
+            hedge_after_ms,
+            adapter,
+            missing,
+            forms: self.forms.clone(),
+            quoting: question.quoting(self.call_markup(&question.scene)),
+            routing: self.routing(&question, mode),
+            mode,
+            question,
+        };
+        let prepare = move || preparation.prepared();
+        tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)?
+    }
+
+    /// Returns what a route is chosen with, if one is.
+    fn routing(&self, question: &Question, mode: RelayMode) -> Option<Routing> {
+        let device = self.device.as_ref().filter(|_| mode == RelayMode::Relay && question.own.is_none())?;
+        Some(Routing {
+            routes: self.routes.clone()?,
+            kept: device.kept.clone(),
+            recent: self.recent().clone(),
+            context_tokens: device.worker.context_tokens(),
+        })
+    }
+
+    /// Returns the scene's adapter on this device, and a note if the device has no adapter of that name.
+    fn adapter(&self, scene: &SceneInfo, mode: RelayMode) -> (Option<AdapterId>, Option<Note>) {
+        let device = self.device.as_ref().filter(|_| mode != RelayMode::CloudOnly);
+        let (Some(device), Some(name)) = (device, &scene.settings.adapter) else { return (None, None) };
+        let found = device.adapters.get(name).copied();
+        let missing =
+            Note::AdapterMissing { adapter: name.chars().filter(|c| !c.is_control()).take(128).collect() };
+        (found, found.is_none().then_some(missing))
+    }
+
+    /// Makes the request as the user asked it, not redacted. [`Redactor::redact_request`] turns it into what
+    /// may be sent.
+    fn draft(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> AssistRequest {
+        let alone = mode == RelayMode::CloudOnly;
+        let device = self.device.as_ref().map(|device| DeviceInfo {
+            class: self.device_class.clone(),
+            model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
+            prefill_ms_per_token: Some(cost.prefill_ms_per_token),
+            prefill_ms_per_token2: cost.prefill_ms_per_token2,
+            decode_ms: Some(cost.decode_ms),
+            network: self.network.clone(),
+            network_ms: self.recent().network_ms(),
+        });
+        let none = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
+        AssistRequest {
+            protocol: PROTOCOL_VERSION,
+            request_id: Uuid::new_v4(),
+            segments: question.segments.clone(),
+            tools: question.tools.clone(),
+            format: question.format.clone(),
+            continue_from: None,
+            scene: question.scene.id.clone(),
+            scene_version: (question.scene.version > 0).then_some(question.scene.version),
+            model: "default".into(),
+            tokenizer_sha256: self.device.is_some().then(|| self.tokenizer.digest_hex().to_owned()),
+            device: device.filter(|_| !alone),
+            sampling: question.sampling.clone(),
+            refine: if alone { none } else { question.refine.clone() },
+            assist_tokens: if alone {
+                u32::try_from(question.tokens_max).ok()
+            } else {
+                question.assist_tokens
+            },
+            // L is small, so a cloud that keeps writing for a lost device wastes little. A whole answer would
+            // waste more.
+            resume: !alone && self.cloud.as_ref().is_some_and(CloudClient::resumes),
+        }
+    }
+}
+
+impl Preparation {
+    fn prepared(mut self) -> Result<Prepared, AgentError> {
+        // The question may hold what is shown of answers that are under way.
+        for (table, shown) in std::mem::take(&mut self.running) {
+            self.memory.learn_answer(&table, &shown);
+        }
+        let mut redactor = Redactor::default().with_memory(self.memory.clone());
+        let mut redacted = match self.mode {
+            RelayMode::DeviceOnly => Err(no_cloud()),
+            RelayMode::Relay | RelayMode::CloudOnly => {
+                redactor.redact_request(&self.draft).map_err(|err| unchecked(&err))
+            }
+        };
+        let (whole, fitted) = self.tokenized(redacted.as_mut().ok());
+        let (mode, route) = self.route(whole.as_ref(), redacted.as_ref().ok());
+        if let (RelayMode::CloudOnly, Ok(redacted)) = (mode, &mut redacted) {
+            redacted.for_cloud_alone(self.question.tokens_max);
+        }
+        let (tools, format) = tools_and_format(&self.question, redacted.as_ref().ok());
+        let forms = match &self.model {
+            Some(model) => self.forms.compile(model, mode, tools.as_ref(), &format)?,
+            None => AnswerForms::default(),
+        };
+        let is_sent = mode != RelayMode::DeviceOnly;
+        let request = redacted.as_ref().ok().filter(|_| is_sent).map(OutgoingRequest::new).transpose()?;
+        let table = redactor.table();
+        let replaced = Some(table.len()).filter(|count| *count > 0 && request.is_some());
+        let notes = replaced.map(|count| Note::Redacted { count });
+        let notes = notes.into_iter().chain(fitted).chain(self.missing.take()).collect();
+        let ids = whole.as_ref().map(|whole| Arc::from(whole.ids.as_slice()));
+        let segments = match &redacted {
+            Ok(redacted) => redacted.segments().to_vec(),
+            Err(_) => self.question.segments.clone(),
+        };
+        let core = self.core(mode, segments, whole, (tools, forms), table);
+        Ok(Prepared { core, redactor, redacted, request, notes, mode, route, whole: ids })
+    }
+
+    /// Makes the tokens of the prompt as both models get it, and shortens it if the cloud would refuse it.
+    fn tokenized(&self, sent: Option<&mut RedactedRequest>) -> (Option<Prompt>, Option<Note>) {
+        let Some(model) = self.model.as_ref().filter(|_| self.question.own.is_none()) else {
+            return (None, None);
+        };
+        let (segments, tools) = match &sent {
+            Some(sent) => (sent.segments(), sent.as_request().tools.as_ref()),
+            None => (&self.question.segments[..], self.question.tools.as_ref()),
+        };
+        // A prompt that cannot be laid out is told by the engine.
+        let offered = tools.map_or(&[][..], |tools| &tools.tools);
+        let Ok(whole) = assembled(model, segments, offered) else { return (None, None) };
+        let fitted = sent.and_then(|sent| fit::fit(model, &self.question, sent, &whole));
+        match fitted {
+            Some((shorter, note)) => (Some(shorter), Some(note)),
+            None => (Some(whole), None),
+        }
+    }
+
+    /// Returns who answers.
+    fn route(
+        &self,
+        whole: Option<&Prompt>,
+        sent: Option<&RedactedRequest>,
+    ) -> (RelayMode, Option<RouteReport>) {
+        let (Some(routing), Some(prompt), Some(sent)) = (&self.routing, whole, sent) else {
+            return (self.mode, None);
+        };
+        let bytes = sent.segments().iter().map(|segment| segment.text.len()).sum();
+        let (power, now_s) = (Power::read(Path::new("/")), route::now_s());
+        route::chosen(&Known {
+            prompt,
+            refinable: sent.segments().iter().map(|segment| segment.refine).collect(),
+            question: &self.question,
+            device: self.cost,
+            cached: routing.routes.cached(&prompt.ids, self.adapter, routing.kept.as_deref()),
+            room: room_for(routing.context_tokens, self.question.tokens_max),
+            bytes,
+            power,
+            options: routing.routes.options(),
+            answer_tokens: routing.recent.answer_tokens(),
+            cloud: routing.recent.cloud(bytes as f64, now_s),
+        })
+    }
+
+    fn core(
+        self,
+        mode: RelayMode,
+        segments: Vec<Segment>,
+        whole: Option<Prompt>,
+        (tools, forms): (Option<ToolUse>, AnswerForms),
+        table: Arc<PlaceholderTable>,
+    ) -> RelayCore {
+        let config = RelayConfig {
+            mode,
+            has_device: self.model.is_some(),
+            cost: self.cost,
+            hedge_after_ms: self.hedge_after_ms,
+            first_prompt: self.first_prompt,
+            ..relay_config(&self.question, &segments)
+        };
+        let spec = AnswerSpec {
+            segments: Arc::from(segments),
+            adapter: self.adapter,
+            sampling: sampling_params(&self.question.sampling),
+            tokens_max: self.question.tokens_max.max(1),
+            shorten: self.question.shorten,
+            tools: tools.map(Arc::new),
+            form: forms.own,
+            own: self.question.own,
+            whole: whole.map(Arc::new),
+        };
+        let restorer = Restorer::new(table).with_quoting(self.quoting);
+        let rules = TextRules { tokenizer: self.tokenizer, restorer, stop: self.stop };
+        RelayCore::new(config, spec, rules).with_guard(forms.guard)
+    }
+}
