@@ -1,13 +1,15 @@
 //! `baton-bench agent`: the agent that a person keeps running, as clients see it.
 //!
 //! How fast `baton serve` is ready, what its API costs beside the engine, and what it leaves in memory when
-//! it has unloaded its model. How fast the first token of a long cold turn comes through the relay, beside
-//! the cloud alone. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a
+//! it has unloaded its model. Which route turns take on emulated devices and networks, and what the others
+//! would have cost. How fast the first token of a long cold turn comes through the relay, beside the cloud
+//! alone. Then agents' transcripts are played by the SDKs of OpenAI and Anthropic: a
 //! long cold turn, a warm one, and one after `kill -9`. The first lines of their system prompts change each
 //! time. Texts are compared with those of a program that keeps nothing. The model is the demo's with room
 //! for long prompts. Its text means nothing behind 4,096 tokens, but which tokens are computed does not
 //! depend on that.
 
+mod grid;
 mod relay;
 mod served;
 mod transcript;
@@ -65,6 +67,9 @@ pub(crate) struct Args {
     /// Tokens of each answer
     #[arg(long, default_value_t = 24)]
     answer: usize,
+    /// Only the choice of routes, in virtual time
+    #[arg(long)]
+    routes: bool,
 }
 
 /// A turn, as an SDK heard it.
@@ -106,10 +111,14 @@ impl Played {
 
 /// Measures everything.
 pub(crate) fn run(args: &Args) -> Result<Report> {
+    let mut report = Report::new("agent");
+    grid::measure(&mut report)?;
+    if args.routes {
+        return Ok(report);
+    }
     let folder = tempfile::tempdir().context("make a folder")?;
     let model = folder.path().join("demo-32k.gguf");
     served::with_context(&baton_e2e::process::models_folder().join("demo-device.gguf"), &model, CONTEXT)?;
-    let mut report = Report::new("agent");
     ready(&model, &mut report)?;
     idle(&model, &mut report)?;
     overhead(folder.path(), &mut report)?;

@@ -110,7 +110,30 @@ function factsOf(message, at) {
   if (first !== undefined) parts.push(`first token after ${ms(first)}`, `${rate.toFixed(1)} tokens/s`, `longest gap ${ms(gap)}`, `${ms(total)} in all`);
   const facts = make("div", { className: "facts" }, ...parts.map((text) => make("span", { textContent: text })));
   if (at === current.messages.length - 1) facts.append(make("button", { textContent: "Regenerate", onclick: () => again(at) }));
+  const record = message.facts?.record;
+  if (record !== undefined) facts.append(make("button", { textContent: "What was sent", onclick: () => tellSent(facts, record) }));
   return facts;
+}
+
+/** Shows what left this device for an answer, with the placeholders of private values marked; again hides it. */
+async function tellSent(facts, record) {
+  const shown = facts.parentElement.querySelector(".sent");
+  if (shown) return shown.remove();
+  const box = make("div", { className: "sent" });
+  facts.after(box);
+  try {
+    const { sent, report } = await (await ask(`answers/${record}`)).json();
+    if (report.route) box.append(make("p", { textContent: `Route: ${report.route.chosen}. ${report.route.forecasts.map((way) => `${way.route}: first token after ${ms(way.first_ms)} expected`).join("; ")}.` }));
+    if (!sent) return box.append(make("p", { textContent: "Nothing was sent. This device wrote the answer alone." }));
+    box.append(make("p", { textContent: `${sent.bytes.toLocaleString("en")} bytes to ${sent.cloud}. What is marked stands for a value that stayed on this device.` }));
+    for (const { role, text } of sent.request.segments) {
+      const part = make("div", { className: "text" }, make("b", { textContent: `${role}\n` }));
+      for (const piece of text.split(/(\[[A-Z]+_\d+\])/)) part.append(/^\[[A-Z]+_\d+\]$/.test(piece) ? make("mark", { textContent: piece }) : piece);
+      box.append(part);
+    }
+  } catch (error) {
+    box.append(make("p", { className: "error", textContent: error.message }));
+  }
 }
 
 /** Draws when tokens came: the wait for the first one, then a bar for each, by who wrote it. */
@@ -228,7 +251,7 @@ async function answer() {
   const times = [];
   const begun = performance.now();
   const since = () => performance.now() - begun;
-  let [source, tokens] = [null, 0];
+  let [source, tokens, record] = [null, 0, undefined];
   try {
     for await (const event of events(await ask("v1/chat/completions", body, running.signal))) {
       if (event.error) throw new Error(event.error.message);
@@ -239,6 +262,7 @@ async function answer() {
       tokens = event.usage?.completion_tokens ?? tokens;
       const choice = event.choices?.[0];
       source = event.baton?.source ?? choice?.baton?.source ?? source;
+      record = event.baton?.record ?? choice?.baton?.record ?? record;
       const text = choice?.delta?.content;
       if (!text) continue;
       times.push(since());
@@ -255,7 +279,7 @@ async function answer() {
   if (times.length) {
     const written = Math.max(tokens, times.length);
     const rate = (written - 1) / Math.max((times.at(-1) - times[0]) / 1000, 1e-3);
-    message.facts = { source, first: times[0], gap: Math.max(0, ...gaps), rate, total: times.at(-1), times: times.map(Math.round) };
+    message.facts = { source, record, first: times[0], gap: Math.max(0, ...gaps), rate, total: times.at(-1), times: times.map(Math.round) };
   }
   running = null;
   say("");

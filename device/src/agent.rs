@@ -3,6 +3,7 @@
 //! Makes no decisions itself. Joins every task it starts; if an answer is dropped, the cloud is cancelled and
 //! the engine stops.
 
+mod ahead;
 mod commands;
 mod config;
 mod error;
@@ -14,6 +15,7 @@ mod own;
 mod prepare;
 mod prompt;
 mod recent;
+mod record;
 mod report;
 mod route;
 mod running;
@@ -21,11 +23,13 @@ mod stream;
 
 use self::next::next_event;
 
+use ahead::Reading;
 use commands::Commands;
 pub use error::AgentError;
 use form::Forms;
 use prepare::Prepared;
 use recent::Recent;
+use record::Recorder;
 pub use report::AnswerReport;
 use route::Routes;
 pub use route::{RouteOptions, RouteReport};
@@ -155,6 +159,10 @@ pub struct Agent {
     memory: Memory,
     /// How routes are chosen; `None` if each answer has the mode that was asked for.
     routes: Option<Arc<Routes>>,
+    /// Where answers are recorded, if they are.
+    recorder: Option<Recorder>,
+    /// The reading of the last conversation, while nothing is asked.
+    reading: Mutex<Option<Reading>>,
     /// Answers that are under way, with what is shown of them.
     running: RunningAnswers,
     /// When the last answer began or ended.
@@ -184,6 +192,8 @@ impl Agent {
             network: None,
             memory: Memory::default(),
             routes: None,
+            recorder: None,
+            reading: Mutex::default(),
             running: RunningAnswers::default(),
             used: Mutex::new(Instant::now()),
         }
@@ -194,6 +204,17 @@ impl Agent {
     pub fn with_network(mut self, network: Option<String>) -> Self {
         self.network = network;
         self
+    }
+
+    /// Makes the agent replace these texts in everything that is sent, whatever they are.
+    #[must_use]
+    pub fn with_private(self, texts: impl IntoIterator<Item = String>) -> Self {
+        self.memory.name(texts);
+        self
+    }
+
+    fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
@@ -222,13 +243,14 @@ impl Agent {
     ) -> Result<AnswerReport, AgentError> {
         let mode = self.mode(&question)?;
         *self.used() = Instant::now();
+        self.end_reading().await;
         let turn = self.turn(mode, &events).await;
         if mode != RelayMode::CloudOnly {
             self.load().await?;
         }
         let mut prepared = self.prepare(question, mode).await?;
         // The cloud's answers need no place, also if that was only chosen now.
-        let _turn = turn.filter(|_| prepared.mode != RelayMode::CloudOnly);
+        let turn = turn.filter(|_| prepared.mode != RelayMode::CloudOnly);
         let mut notes = std::mem::take(&mut prepared.notes);
         for note in &notes {
             // The loop in `drive` notices a reader that is gone.
@@ -249,6 +271,10 @@ impl Agent {
             tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
         }
         report.speculation = speculation.map(Into::into);
+        let sent = prepared.sent_request();
+        report.record = self.record(sent, &report).await;
+        drop(turn);
+        self.read_ahead(prepared, &report);
         Ok(report)
     }
 
@@ -363,11 +389,13 @@ impl Agent {
         Some((Commands::begin(answer), reports))
     }
 
-    fn ask(&self, prepared: &Prepared) -> Result<CloudStream, CloudFault> {
+    fn ask(&self, prepared: &mut Prepared) -> Result<CloudStream, CloudFault> {
         let Some(request) = &prepared.request else {
             return Err(prepared.redacted.as_ref().err().cloned().unwrap_or_else(no_cloud));
         };
-        Ok(CloudStream::open(self.client()?.clone(), request.clone()))
+        let client = self.client()?;
+        prepared.is_sent = true;
+        Ok(CloudStream::open(client.clone(), request.clone()))
     }
 
     /// Returns the cloud client, or a fault if there is none or the pause that it asked for is not over.
@@ -391,8 +419,10 @@ impl Agent {
         let redacted = prepared.redacted.as_ref().map_err(Clone::clone)?;
         let tokens_max = u32::try_from(tokens_max).ok();
         let continuation = prepared.redactor.redact_continuation(redacted, accepted, tokens_max);
-        let request = OutgoingRequest::new(&continuation.map_err(|err| unchecked(&err))?)
+        let continuation = continuation.map_err(|err| unchecked(&err))?;
+        let request = OutgoingRequest::new(&continuation)
             .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
+        prepared.continued = Some((continuation, request.body().len()));
         Ok(CloudStream::open(client.clone(), request))
     }
 

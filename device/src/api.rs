@@ -28,9 +28,8 @@ use crate::agent::Agent;
 use crate::relay::RelayMode;
 use axum::Json;
 use axum::Router;
-use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
@@ -65,6 +64,8 @@ pub struct ApiState {
     pub model_name: String,
     /// Key that clients must send; required unless the address is loopback.
     pub key: Option<String>,
+    /// Keys of programs whose requests stay on this device.
+    pub device_keys: Vec<String>,
     /// The ring that computes answers, if there is one.
     pub ring: Option<RingView>,
     /// Other hosts that are served, in the form of `Host`: without a port, IPv6 in brackets.
@@ -111,6 +112,7 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .route("/v1/models/{id}", get(model))
         .nest("/api", ollama::routes())
         .route("/document", post(page::document))
+        .route("/answers/{key}", get(page::answer))
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))
@@ -125,7 +127,10 @@ pub fn router(state: Arc<ApiState>) -> Router {
 
 /// Answers requests that `read` reads.
 fn answers(read: Read) -> MethodRouter<Arc<ApiState>> {
-    post(move |State(state): State<Arc<ApiState>>, body: Body| chat::answer(state, body, read))
+    post(move |State(state): State<Arc<ApiState>>, request: Request| {
+        let stays = request.extensions().get::<guard::Stays>().is_some();
+        chat::answer(state, request.into_body(), read, stays)
+    })
 }
 
 async fn no_embeddings() -> ApiError {

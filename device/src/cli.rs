@@ -5,6 +5,7 @@ mod ask;
 mod chat;
 mod config;
 mod conversations;
+mod doctor;
 mod document;
 mod gpu;
 mod interrupts;
@@ -18,6 +19,7 @@ mod running;
 mod serve;
 mod shell;
 mod terminal;
+mod trace;
 mod values;
 
 pub use interrupts::Stopped;
@@ -71,12 +73,18 @@ enum Command {
     Chat(chat::ChatArgs),
     /// List, find and print what `baton chat` has kept
     Conversations(conversations::ConversationsArgs),
+    /// Say how the last answers came about, and what was sent for them
+    #[command(after_help = trace::HELP)]
+    Trace(trace::TraceArgs),
     /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
     /// Say what a running `baton serve` has in memory
     Ps(running::RunningArgs),
     /// Free the memory of the model of a running `baton serve`
     Stop(running::RunningArgs),
+    /// Look at everything that an answer needs, and say what is wrong and what to do
+    #[command(after_help = doctor::HELP)]
+    Doctor(doctor::DoctorArgs),
     /// Get and keep models, make GGUF files and adapters
     Model(model::ModelArgs),
     /// Measure what this device can do with a model
@@ -97,7 +105,7 @@ enum Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeArg {
     /// Each turn goes the way that is expected to keep the reader waiting least: by this device, by the cloud,
-    /// or by both. The cloud is asked only if it shortens the wait by 60 %
+    /// or by both. The cloud is asked only if it shortens the wait much
     Auto,
     /// The cloud begins the answer, this device takes over
     Relay,
@@ -122,9 +130,16 @@ struct CommonArgs {
     /// device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
+    /// Text that must not leave this device, such as a name or a street: replaced wherever it stands, in capital
+    /// or small letters (may be given several times; `baton config set private-text TEXT ...` keeps it)
+    #[arg(long, env = "BATON_PRIVATE_TEXT", value_name = "TEXT", value_delimiter = ',', value_parser = values::private, hide_env_values = true, help_heading = heading::CLOUD)]
+    private_text: Vec<String>,
     /// Bytes that are sent cost money: with --mode auto, the cloud is then asked less often
     #[arg(long, help_heading = heading::CLOUD)]
     metered: bool,
+    /// Keep no record of how answers came about and what was sent (see `baton trace`)
+    #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
+    no_record: bool,
     /// Allow the cloud for this run without asking; the choice is not stored
     ///
     /// Without it you are asked on the terminal, and your answer is stored for that scheme, host and port.
@@ -395,8 +410,10 @@ impl Cli {
             Command::Serve(_) => without_ring(options),
             Command::Ring(args) => args.wrong(),
             Command::Model(args) => args.wrong(options),
-            Command::Profile(_)
+            Command::Doctor(_)
+            | Command::Profile(_)
             | Command::Conversations(_)
+            | Command::Trace(_)
             | Command::Ps(_)
             | Command::Stop(_)
             | Command::Config(_)
@@ -424,9 +441,11 @@ impl Cli {
             Command::Chat(args) => chat::run(args, &interrupts).await,
             Command::Serve(args) => serve::run(args, &interrupts).await,
             Command::Model(args) => model::run(args, &interrupts).await,
+            Command::Doctor(args) => doctor::run(args).await,
             Command::Profile(args) => profile::run(args).await,
             Command::Ring(args) => ring::run(args, &interrupts).await,
             Command::Conversations(args) => conversations::run(args).await,
+            Command::Trace(args) => trace::run(args).await,
             Command::Ps(args) => running::ps(args).await,
             Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),

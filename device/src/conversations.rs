@@ -1,8 +1,12 @@
-//! Conversations of `baton chat`, kept in SQLite on this device.
+//! Conversations of `baton chat`, and records of answers, kept in SQLite on this device.
 //!
 //! The file holds what was asked and answered as plain text, and belongs to its user alone. Nothing here
 //! leaves the device. Several programs may use one file at once. Always: a question and its answer are
 //! stored together, so that a conversation that is taken up again ends with an answer.
+
+mod answers;
+
+pub use answers::{Answered, Record, Sent};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -23,8 +27,10 @@ const AROUND_CHARS: usize = 40;
 /// Longest wait for another program that writes.
 const BUSY: Duration = Duration::from_secs(10);
 /// The steps that make the tables.
-const STEPS: &[(i64, &str, &str)] =
-    &[(1, "conversations", include_str!("../../migrations/device/0001_conversations.sql"))];
+const STEPS: &[(i64, &str, &str)] = &[
+    (1, "conversations", include_str!("../../migrations/device/0001_conversations.sql")),
+    (2, "answers", include_str!("../../migrations/device/0002_answers.sql")),
+];
 
 /// Why conversations cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +59,9 @@ pub enum ConversationError {
     /// There is none of this number.
     #[error("no conversation {0}; `baton conversations list` shows those that are there")]
     Unknown(i64),
+    /// There is no such record.
+    #[error("there is no such record; `baton trace` shows those that are there")]
+    NoRecord,
 }
 
 /// A conversation in a list.

@@ -325,6 +325,11 @@ fn merged(mut found: Vec<Finding>) -> Vec<Finding> {
     merged
 }
 
+/// Returns what looks like a placeholder in a text, in order.
+pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
+    restore::pattern().find_iter(text).map(|found| found.as_str())
+}
+
 /// Finds the ranges of text that already look like a placeholder.
 fn placeholder_ranges(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     restore::pattern().find_iter(text).map(|m| m.range())

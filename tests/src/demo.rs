@@ -289,7 +289,7 @@ impl Demo {
         self.say("\n2. the cloud alone");
         let (cloud_alone, cloud_alone_wire) = self.ask_cloud(task, scratch, &["--mode", "cloud"]).await?;
         self.say("\n3. the relay");
-        let (relay, relay_wire) = self.ask_cloud(task, scratch, &[]).await?;
+        let (relay, relay_wire) = self.ask_cloud(task, scratch, &["--mode", "relay"]).await?;
         let random_sentences = self.ask_about_random_sentences(task, scratch, &relay).await?;
         Ok(Outcome {
             seed: self.options.seed,

@@ -1,9 +1,10 @@
 //! A cloud and a device with the demo models, for runs in virtual time.
 
-use std::{path::Path, sync::Arc};
+use std::{num::NonZeroUsize, path::Path, sync::Arc};
 
 use anyhow::Context;
 use baton_cloud::scene::{Scene, SceneSettings};
+use baton_cloud::service::ServiceOptions;
 use baton_corpus::Document;
 use baton_device::{
     local::{AnswerSpec, LocalOptions, PromptId},
@@ -11,7 +12,8 @@ use baton_device::{
     relay::{RelayConfig, RelayCore, RelayMode, TextRules},
 };
 use baton_engine::{
-    Engine, EngineOptions, Model, SamplingParams, Sequences, StopStrings, pace_emulation::PassCost,
+    Engine, EngineError, EngineOptions, Model, SamplingParams, Sequences, StopStrings,
+    pace_emulation::PassCost,
 };
 use baton_pacing::{DeviceCost, PaceMode};
 use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment};
@@ -19,6 +21,7 @@ use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, 
 use crate::{
     demo::emulation,
     process::models_folder,
+    sim::engine::{SimEngine, Voice},
     simulation::{Line, SimulatedCloud, SimulatedDevice, Simulation, Told},
 };
 
@@ -38,6 +41,8 @@ pub struct Pair {
     pub cloud: SimulatedCloud,
     /// The device's engine.
     pub device: SimulatedDevice,
+    /// The device's speed.
+    pub device_cost: PassCost,
     scene: SceneSettings,
 }
 
@@ -54,6 +59,8 @@ pub struct Question {
     pub assist_tokens: Option<u32>,
     /// Mode of the refiner; `None` for the default.
     pub refine_mode: Option<String>,
+    /// Who may write the answer.
+    pub mode: RelayMode,
 }
 
 impl Question {
@@ -65,7 +72,14 @@ impl Question {
             Segment::refinable(Role::User, document.text.clone()),
             Segment::fixed(Role::User, format!("\n\nQuestion: {question}")),
         ];
-        Self { segments, sampling: Sampling::default(), tokens_max, assist_tokens: None, refine_mode: None }
+        Self {
+            segments,
+            sampling: Sampling::default(),
+            tokens_max,
+            assist_tokens: None,
+            refine_mode: None,
+            mode: RelayMode::Relay,
+        }
     }
 }
 
@@ -105,29 +119,50 @@ impl Pair {
         ratio: f32,
         corrector: Corrector,
     ) -> anyhow::Result<Self> {
-        let scene = SceneSettings {
-            ratio: Some(ratio),
-            xi: ratio,
-            refine: ratio < 1.0,
-            corrector,
-            question_prefix: "\n\nQuestion: ".to_owned(),
-            ..SceneSettings::with_system("You answer from the document.")
-        };
-        let scenes = vec![Scene { id: SCENE.to_owned(), version: 1, settings: scene.clone() }];
-        let cloud = SimulatedCloud::new(cloud_model, scenes, CLOUD, |_| {})?;
+        let scene = settings(ratio, corrector);
+        let cloud = SimulatedCloud::new(cloud_model, vec![scene_of(&scene)], CLOUD, |_| {})?;
         let device = SimulatedDevice::new(device, LocalOptions::new(DEVICE_KV_TOKENS));
-        Ok(Self { cloud, device, scene })
+        Ok(Self { cloud, device, device_cost: PHONE, scene })
+    }
+
+    /// Makes a pair that computes nothing: only times and numbers of tokens are real. Prompts of up to
+    /// `tokens` tokens fit; `costs` are the speeds of device and cloud.
+    ///
+    /// # Errors
+    /// Fails if the cloud's service cannot be set up.
+    pub fn of_times(
+        model: &Arc<Model>,
+        tokens: usize,
+        (device_cost, cloud_cost): (PassCost, PassCost),
+        ratio: f32,
+    ) -> anyhow::Result<Self> {
+        let voice = Voice { seed: 1, alike: 16, variant: 0, ends: u64::MAX };
+        let scene = settings(ratio, Corrector::Cloud);
+        let options = |options: &mut ServiceOptions| {
+            options.kv_tokens = NonZeroUsize::new(2 * tokens);
+            options.threads = NonZeroUsize::new(1);
+        };
+        let engine = |model: Arc<Model>, options: EngineOptions| -> Result<Box<dyn Sequences>, EngineError> {
+            Ok(Box::new(SimEngine::new(&model, options.kv_tokens, voice)))
+        };
+        let scenes = vec![scene_of(&scene)];
+        let cloud = SimulatedCloud::over(Arc::clone(model), scenes, cloud_cost, options, engine)?;
+        let device: Box<dyn Sequences> = Box::new(SimEngine::new(model, tokens, voice));
+        let device = SimulatedDevice::new(device, LocalOptions::new(tokens));
+        Ok(Self { cloud, device, device_cost, scene })
     }
 
     /// Makes the request that a device sends.
     #[must_use]
     pub fn request(&self, question: &Question) -> AssistRequest {
+        let alone = question.mode == RelayMode::CloudOnly;
+        let none = RefineOptions { ratio: Some(1.0), mode: Some("none".to_owned()) };
         let device = DeviceInfo {
             class: "phone".to_owned(),
             model: "demo-device".to_owned(),
-            prefill_ms_per_token: Some(PHONE.prefill_ms_per_token),
+            prefill_ms_per_token: Some(self.device_cost.prefill_ms_per_token),
             prefill_ms_per_token2: 0.0,
-            decode_ms: Some(PHONE.decode_ms),
+            decode_ms: Some(self.device_cost.decode_ms),
             network: Some("wifi".to_owned()),
             network_ms: None,
         };
@@ -142,10 +177,16 @@ impl Pair {
             tools: None,
             format: baton_protocol::AnswerFormat::Text,
             continue_from: None,
-            device: Some(device),
+            device: Some(device).filter(|_| !alone),
             sampling: question.sampling.clone(),
-            refine: RefineOptions { ratio: None, mode: question.refine_mode.clone() },
-            assist_tokens: question.assist_tokens,
+            refine: match alone {
+                true => none,
+                false => RefineOptions { ratio: None, mode: question.refine_mode.clone() },
+            },
+            assist_tokens: match alone {
+                true => u32::try_from(question.tokens_max).ok(),
+                false => question.assist_tokens,
+            },
             resume: false,
         }
     }
@@ -157,18 +198,18 @@ impl Pair {
     pub fn relay(&mut self, question: &Question, line: Line) -> anyhow::Result<Told> {
         let request = self.request(question);
         let core = self.core(question);
-        Simulation::run(&mut self.cloud, &mut self.device, PHONE, line, core, &request)
+        Simulation::run(&mut self.cloud, &mut self.device, self.device_cost, line, core, &request)
     }
 
     fn core(&self, question: &Question) -> RelayCore {
         let cost = DeviceCost {
-            prefill_ms_per_token: PHONE.prefill_ms_per_token,
+            prefill_ms_per_token: self.device_cost.prefill_ms_per_token,
             prefill_ms_per_token2: 0.0,
-            decode_ms: PHONE.decode_ms,
+            decode_ms: self.device_cost.decode_ms,
             decompress_ms: 1.0,
         };
         let config = RelayConfig {
-            mode: RelayMode::Relay,
+            mode: question.mode,
             has_device: true,
             pace: PaceMode::Paced,
             tau_ms: f64::from(self.scene.tau_ms),
@@ -200,6 +241,22 @@ impl Pair {
         };
         RelayCore::new(config, spec, rules)
     }
+}
+
+/// Returns the settings of the pair's scene.
+fn settings(ratio: f32, corrector: Corrector) -> SceneSettings {
+    SceneSettings {
+        ratio: Some(ratio),
+        xi: ratio,
+        refine: ratio < 1.0,
+        corrector,
+        question_prefix: "\n\nQuestion: ".to_owned(),
+        ..SceneSettings::with_system("You answer from the document.")
+    }
+}
+
+fn scene_of(settings: &SceneSettings) -> Scene {
+    Scene { id: SCENE.to_owned(), version: 1, settings: settings.clone() }
 }
 
 /// Converts a request's sampling to the engine's.

@@ -58,6 +58,9 @@ impl Setting {
     pub async fn ask(&self, url: &str, more: &[&str]) -> anyhow::Result<Report> {
         let mut options = PHONE.options();
         options.extend(["--cloud", url, "--max-tokens", TOKENS_MAX].map(OsString::from));
+        if !more.contains(&"--mode") {
+            options.extend(["--mode", "relay"].map(OsString::from));
+        }
         options.extend(more.iter().map(OsString::from));
         let model = models_folder().join("demo-device.gguf");
         let ask = Ask {

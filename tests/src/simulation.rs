@@ -25,7 +25,7 @@ use baton_device::{
     local::{Driven, EngineCommand, EngineReport},
     relay::{CloudFault, Note, Outcome, RelayCore, RelayEffect, RelayEvent},
 };
-use baton_engine::{Engine, Model, Sequences, pace_emulation::PassCost};
+use baton_engine::{Engine, EngineError, EngineOptions, Model, Sequences, pace_emulation::PassCost};
 use baton_generate::host::{Host, Pass};
 use baton_pacing::Millis;
 use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
@@ -38,7 +38,7 @@ const STEPS_MAX: usize = 200_000;
 /// The cloud, with a clock of virtual time.
 pub struct SimulatedCloud {
     service: CloudService,
-    host: Host<Engine>,
+    host: Host<Box<dyn Sequences>>,
     clock_ns: Arc<AtomicU64>,
     cost: PassCost,
 }
@@ -54,6 +54,20 @@ impl SimulatedCloud {
         cost: PassCost,
         change: impl FnOnce(&mut ServiceOptions),
     ) -> anyhow::Result<Self> {
+        Self::over(model, scenes, cost, change, |model, options| Ok(Box::new(Engine::new(model, options)?)))
+    }
+
+    /// As [`Self::new`], over an engine that `engine` makes.
+    ///
+    /// # Errors
+    /// Fails if the engine cannot be set up.
+    pub fn over(
+        model: Arc<Model>,
+        scenes: Vec<Scene>,
+        cost: PassCost,
+        change: impl FnOnce(&mut ServiceOptions),
+        engine: impl FnMut(Arc<Model>, EngineOptions) -> Result<Box<dyn Sequences>, EngineError>,
+    ) -> anyhow::Result<Self> {
         let clock_ns = Arc::new(AtomicU64::new(0));
         let shown = Arc::clone(&clock_ns);
         let mut options = ServiceOptions {
@@ -62,9 +76,10 @@ impl SimulatedCloud {
             ..ServiceOptions::default()
         };
         change(&mut options);
-        let setup = ModelSetup::named("default", model);
-        let (service, host) =
-            CloudService::new(setup, SceneBook::new(scenes), options).context("set up the cloud")?;
+        let setups = vec![ModelSetup::named("default", model)];
+        let made = CloudService::over(setups, SceneBook::new(scenes), options, engine);
+        let (service, mut hosts) = made.context("set up the cloud")?;
+        let host = hosts.pop().context("the cloud has no model")?;
         Ok(Self { service, host, clock_ns, cost })
     }
 
@@ -114,8 +129,10 @@ pub enum LineFault {
 /// The simulated connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Line {
-    /// Latency of one direction, in milliseconds.
+    /// Latency of one direction, in milliseconds. Requests are there at once, replies after this time.
     pub latency_ms: f64,
+    /// Time that the bytes of a request take, in milliseconds.
+    pub upload_ms: f64,
     /// The point at which it breaks.
     pub fault: LineFault,
 }
@@ -140,6 +157,8 @@ pub struct Told {
 #[derive(Debug)]
 enum Happening {
     Relay(Box<RelayEvent>),
+    /// The request has come.
+    Asked(Box<AssistRequest>),
     CloudPass(Box<Pass>),
     DevicePass,
     Timer(u64),
@@ -222,6 +241,7 @@ impl<'a> Simulation<'a> {
             self.cloud.clock_ns.store(ns, Ordering::Relaxed);
             match what {
                 Happening::Relay(event) => self.tell(core, request, *event),
+                Happening::Asked(asked) => self.asked(&asked),
                 Happening::Timer(set) if set == self.timer => self.tell(core, request, RelayEvent::Timer),
                 Happening::Timer(_) => {}
                 Happening::CloudPass(pass) => {
@@ -360,6 +380,14 @@ impl<'a> Simulation<'a> {
     }
 
     fn ask(&mut self, request: &AssistRequest) {
+        if self.line.upload_ms > 0.0 {
+            let at = self.after_ms(self.line.upload_ms);
+            return self.at(at, Happening::Asked(Box::new(request.clone())));
+        }
+        self.asked(request);
+    }
+
+    fn asked(&mut self, request: &AssistRequest) {
         let lost = |reason: String| RelayEvent::CloudLost(CloudFault::Unreachable { reason });
         let at = self.after_ms(2.0 * self.line.latency_ms);
         if self.line.fault == LineFault::Unreachable {

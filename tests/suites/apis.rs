@@ -1,11 +1,14 @@
 //! Clients of the other dialects, at locked versions, against the real agent: Anthropic's and Ollama's for
 //! Python, Ollama's for JavaScript, and openai-python's responses. Responses also against the real cloud.
 //! Then what programs are built with: LangChain, LiteLLM, Vercel's AI SDK, and a plain client of event
-//! streams.
+//! streams. Requests as Open WebUI's server sends them need none of these.
 //!
 //! Each is asked whole, streamed, wrongly, and cut off. The scripts are in `tests/clients/apis`; they are
 //! installed and run as those of the suite `clients`. If Python, Node or their registries are missing, the
-//! suite says so and is skipped.
+//! suite says so and skips what needs them.
+
+#[path = "apis/open_webui.rs"]
+mod open_webui;
 
 use std::process::Command;
 

@@ -26,7 +26,7 @@ const TOKENS_MAX: usize = 64;
 const ASSIST_TOKENS: u32 = 20;
 
 fn line(fault: LineFault) -> Line {
-    Line { latency_ms: 15.0, fault }
+    Line { latency_ms: 15.0, upload_ms: 0.0, fault }
 }
 
 fn ask(seed: u64, words: usize) -> (Document, Question) {

@@ -8,7 +8,8 @@ mod browser;
 
 use std::path::PathBuf;
 
-use baton_e2e::process::{AgentProcess, cpu_program, models_folder, program};
+use baton_e2e::http::client;
+use baton_e2e::process::{AgentProcess, CloudProcess, cpu_program, models_folder, program};
 use serde_json::json;
 use tokio::process::Command;
 
@@ -42,9 +43,13 @@ fn pictures() -> PathBuf {
 
 impl World {
     async fn start(options: &[&str]) -> World {
+        Self::start_with(&[&["--no-cloud"], options].concat()).await
+    }
+
+    async fn start_with(options: &[&str]) -> World {
         let folder = tempfile::tempdir().expect("make a folder");
         let mut command = Command::from(cpu_program("baton").expect("the program is built"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud"]).args(options);
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(options);
         command.arg("--model").arg(models_folder().join("demo-device.gguf"));
         command.arg("--config-dir").arg(folder.path()).arg("--models-dir").arg(folder.path().join("models"));
         let agent = AgentProcess::start(&mut command).await.expect("the agent starts");
@@ -137,6 +142,36 @@ async fn a_document_is_read_and_goes_before_the_question() {
     browser.find("#files").await.send_keys(&path.display().to_string()).await.expect("choose a file");
     browser.until("#said", |text| text.contains("noise.bin") && text.contains("byte 0 is zero")).await;
     browser.close().await;
+}
+
+#[tokio::test]
+async fn what_was_sent_is_shown_with_its_placeholders() {
+    if !browser_here() {
+        return;
+    }
+    let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &[]).await.expect("it starts");
+    let url = format!("http://{}", cloud.address());
+    let world = World::start_with(&["--cloud", &url, "--yes", "--mode", "cloud"]).await;
+    let browser = world.page().await;
+    ask(&browser, "Write to ann.canary@example.com, please.").await;
+    browser.click("#messages li:nth-child(2) .facts button:last-of-type").await;
+    let shown =
+        browser.until("#messages li:nth-child(2) .sent", |text| text.contains("stayed on this")).await;
+    assert!(shown.contains("[EMAIL_1]") && shown.contains(&url), "{shown}");
+    assert!(!shown.contains("ann.canary"), "{shown}");
+    assert_eq!(browser.text("#messages li:nth-child(2) .sent mark").await, "[EMAIL_1]");
+    for (width, dark, name) in [(1280, false, "sent-light"), (375, true, "sent-phone-dark")] {
+        browser.screen(width, 800, dark).await;
+        browser.picture(&pictures(), name).await;
+    }
+    let wide = browser.run("return document.documentElement.scrollWidth <= window.innerWidth").await;
+    assert_eq!(wide, json!(true), "it fits a phone");
+    browser.close().await;
+    // Who does not know the key of a record gets none.
+    for path in ["answers/1", "answers/", "answers/0123456789abcdef0123456789abcdef"] {
+        let reply = client().get(format!("{}/{path}", world.agent.url())).send().await.expect("it replies");
+        assert_eq!(reply.status(), 404, "{path}");
+    }
 }
 
 #[tokio::test]

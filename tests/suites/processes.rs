@@ -8,10 +8,14 @@
 mod conversations;
 #[path = "processes/damaged.rs"]
 mod damaged;
+#[path = "processes/doctor.rs"]
+mod doctor;
 #[path = "processes/models.rs"]
 mod models;
 #[path = "processes/privacy.rs"]
 mod privacy;
+#[path = "processes/route.rs"]
+mod route;
 #[path = "processes/terminal.rs"]
 mod terminal;
 #[path = "processes/tools.rs"]

@@ -13,7 +13,7 @@ use baton_protocol::{AssistEvent, Corrector, EndReason, Sampling};
 
 const DOCUMENTS: u64 = 200;
 const TOKENS_MAX: usize = 72;
-const LINE: Line = Line { latency_ms: 15.0, fault: LineFault::None };
+const LINE: Line = Line { latency_ms: 15.0, upload_ms: 0.0, fault: LineFault::None };
 
 fn sampled(seed: u64) -> Sampling {
     Sampling { temperature: 0.9, top_p: Some(0.95), seed, ..Sampling::default() }

@@ -37,7 +37,9 @@ pub(super) fn measure(model: &Path, tokens: usize, answer: usize, report: &mut R
         let (alone_ms, _) = first_ms(cloud(model)?.address(), &body)?;
         let cloud = cloud(model)?;
         let url = format!("http://{}", cloud.address());
-        let mut options = ["--cloud", &url, "--yes", "--threads", "1", "--prefix-memory", "off"].to_vec();
+        let mut options =
+            ["--cloud", &url, "--yes", "--mode", "relay", "--threads", "1", "--prefix-memory", "off"]
+                .to_vec();
         options.extend(phone.iter().map(String::as_str));
         let served = Served::start_by(model, &options, tempfile::tempdir()?)?;
         let (relay_ms, source) = first_ms(served.address(), &body)?;

@@ -30,11 +30,16 @@ pub(super) struct Prepared {
     pub(super) redactor: Redactor,
     pub(super) redacted: Result<RedactedRequest, CloudFault>,
     pub(super) request: Option<OutgoingRequest>,
+    /// Whether the request was sent.
+    pub(super) is_sent: bool,
+    /// The request to go on behind the device's text, with its bytes, if it was sent.
+    pub(super) continued: Option<(RedactedRequest, usize)>,
     pub(super) notes: Vec<Note>,
     pub(super) mode: RelayMode,
     pub(super) route: Option<RouteReport>,
     /// The tokens of the whole prompt, if this device knows them.
     pub(super) whole: Option<Arc<[TokenId]>>,
+    pub(super) adapter: Option<AdapterId>,
 }
 
 /// What a question is made ready with, on a thread that may block.
@@ -191,8 +196,21 @@ impl Preparation {
             Ok(redacted) => redacted.segments().to_vec(),
             Err(_) => self.question.segments.clone(),
         };
+        let adapter = self.adapter;
         let core = self.core(mode, segments, whole, (tools, forms), table);
-        Ok(Prepared { core, redactor, redacted, request, notes, mode, route, whole: ids })
+        Ok(Prepared {
+            core,
+            redactor,
+            redacted,
+            request,
+            is_sent: false,
+            continued: None,
+            notes,
+            mode,
+            route,
+            whole: ids,
+            adapter,
+        })
     }
 
     /// Makes the tokens of the prompt as both models get it, and shortens it if the cloud would refuse it.

@@ -131,7 +131,9 @@ impl Recent {
             .collect();
         let longest = valid.iter().map(|(_, own)| own.tokens).reduce(f64::max)?;
         let prefills: Vec<(f64, f64)> = valid.iter().map(|(_, own)| (own.tokens, own.prefill_ms)).collect();
-        let each = || median(prefills.iter().map(|(tokens, ms)| ms / tokens)).unwrap_or(0.0);
+        // Of few answers the longest prompts count: in short ones, much of the time is not the tokens'.
+        let long = prefills.iter().filter(|(tokens, _)| 2.0 * tokens >= longest);
+        let each = || median(long.map(|(tokens, ms)| ms / tokens)).unwrap_or(0.0);
         let prefill = fit_line(&prefills).map_or_else(|| (0.0, each()), |line| (line.intercept, line.slope));
         let networks: Vec<(f64, f64)> =
             valid.iter().filter_map(|(sample, own)| Some((own.bytes, sample.network_ms()?))).collect();
@@ -218,6 +220,11 @@ mod tests {
         recent.add(&timeline, Some(bytes), 10);
         // One answer says what a token costs, with all that does not depend on the length.
         let one = recent.cloud(2_000.0, 10).unwrap();
+        // A prompt that the cloud knew but for a few tokens says little of long ones.
+        let (known, bytes) = measured(500, 470);
+        let mut two = recent.clone();
+        two.add(&known, Some(bytes), 11);
+        assert_eq!(two.cloud(2_000.0, 11).unwrap().cost.prefill_ms_per_token, one.cost.prefill_ms_per_token);
         assert_eq!((one.cost.ttft_base_ms, one.tokens_max), (0.0, 2_000.0));
         assert!((one.cost.ttft_ms(500.0) - timeline.ttft_cloud_ms.unwrap()).abs() < 1e-9);
         for (tokens, known) in [(900, 0), (4_000, 1_000), (2_000, 0), (8_000, 16)] {

@@ -30,6 +30,9 @@ pub struct AnswerReport {
     pub gap_sd_ms: f64,
     /// Bytes of the request body as sent.
     pub request_bytes: Option<usize>,
+    /// The key of its record on this device, if it was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
     /// The choice of who answers; absent if the mode was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteReport>,
@@ -98,6 +101,7 @@ impl AnswerReport {
             gap_p99_ms: gaps.p99_ms,
             gap_sd_ms: gaps.sd_ms,
             request_bytes,
+            record: None,
             route: None,
             speculation: None,
             timeline,

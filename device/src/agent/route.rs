@@ -10,9 +10,9 @@ use crate::machine::power::Power;
 use crate::prefix::Kept;
 use crate::relay::{RelayMode, Timeline};
 use crate::settings::{Settings, file_of_cloud};
-use baton_engine::AdapterId;
 use baton_engine::prompt::Prompt;
 use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, BLOCK_TOKENS};
 use baton_pacing::optimizer::{OptimizerInput, PromptShape, ScenePolicy, SlowDevice};
 use baton_pacing::route::{Choice, Forecast, Route, Turn, Weights, choose};
 use baton_pacing::{CloudCost, DeviceCost, PaceMode};
@@ -37,6 +37,8 @@ const BATTERY_JOULE_MS: f64 = 5.0;
 pub struct RouteOptions {
     /// Whether bytes that are sent cost money.
     pub is_metered: bool,
+    /// Whether the device reads a conversation behind its answers, so that the next turn computes little.
+    pub reads_ahead: bool,
 }
 
 /// The state that choices are made from.
@@ -144,8 +146,9 @@ impl Routes {
         let common = |held: &Arc<[TokenId]>| held.iter().zip(ids).take_while(|(a, b)| a == b).count();
         let held = self.prompts().iter().map(common).max().unwrap_or(0);
         let on_disk = kept.map_or(0, |kept| kept.tokens(adapter, ids));
-        // The last token is always computed.
-        held.max(on_disk).min(ids.len().saturating_sub(1))
+        // The last token is always computed, and the disk has only whole blocks before it.
+        let last = ids.len().saturating_sub(1);
+        held.min(last).max(on_disk.min(last / BLOCK_TOKENS * BLOCK_TOKENS))
     }
 
     /// Remembers a prompt that this device has computed.
@@ -193,10 +196,7 @@ impl Agent {
     ) {
         self.recent().add(timeline, bytes, now_s());
         let Some(routes) = self.routes.clone() else { return };
-        let has_whole = timeline.prompt_ready_ms.is_some()
-            && timeline.prompt_tokens.is_some()
-            && timeline.prompt_tokens == timeline.prompt_tokens_refined;
-        if let Some(ids) = whole.filter(|_| has_whole) {
+        if let Some(ids) = whole.filter(|_| timeline.is_read_whole()) {
             routes.computed(ids);
         }
         if timeline.ttft_cloud_ms.is_some() {

@@ -5,7 +5,7 @@ use super::error::ApiError;
 use super::steady::{STEADIED, steady};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
-use crate::relay::{TOO_LONG, Timeline};
+use crate::relay::{RelayMode, TOO_LONG, Timeline};
 use crate::segments::mark;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
@@ -30,8 +30,13 @@ const SOURCE: HeaderName = HeaderName::from_static("x-baton-source");
 /// How long a stream waits for an error that can be sent as an HTTP status. No reply is silent for longer.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Reads a request by `read`, and answers it.
-pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Result<Response, ApiError> {
+/// Reads a request by `read`, and answers it. If it `stays`, this device alone answers.
+pub(super) async fn answer(
+    state: Arc<ApiState>,
+    body: Body,
+    read: Read,
+    stays: bool,
+) -> Result<Response, ApiError> {
     let asked_at = Instant::now();
     let body = state.bodies.read(body).await?;
     let place = state.places.clone().try_acquire_owned().map_err(|err| match err {
@@ -51,7 +56,7 @@ pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Resu
             }
         }
     });
-    let (question, shape, streamed) = match prepare.await.map_err(AgentError::Prepare)?? {
+    let (mut question, shape, streamed) = match prepare.await.map_err(AgentError::Prepare)?? {
         Ready::Answer(prepared) => *prepared,
         Ready::Reply { reply, unloads: true } => {
             state.agent.unload().await;
@@ -62,6 +67,9 @@ pub(super) async fn answer(state: Arc<ApiState>, body: Body, read: Read) -> Resu
             return Ok(json_reply(reply));
         }
     };
+    if stays {
+        question.mode = RelayMode::DeviceOnly;
+    }
     if streamed {
         return stream(state, question, shape, place).await;
     }
@@ -226,6 +234,9 @@ fn ending(report: &AnswerReport, shape: &Shape) -> Ending {
     let mut baton = json!({ "source": Wrote::of(report) });
     if !report.notes.is_empty() {
         baton["notes"] = json!(report.notes);
+    }
+    if let Some(record) = &report.record {
+        baton["record"] = json!(record);
     }
     let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, &shape.stops));
     Ending {

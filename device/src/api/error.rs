@@ -26,6 +26,10 @@ pub(super) enum ApiError {
     NoSuchModel { asked: String, served: String },
     #[error("there is no such path")]
     NoSuchPath,
+    #[error("the record of this answer is gone")]
+    NoRecord,
+    #[error("read the records: {0}")]
+    Records(String),
     #[error("this path does not take {0}")]
     NoSuchMethod(Method),
     #[error("the body is larger than {max} bytes")]
@@ -59,6 +63,7 @@ impl ApiError {
         match self {
             Self::BadRequest(_)
             | Self::NoSuchPath
+            | Self::NoRecord
             | Self::NoSuchMethod(_)
             | Self::TooLarge { .. }
             | Self::NotJson
@@ -78,14 +83,14 @@ impl ApiError {
             Self::Busy { .. } | Self::Bodies | Self::Pulling => ErrorCode::Overloaded,
             Self::Stopping => ErrorCode::Unavailable,
             Self::Answer { code, .. } if *code == TOO_LONG => ErrorCode::PromptTooLong,
-            Self::Answer { .. } | Self::Agent(_) => ErrorCode::Internal,
+            Self::Answer { .. } | Self::Agent(_) | Self::Records(_) => ErrorCode::Internal,
         }
     }
 
     /// Returns the HTTP status of the code, or a more precise one.
     fn status(&self) -> StatusCode {
         match self {
-            Self::NoSuchPath => StatusCode::NOT_FOUND,
+            Self::NoSuchPath | Self::NoRecord => StatusCode::NOT_FOUND,
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -22,6 +23,7 @@ use serde_json::{Value, json};
 use super::ApiState;
 use super::error::ApiError;
 use crate::agent::AgentError;
+use crate::conversations::ConversationError;
 use crate::documents::{Kind, text_of};
 use baton_terminal::chain;
 
@@ -51,6 +53,19 @@ fn file(media_type: &'static str, text: &'static str) -> Response {
     // Another version of the program has another page.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
+}
+
+/// Returns the record of an answer by its key: its report, and what was sent for it.
+pub(super) async fn answer(
+    State(state): State<Arc<ApiState>>,
+    key: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let (Ok(Path(key)), Some(records)) = (key, state.agent.records()) else { return Err(ApiError::NoRecord) };
+    match records.recorded_by_key(&key).await {
+        Ok(record) => Ok(Json(json!(record))),
+        Err(ConversationError::NoRecord) => Err(ApiError::NoRecord),
+        Err(err) => Err(ApiError::Records(chain(&err))),
+    }
 }
 
 /// A document that a person attached.

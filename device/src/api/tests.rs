@@ -42,6 +42,7 @@ async fn serve_in(mode: RelayMode, key: Option<&str>, emulate: PassCost) -> Stri
         pace: PaceMode::Instant,
         model_name: "baton".into(),
         key: key.map(str::to_owned),
+        device_keys: vec!["stays".to_owned()],
         ring: None,
         hosts: Vec::new(),
         steadies: true,
@@ -280,6 +281,23 @@ async fn who_waits_for_a_long_prompt_is_told() {
         .collect();
     assert!(told.iter().all(|chunk| chunk["choices"] == json!([])), "{told:?}");
     assert!(told.last().unwrap()["x_progress"]["total"].as_u64().unwrap() > 300, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_program_with_a_key_of_this_device_is_answered_here_alone() {
+    // This mode needs a cloud, and there is none.
+    let url = serve_in(RelayMode::CloudOnly, Some("k1"), PassCost::default()).await;
+    let body =
+        json!({ "model": "baton", "messages": [{ "role": "user", "content": "Say." }], "max_tokens": 3 });
+    for (key, want) in [("k1", 500), ("k2", 401), ("stays", 200)] {
+        let asked = client().post(format!("{url}/v1/chat/completions")).bearer_auth(key).json(&body);
+        let reply = asked.send().await.unwrap();
+        assert_eq!(reply.status().as_u16(), want, "{key}");
+        if want == 200 {
+            let source = reply.headers()["x-baton-source"].to_str().unwrap();
+            assert!(source.starts_with("device;cloud=0;"), "{source}");
+        }
+    }
 }
 
 #[tokio::test]

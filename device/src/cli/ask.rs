@@ -1,7 +1,7 @@
 //! `baton ask DOC QUESTION`: answers one question about a document.
 
 use super::interrupts::{Interrupts, Stopped};
-use super::open::{note_unused, open, question, scene_of};
+use super::open::{Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, document, terminal};
 use crate::agent::AnswerReport;
@@ -73,7 +73,9 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     // An unwritable file is found here, before minutes are spent on an answer.
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let document = document::read(&args.doc).await?;
-    let opened = open(&args.common, 1, !args.answer.for_a_cloud().is_empty()).await?;
+    let relays = !args.answer.for_a_cloud().is_empty();
+    let used = Use { answers: 1, relays, reads_ahead: false, asked_by: Some("baton ask") };
+    let opened = open(&args.common, used).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {

@@ -4,7 +4,7 @@ mod lines;
 
 use super::conversations::file;
 use super::interrupts::{Interrupts, Signal, Stopped};
-use super::open::{note_unused, open, question, scene_of};
+use super::open::{Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, terminal};
 use crate::agent::AnswerReport;
@@ -37,6 +37,12 @@ pub(super) struct ChatArgs {
     /// Keep nothing of this conversation
     #[arg(long)]
     private: bool,
+    /// Do not read the conversation behind an answer of the relay
+    ///
+    /// Otherwise this device reads it while nothing is asked, so that the next turn needs no cloud. It rests
+    /// on a battery.
+    #[arg(long, hide_short_help = true)]
+    no_read_ahead: bool,
     #[command(flatten)]
     pub(super) answer: AnswerArgs,
     #[command(flatten)]
@@ -44,7 +50,13 @@ pub(super) struct ChatArgs {
 }
 
 pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
-    let opened = open(&args.common, 1, !args.answer.for_a_cloud().is_empty()).await?;
+    let used = Use {
+        answers: 1,
+        relays: !args.answer.for_a_cloud().is_empty(),
+        reads_ahead: !args.no_read_ahead,
+        asked_by: (!args.private).then_some("baton chat"),
+    };
+    let opened = open(&args.common, used).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
     if let Some(note) = note {

@@ -108,6 +108,11 @@ impl OffloadHow {
 }
 
 impl GpuArgs {
+    /// Opens the GPU, and writes nothing.
+    pub(super) fn found(self) -> anyhow::Result<OpenedGpu> {
+        baton_gpu::open(self.gpu, self.vram).context("choose a GPU (--gpu)")
+    }
+
     /// Opens the GPU. Writes lines about GPUs that cannot be used, and options without effect.
     pub(super) fn open(self) -> anyhow::Result<OpenedGpu> {
         self.open_for(None)
@@ -115,7 +120,7 @@ impl GpuArgs {
 
     /// As [`Self::open`]. With options of offloading, the GPU is to compute all layers.
     pub(super) fn open_for(self, offload: Option<Offload>) -> anyhow::Result<OpenedGpu> {
-        let opened = baton_gpu::open(self.gpu, self.vram).context("choose a GPU (--gpu)")?;
+        let opened = self.found()?;
         let opened = opened.offloading(offload);
         for notice in &opened.notices {
             errln!("note: {notice}");

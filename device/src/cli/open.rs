@@ -5,6 +5,7 @@ use super::{AnswerArgs, CommonArgs, ModeArg};
 use crate::agent::{Agent, Question, RouteOptions};
 use crate::api::RingView;
 use crate::client::CloudClient;
+use crate::conversations::Conversations;
 use crate::models::store;
 use crate::relay::{Note, RelayMode};
 use crate::scene;
@@ -32,25 +33,49 @@ pub(super) struct Opened {
     pub(super) ring: Option<RingView>,
 }
 
-/// Opens everything; the device computes up to `answers` answers at the same time. `relays`: options of the
-/// relay are given, so it is what is wanted if no mode is.
-pub(super) async fn open(common: &CommonArgs, answers: usize, relays: bool) -> anyhow::Result<Opened> {
+/// How a command uses the agent.
+pub(super) struct Use {
+    /// Answers that the device computes at the same time.
+    pub(super) answers: usize,
+    /// Options of the relay are given, so it is what is wanted if no mode is.
+    pub(super) relays: bool,
+    /// More turns may follow, so the device reads conversations ahead.
+    pub(super) reads_ahead: bool,
+    /// The command, for records of its answers; `None` if it keeps none.
+    pub(super) asked_by: Option<&'static str>,
+}
+
+/// Opens everything.
+pub(super) async fn open(common: &CommonArgs, used: Use) -> anyhow::Result<Opened> {
     let settings = Settings::open(common.config_dir.clone());
     let cloud = cloud(common, &settings)?;
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let mode = mode(common, cloud.is_some());
     let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
-    let loading = Loading::new(common, path, answers, &settings)?;
+    let loading = Loading::new(common, path, used.answers, &settings)?;
     let load = move || loading.load();
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let mut agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
-        .with_network(common.network.clone());
-    if common.mode.unwrap_or(if relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
-        let options = RouteOptions { is_metered: common.metered };
+        .with_network(common.network.clone())
+        .with_private(common.private_text.iter().cloned());
+    if common.mode.unwrap_or(if used.relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
+        let options = RouteOptions { is_metered: common.metered, reads_ahead: used.reads_ahead };
         agent = agent.with_routes(options, &settings, &cloud_url);
     }
+    if let Some(asked_by) = used.asked_by.filter(|_| !common.no_record) {
+        match records(common).await {
+            Ok(kept) => agent = agent.with_records(kept, asked_by, &cloud_url),
+            Err(err) => errln!("note: answers are not recorded: {}", chain(&*err)),
+        }
+    }
     Ok(Opened { agent, settings, cloud_url, mode, ring })
+}
+
+async fn records(common: &CommonArgs) -> anyhow::Result<Conversations> {
+    let path = super::conversations::file(common.config_dir.as_deref());
+    let path = path.context("no folder for data: pass --config-dir, or --no-record")?;
+    Ok(Conversations::open(&path).await?)
 }
 
 /// Returns who writes answers.
@@ -103,7 +128,7 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     err!(
         "Questions and documents would be sent to {url}. Replaced before, where they are recognized: e-mail addresses,\n\
          phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths.\n\
-         Names of people, streets, dates of birth and everything else would be sent as they are.\n\
+         Names of people, streets, dates of birth and everything else would be sent as they are, except what --private-text names.\n\
          May this cloud be used, now and later? [y/N] "
     );
     let mut answer = String::new();
@@ -116,7 +141,7 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     Ok(allowed)
 }
 
-fn model_path(given: Option<&Path>, models: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+pub(super) fn model_path(given: Option<&Path>, models: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return Ok(store::resolve(given, models)?);
     }

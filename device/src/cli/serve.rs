@@ -2,7 +2,7 @@
 
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
-use super::open::{open, scene_of};
+use super::open::{Use, open, scene_of};
 use super::values::{KeepAlive, address, keep_alive, whole};
 use crate::api::{
     ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
@@ -15,6 +15,7 @@ use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
 use baton_terminal::{errln, outln};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +51,10 @@ pub(super) struct ServeArgs {
     /// user of this machine may ask. Other users can see command lines, but not the environment
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
     key: Option<String>,
+    /// Key of programs that must stay on this device: the cloud is never asked for their requests (may be
+    /// given several times)
+    #[arg(long, env = "BATON_DEVICE_KEY", value_name = "KEY", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), hide_env_values = true)]
+    device_key: Vec<String>,
     /// Another host name to accept, besides localhost and the listening address: a name or IP address without
     /// a port (may be given several times)
     #[arg(long, value_name = "HOST", value_parser = served_host)]
@@ -76,6 +81,12 @@ pub(super) struct ServeArgs {
     /// lines changed.
     #[arg(long)]
     system_as_sent: bool,
+    /// Do not read conversations behind answers of the relay
+    ///
+    /// Otherwise this device reads them while nothing is asked, so that their next turns need no cloud. It
+    /// rests on a battery.
+    #[arg(long)]
+    no_read_ahead: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -83,7 +94,13 @@ pub(super) struct ServeArgs {
 pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     check_address(args.listen, args.key.as_deref())
         .map_err(|err| anyhow!("{err}; pass --key or set BATON_KEY"))?;
-    let opened = open(&args.common, args.answers, false).await?;
+    let used = Use {
+        answers: args.answers,
+        relays: false,
+        reads_ahead: !args.no_read_ahead,
+        asked_by: Some("baton serve"),
+    };
+    let opened = open(&args.common, used).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {
         errln!("note: {note}");
@@ -100,6 +117,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         steadies: !args.system_as_sent,
         model_name: "baton".to_owned(),
         key: args.key.filter(|key| !key.is_empty()),
+        device_keys: args.device_key,
         ring: opened.ring,
         hosts,
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),

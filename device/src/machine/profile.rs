@@ -32,7 +32,7 @@ use crate::machine::residency::BUFFER_BYTES;
 use crate::machine::shape::{ShapeError, shape_of};
 
 pub use general::general;
-pub use kept::{KeptProfiles, Origin, build, kept_or_measured};
+pub use kept::{KeptProfiles, Origin, build, kept_drift, kept_or_measured};
 
 /// Bytes of weights per thread that stay in the caches.
 const CACHED_BYTES: usize = 256 << 10;

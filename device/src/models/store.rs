@@ -9,8 +9,9 @@ use super::lock::Lock;
 use super::part;
 use baton_engine::gguf::Gguf;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Environment variable that names the folder.
@@ -195,6 +196,22 @@ impl Store {
         Ok(self.folder.join(&record.name).join(&first.file))
     }
 
+    /// Reads the files of a model whole; returns the first one that is not what was pulled.
+    ///
+    /// # Errors
+    /// [`StoreError::File`] if a file cannot be read.
+    pub fn damaged(&self, record: &Record) -> Result<Option<String>, StoreError> {
+        for kept in &record.files {
+            let path = self.folder.join(&record.name).join(&kept.file);
+            let digest = digest_of(&path);
+            let digest = digest.map_err(|err| StoreError::File { what: "read", path, err })?;
+            if digest != kept.sha256 {
+                return Ok(Some(kept.file.clone()));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the error of a model that is not there.
     fn missing(&self, name: &str) -> StoreError {
         let names: Vec<String> = self.list().into_iter().map(|record| format!("`{}`", record.name)).collect();
@@ -374,6 +391,17 @@ fn remove_folder(folder: &Path) -> Result<(), StoreError> {
     match fs::remove_dir_all(folder) {
         Err(err) if err.kind() != io::ErrorKind::NotFound => Err(StoreError::file("remove", folder)(err)),
         _ => Ok(()),
+    }
+}
+
+/// Returns the SHA-256 of a file in lower-case hex.
+fn digest_of(path: &Path) -> io::Result<String> {
+    let (mut file, mut digest, mut part) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(hex::encode(digest.finalize())),
+            read => digest.update(&part[..read]),
+        }
     }
 }
 

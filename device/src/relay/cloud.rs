@@ -227,6 +227,8 @@ impl RelayCore {
         self.waiting.forget_cloud();
         let left = self.spec.tokens_max - self.cloud.offset;
         self.cloud.cap = usize::try_from(first.assist_tokens).unwrap_or(left).clamp(1, left.max(1));
+        // The mask may have come before, so that the device has begun without knowing L.
+        self.device.expect(self.cloud.cap.min(self.spec.tokens_max));
         // Ids are used only after ids: after text it is not known which ids that text would have.
         let same_ids = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
         self.cloud.ids_usable = same_ids && self.answer.ids().is_some();

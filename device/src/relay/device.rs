@@ -132,6 +132,13 @@ impl DeviceSide {
         self.slowness * self.cost.prefill_ms(self.done as f64, (accepted + 1) as f64)
     }
 
+    /// Says how many of the cloud's tokens the verification pass will take.
+    pub(super) fn expect(&mut self, tokens: usize) {
+        if let Some(estimate) = &mut self.estimate {
+            estimate.set_target(self.total + tokens);
+        }
+    }
+
     /// Returns when the device's own first token is expected. `cloud_end` is the time at which the cloud's
     /// `expected` tokens have come.
     pub(super) fn handover_at(&self, expected: usize, cloud_end: Millis, now: Millis) -> Option<Millis> {

@@ -104,6 +104,12 @@ impl Timeline {
         self.shown.iter().filter(|s| s.source == source).count()
     }
 
+    /// Returns whether the device has read the whole prompt.
+    pub fn is_read_whole(&self) -> bool {
+        let is_whole = self.prompt_tokens.is_some() && self.prompt_tokens == self.prompt_tokens_refined;
+        is_whole && self.prompt_ready_ms.is_some()
+    }
+
     /// Returns the times between successive shown tokens, in milliseconds.
     pub fn gaps_ms(&self) -> Vec<f64> {
         self.shown.windows(2).map(|w| w[1].at_ms - w[0].at_ms).collect()

@@ -49,7 +49,9 @@ impl RelayCore {
         let mut events = Vec::with_capacity(4);
         let cloud_end =
             if self.cloud.active() && !self.cloud_complete() { self.cloud.cap } else { self.cloud_len() };
-        let cloud_writes_all = self.config.mode == RelayMode::CloudOnly && self.cloud.active();
+        // Also if L is the length of the answer: then no takeover is paced for.
+        let is_long = self.cloud.streaming() && self.cloud.cap >= self.spec.tokens_max;
+        let cloud_writes_all = (self.config.mode == RelayMode::CloudOnly || is_long) && self.cloud.active();
         if cloud_writes_all || self.cloud.continuing() || !self.device.usable() {
             // Without a takeover, pacing treats every token as the cloud's.
         } else if self.display.told_cloud_end.is_none_or(|told| cloud_end < told) {

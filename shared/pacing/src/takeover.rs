@@ -14,8 +14,11 @@ use crate::{DeviceCost, Millis};
 
 /// The speed is measured over the latest part of the work, of at most this share.
 const WINDOW: f64 = 0.5;
-/// Progress is reported at least once per this share of the work. A first report is overdue after this share.
+/// Progress is reported at least once per this share of the work, or per [`REPORT_TOKENS`] if that is more. A
+/// first report is overdue after that.
 const REPORT_SHARE: f64 = 1.0 / 16.0;
+/// Least tokens of a pass that is not the last one.
+const REPORT_TOKENS: f64 = 32.0;
 /// The durations of passes vary independently by a few per cent. The margin is this share of one pass, times
 /// the square root of the number of passes left.
 const UNSURE: f64 = 0.1;
@@ -142,7 +145,7 @@ impl TakeoverEstimate {
         let step = if self.step_tokens > 0 {
             self.step_tokens
         } else {
-            (whole as f64 * REPORT_SHARE).ceil() as usize
+            (whole as f64 * REPORT_SHARE).max(REPORT_TOKENS).ceil() as usize
         };
         step.min(self.target_tokens - self.latest().1)
     }

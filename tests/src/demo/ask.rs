@@ -48,6 +48,9 @@ pub struct Report {
     pub mask_bytes: Option<usize>,
     /// The times that the cloud reported.
     pub cloud_timing: Option<CloudTiming>,
+    /// The choice of who answers; null if the mode was given.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub route: serde_json::Value,
 }
 
 /// The part of the cloud's times that the demo shows.

@@ -61,7 +61,7 @@ impl Demo {
         let cloud = CloudProcess::start(&self.options.cloud_model, &self.speed(CLOUD)).await?;
         let proxy = Proxy::start(cloud.address(), Cut::Never).await?;
         let shares: Vec<(&str, usize)> = NAMES.into_iter().zip(LAYERS).collect();
-        let options = ["--yes", "--scene", SCENE, "--cloud", &proxy.url()];
+        let options = ["--yes", "--scene", SCENE, "--mode", "relay", "--cloud", &proxy.url()];
         let agent = home.serve(&Planned::shares(&shares, 1), &options).await?;
         let answered = self.asked(&task, &proxy, &agent).await?;
         let correct = task.expected.as_ref().map(|expected| expected.is(&answered.text));

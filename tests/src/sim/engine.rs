@@ -24,9 +24,11 @@ const NEVER: f32 = -40.0;
 const CANDIDATES: usize = 4;
 
 /// The model that most engines here have.
-static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(288, false));
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(288, false, 2048));
 /// A model with another tokenizer.
-static OTHER: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(320, true));
+static OTHER: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(320, true, 2048));
+/// A model for long prompts.
+static LONG: LazyLock<Arc<Model>> = LazyLock::new(|| tiny(288, false, 65_536));
 
 /// Returns the model that most engines here have.
 #[must_use]
@@ -40,7 +42,13 @@ pub fn other_model() -> &'static Arc<Model> {
     &OTHER
 }
 
-fn tiny(vocab_len: u32, endless: bool) -> Arc<Model> {
+/// Returns a model that takes prompts of up to 65,536 tokens, which are bytes.
+#[must_use]
+pub fn long_model() -> &'static Arc<Model> {
+    &LONG
+}
+
+fn tiny(vocab_len: u32, endless: bool, context_len: u32) -> Arc<Model> {
     let shape = SyntheticModel {
         n_layers: LAYERS as u32,
         n_heads: 2,
@@ -49,7 +57,7 @@ fn tiny(vocab_len: u32, endless: bool) -> Arc<Model> {
         d_head: 16,
         d_ff: 32,
         vocab_len,
-        context_len: 2048,
+        context_len,
         endless,
         ..SyntheticModel::small("llama", Quant::from(baton_kernels_cpu::Format::F32), 1)
     };

@@ -8,7 +8,7 @@ use baton_protocol::Corrector;
 
 use crate::{cpu, device, engine, on};
 
-const LINE: Line = Line { latency_ms: 15.0, fault: LineFault::None };
+const LINE: Line = Line { latency_ms: 15.0, upload_ms: 0.0, fault: LineFault::None };
 
 #[test]
 fn a_device_with_a_gpu_relays_the_answer_of_one_without() {

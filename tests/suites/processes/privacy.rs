@@ -77,4 +77,35 @@ async fn applications_of_baton_serve_send_no_private_value_in_any_turn() {
         last = Some(turn.to_owned());
     }
     check_nothing_private(&proxy, TURNS.len());
+    drop(agent);
+    check_records(folder.path()).await;
+}
+
+/// Checks that the records of answers say what was sent, and hold nothing private.
+async fn check_records(folder: &std::path::Path) {
+    let trace = async |more: &[&str]| {
+        let mut trace = Command::from(cpu_program("baton").expect("the program is built"));
+        let out = trace.arg("trace").args(more).arg("--config-dir").arg(folder).output().await;
+        let out = out.expect("it starts");
+        assert!(out.status.success(), "{more:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).expect("it prints text")
+    };
+    let listed: Value = serde_json::from_str(&trace(&["list", "--json"]).await).expect("it prints JSON");
+    let answers = listed["answers"].as_array().expect("a list");
+    assert_eq!(answers.len(), TURNS.len());
+    assert!(answers.iter().all(|answer| answer["asked_by"] == "baton serve" && answer["was_sent"] == true));
+    let first = answers.last().expect("there is one")["id"].to_string();
+    let sent = trace(&["sent", &first]).await;
+    assert!(sent.contains("[PHONE_1] stands for a value that stayed here"), "{sent}");
+    assert!(sent.contains("--- user") && sent.contains("Password: [PASSWORD_1]"), "{sent}");
+    assert!(trace(&["show"]).await.contains("written by the cloud"));
+    for file in ["conversations.db", "conversations.db-wal"] {
+        let Ok(bytes) = std::fs::read(folder.join(file)) else { continue };
+        let text = String::from_utf8_lossy(&bytes);
+        for private in PRIVATE {
+            assert!(!text.contains(private), "`{private}` is in {file}");
+        }
+    }
+    assert!(trace(&["rm", "--all"]).await.contains(&format!("{} records", TURNS.len())));
+    assert!(trace(&[]).await.contains("no answer was recorded yet"));
 }

@@ -58,7 +58,7 @@ async fn a_call_and_a_form_are_begun_by_the_cloud_and_ended_by_the_device() {
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     let mut command = Command::from(cpu_program("baton").expect("the program is built"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--cloud", &proxy.url(), "--yes"]);
-    command.arg("--model").arg(models_folder().join("demo-device.gguf"));
+    command.args(["--mode", "relay"]).arg("--model").arg(models_folder().join("demo-device.gguf"));
     command.arg("--config-dir").arg(folder.path()).args(PHONE.options());
     let agent = AgentProcess::start(&mut command).await.expect("it listens");
     let function = json!({ "name": "note", "description": format!("Notes a text for {PRIVATE}."), "parameters": schema() });

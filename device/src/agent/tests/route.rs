@@ -29,7 +29,7 @@ fn choosing(cloud: &str, settings: &Settings, prefill_ms_per_token: f64) -> Agen
     let client = CloudClient::new(cloud, None).unwrap();
     let device = DeviceModel::new(worker, model());
     Agent::new(Some(device), model().tokenizer().clone(), Some(client), "test").with_routes(
-        RouteOptions::default(),
+        RouteOptions { reads_ahead: true, is_metered: false },
         settings,
         cloud,
     )
@@ -97,6 +97,38 @@ async fn a_prompt_that_the_device_has_computed_costs_it_nothing() {
     assert!(expected < 40.0 * 2.5, "{expected} ms for {} tokens", tokens - cached);
     let (other, _) = ask(&agent, question("Something else entirely.", RelayMode::Relay)).await;
     assert!(route(&other).cached_tokens < 30, "{:?}", route(&other));
+}
+
+#[tokio::test]
+async fn the_conversation_is_read_behind_an_answer_of_the_cloud() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::open(Some(folder.path().to_owned()));
+    let cloud = FakeCloud::start(told(240)).await;
+    let text = "Say it. ".repeat(30);
+    let next = |text: &str, answer: &str| {
+        let mut next = question(text, RelayMode::Relay);
+        next.segments.push(Segment::fixed(Role::Assistant, answer));
+        next.segments.push(Segment::fixed(Role::User, "More."));
+        next
+    };
+    let agent = choosing(&cloud.url, &settings, 0.001);
+    let (first, _) = ask(&agent, question(&text, RelayMode::CloudOnly)).await;
+    agent.reading_ended().await;
+    let (second, _) = ask(&agent, next(&text, &first.answer)).await;
+    let (cached, tokens) = (route(&second).cached_tokens, route(&second).prompt_tokens);
+    assert!(cached > 240 && cached < tokens, "{cached} of {tokens}");
+    // So the device answers, and finds what it has read.
+    assert_eq!(route(&second).chosen, "device", "{:?}", route(&second));
+    assert!(second.timeline.prompt_tokens_cached.is_some_and(|known| known + 32 >= cached), "{second:?}");
+
+    // A question in the middle of a reading ends it, and is answered as without it.
+    let slow = choosing(&cloud.url, &settings, 50.0);
+    let (first, _) = ask(&slow, question(&text, RelayMode::CloudOnly)).await;
+    let (other, _) = ask(&slow, question("Say it.", RelayMode::DeviceOnly)).await;
+    let (want, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
+    assert_eq!((other.answer, other.ending), (want.answer, want.ending));
+    assert!(first.tokens_from_cloud > 0);
+    assert!(slow.reading().is_none());
 }
 
 #[tokio::test]

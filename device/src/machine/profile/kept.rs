@@ -115,6 +115,21 @@ pub fn kept_or_measured(
     Ok((kept.profile, origin))
 }
 
+/// Compares the device with its stored profile for a model; returns what is no longer right, in words.
+///
+/// # Errors
+/// The errors of [`profile`].
+pub fn kept_drift(options: &ProfileOptions, settings: &Settings) -> Result<Option<String>, ProfileError> {
+    let Some(kept) = KeptProfiles::of(&options.model, settings).0.into_iter().next() else { return Ok(None) };
+    Ok(drift(&kept.profile, options)?.map(|origin| match origin {
+        Origin::Drifted { figure, then, now } => {
+            format!("{figure}: {:.2} times as fast as when it was measured", now / then)
+        }
+        Origin::Missing { what, problem } => format!("{what} could not be measured: {problem}"),
+        Origin::Kept | Origin::New | Origin::Asked => "it should be measured again".to_owned(),
+    }))
+}
+
 /// What earlier runs have measured for a model's file, with whatever number of threads and GPU.
 #[derive(Debug)]
 pub struct KeptProfiles(Vec<KeptProfile>);
@@ -131,6 +146,11 @@ impl KeptProfiles {
         let now = MeasuredOn::of(&options);
         let all = settings.profiles::<KeptProfile>(&now.file_prefix());
         Self(all.into_iter().filter(|kept| kept.made.is_alike(&now)).collect())
+    }
+
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Returns the size of reads that was found best for the model's disk, or `None` if it is not known.

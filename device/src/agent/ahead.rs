@@ -1,0 +1,147 @@
+//! Reads the whole conversation behind an answer of the relay, while nothing is asked.
+//!
+//! The relay's device has read only the refined prompt. The next turn's prompt begins with the whole one and
+//! the answer. If the device has read that meanwhile, the next turn computes only what is new, and the cloud
+//! is not needed. A new question ends the reading at once; what was read until then stays.
+
+use super::commands::Commands;
+use super::prepare::Prepared;
+use super::route::Routes;
+use super::{Agent, AnswerReport};
+use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId, Reports, Scope, assembled};
+use crate::machine::power::Power;
+use crate::privacy::Redactor;
+use crate::relay::RelayMode;
+use baton_engine::sampling::SamplingParams;
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, Model};
+use baton_protocol::{Role, Segment, ToolUse};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+/// A reading that is under way. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Reading {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+/// What the next turn's prompt begins with.
+struct Conversation {
+    segments: Vec<Segment>,
+    tools: Option<ToolUse>,
+    answer: String,
+    adapter: Option<AdapterId>,
+    redactor: Redactor,
+}
+
+impl Conversation {
+    /// Makes the prompt of a turn without a question; `None` if it cannot be laid out, or the device should
+    /// rest.
+    fn spec(mut self, model: &Model) -> Option<AnswerSpec> {
+        let power = Power::read(Path::new("/"));
+        if power.spares() || power.on_battery == Some(true) || power.memory_short == Some(true) {
+            return None;
+        }
+        let answer = self.redactor.redact_answer(&self.answer).ok()?;
+        self.segments.push(Segment::fixed(Role::Assistant, answer.as_str()));
+        let offered = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+        let whole = assembled(model, &self.segments, offered).ok()?;
+        Some(AnswerSpec {
+            segments: self.segments.into(),
+            adapter: self.adapter,
+            sampling: SamplingParams::default(),
+            tokens_max: 1,
+            shorten: false,
+            tools: self.tools.map(Arc::new),
+            form: None,
+            own: None,
+            whole: Some(Arc::new(whole)),
+        })
+    }
+}
+
+impl Agent {
+    /// Begins to read the conversation of an answer, if the device has not read it itself, and computes
+    /// nothing else.
+    pub(super) fn read_ahead(&self, prepared: Prepared, report: &AnswerReport) {
+        let Some(routes) = self.routes.clone().filter(|routes| routes.options().reads_ahead) else { return };
+        let (Some(device), Ok(redacted)) = (&self.device, prepared.redacted) else { return };
+        let is_whole = matches!(report.ending, "stop" | "length");
+        let is_busy = self.turn.available_permits() < device.worker.answers();
+        if is_busy || !is_whole || report.timeline.is_read_whole() || prepared.mode == RelayMode::DeviceOnly {
+            return;
+        }
+        let Ok((answer, reports)) = device.worker.answer() else { return };
+        let adapter = prepared.adapter;
+        let conversation = Conversation {
+            segments: redacted.segments().to_vec(),
+            tools: redacted.as_request().tools.clone(),
+            answer: report.answer.clone(),
+            adapter,
+            redactor: prepared.redactor,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let model = Arc::clone(&device.model);
+        let task = tokio::spawn(async move {
+            let Ok(Some(spec)) = tokio::task::spawn_blocking(move || conversation.spec(&model)).await else {
+                return;
+            };
+            read(Commands::begin(answer), reports, spec, stopped, &routes).await;
+        });
+        *self.reading() = Some(Reading { stop, task });
+    }
+
+    /// Waits until a reading has ended by itself.
+    #[cfg(test)]
+    pub(super) async fn reading_ended(&self) {
+        let reading = self.reading().take();
+        reading.expect("a reading was begun").task.await.expect("it does not panic");
+    }
+
+    /// Ends a reading, and waits until the device is free.
+    pub(super) async fn end_reading(&self) {
+        let reading = self.reading().take();
+        if let Some(Reading { stop, task }) = reading {
+            // It may have ended by itself.
+            let _ended = stop.send(());
+            let _joined = task.await;
+        }
+    }
+}
+
+/// Lets the device read a prompt until it has, or it is told to stop.
+async fn read(
+    commands: Commands,
+    mut reports: Reports,
+    spec: AnswerSpec,
+    stopped: oneshot::Receiver<()>,
+    routes: &Routes,
+) {
+    let ids: Option<Arc<[TokenId]>> = spec.whole.as_ref().map(|whole| whole.ids.as_slice().into());
+    let open = EngineCommand::Open { prompt: PromptId::default(), spec, scope: Scope::Whole };
+    if commands.send(open).await {
+        let ready = async {
+            while let Some(report) = reports.recv().await {
+                match report {
+                    EngineReport::Ready { .. } => return true,
+                    EngineReport::TooLong { .. } | EngineReport::Failed { .. } => return false,
+                    _ => {}
+                }
+            }
+            false
+        };
+        tokio::select! {
+            biased;
+            _ = stopped => {}
+            is_read = ready => if let Some(ids) = ids.filter(|_| is_read) {
+                debug!(tokens = ids.len(), "read the conversation for its next turn");
+                routes.computed(ids);
+            }
+        }
+    }
+    commands.end().await;
+}
