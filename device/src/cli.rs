@@ -104,8 +104,8 @@ enum Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeArg {
-    /// Each turn goes the way that is expected to keep the reader waiting least: by this device, by the cloud,
-    /// or by both. The cloud is asked only if it shortens the wait much
+    /// Each turn goes the way that keeps the reader waiting least, as far as it can be foreseen: by this
+    /// device, by the cloud, or by both. The cloud is asked only if it shortens the wait much
     Auto,
     /// The cloud begins the answer, this device takes over
     Relay,
@@ -126,12 +126,14 @@ struct CommonArgs {
     /// Key for the cloud service
     #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true, help_heading = heading::CLOUD)]
     cloud_key: Option<String>,
-    /// Who writes the answer [default: auto with --cloud, or relay if an option of the relay is given; otherwise
-    /// device]
+    /// Who writes the answer [default: auto with --cloud, or relay if an option of the relay is given;
+    /// otherwise device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
-    /// Text that must not leave this device, such as a name or a street: replaced wherever it stands, in capital
-    /// or small letters (may be given several times; `baton config set private-text TEXT ...` keeps it)
+    /// Text that must not leave this device, such as a name or a street (may be given several times)
+    ///
+    /// It is replaced wherever it stands, in capital or small letters. `baton config set private-text TEXT ...`
+    /// keeps such texts.
     #[arg(long, env = "BATON_PRIVATE_TEXT", value_name = "TEXT", value_delimiter = ',', value_parser = values::private, hide_env_values = true, help_heading = heading::CLOUD)]
     private_text: Vec<String>,
     /// Bytes that are sent cost money: with --mode auto, the cloud is then asked less often

@@ -1,4 +1,4 @@
-//! Who answers a turn: this device, the cloud, or both. Chosen for each turn by what each is expected to take.
+//! Who answers a turn: this device, the cloud, or both. It is chosen by what each is expected to take.
 //!
 //! Reads the tokens of the prompt, what this device knows of it already, its own speed, the times of the
 //! cloud's recent answers, and the state of the battery. Makes no decision itself: [`baton_pacing::route`]

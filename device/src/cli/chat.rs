@@ -197,10 +197,11 @@ impl Prompt {
     async fn line(&mut self, interrupts: &Interrupts) -> anyhow::Result<Option<String>> {
         let mut interrupted = false;
         loop {
+            // From the prompt on, a signal is for this loop.
+            let mut watch = interrupts.watch();
             if self.is_terminal {
                 err!("> ");
             }
-            let mut watch = interrupts.watch();
             tokio::select! {
                 line = self.lines.next() => match line {
                     Some(Err(wrong)) if self.is_terminal => errln!("error: {}", chain(&wrong)),
