@@ -206,13 +206,6 @@ impl Agent {
         self
     }
 
-    /// Makes the agent replace these texts in everything that is sent, whatever they are.
-    #[must_use]
-    pub fn with_private(self, texts: impl IntoIterator<Item = String>) -> Self {
-        self.memory.name(texts);
-        self
-    }
-
     fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -130,12 +130,6 @@ struct CommonArgs {
     /// otherwise device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
     mode: Option<ModeArg>,
-    /// Text that must not leave this device, such as a name or a street (may be given several times)
-    ///
-    /// It is replaced wherever it stands, in capital or small letters. `baton config set private-text TEXT ...`
-    /// keeps such texts.
-    #[arg(long, env = "BATON_PRIVATE_TEXT", value_name = "TEXT", value_delimiter = ',', value_parser = values::private, hide_env_values = true, help_heading = heading::CLOUD)]
-    private_text: Vec<String>,
     /// Bytes that are sent cost money: with --mode auto, the cloud is then asked less often
     #[arg(long, help_heading = heading::CLOUD)]
     metered: bool,

@@ -57,8 +57,7 @@ pub(super) async fn open(common: &CommonArgs, used: Use) -> anyhow::Result<Opene
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let mut agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
-        .with_network(common.network.clone())
-        .with_private(common.private_text.iter().cloned());
+        .with_network(common.network.clone());
     if common.mode.unwrap_or(if used.relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
         let options = RouteOptions { is_metered: common.metered, reads_ahead: used.reads_ahead };
         agent = agent.with_routes(options, &settings, &cloud_url);
@@ -128,7 +127,7 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     err!(
         "Questions and documents would be sent to {url}. Replaced before, where they are recognized: e-mail addresses,\n\
          phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths.\n\
-         Names of people, streets, dates of birth and everything else would be sent as they are, except what --private-text names.\n\
+         Names of people, streets, dates of birth and everything else would be sent as they are.\n\
          May this cloud be used, now and later? [y/N] "
     );
     let mut answer = String::new();

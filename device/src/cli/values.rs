@@ -84,18 +84,6 @@ pub(super) fn stop(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Longest text that a user names as private, in bytes.
-const PRIVATE_BYTES_MAX: usize = 200;
-
-/// Reads a text that must not leave the device. A single letter would be found everywhere.
-pub(super) fn private(text: &str) -> Result<String, String> {
-    let letters = text.chars().filter(|c| c.is_alphanumeric()).count();
-    if letters < 2 || text.len() > PRIVATE_BYTES_MAX {
-        return Err(format!("must have 2 letters or digits, and at most {PRIVATE_BYTES_MAX} bytes"));
-    }
-    Ok(text.to_owned())
-}
-
 /// Reads a refiner mode.
 pub(super) fn mode(text: &str) -> Result<Mode, String> {
     text.parse().map_err(|_| format!("must be {MODES}"))

@@ -5,8 +5,6 @@
 pub enum EntityKind {
     /// Text that already looked like a placeholder; it is replaced too, so that it is restored exactly.
     Text,
-    /// A text that the user named as private.
-    Name,
     /// User name in the path of a home folder.
     User,
     /// Telephone number.
@@ -33,9 +31,8 @@ pub enum EntityKind {
 
 impl EntityKind {
     /// Every kind, weakest first. If two findings overlap, the later kind in this list is used.
-    pub const ALL: [EntityKind; 13] = [
+    pub const ALL: [EntityKind; 12] = [
         Self::Text,
-        Self::Name,
         Self::User,
         Self::Phone,
         Self::Ip,
@@ -53,7 +50,6 @@ impl EntityKind {
     pub fn label(self) -> &'static str {
         match self {
             Self::Text => "TEXT",
-            Self::Name => "NAME",
             Self::User => "USER",
             Self::Phone => "PHONE",
             Self::Ip => "IP",

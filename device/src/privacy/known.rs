@@ -37,8 +37,6 @@ pub struct Memory(Arc<Mutex<Values>>);
 struct Values {
     /// The entries, by the value in lower case and normal form.
     entries: HashMap<String, Entry>,
-    /// Texts that the user named as private, in lower case and normal form. They are never forgotten.
-    named: Vec<String>,
     clock: u64,
     matcher: Option<Arc<Matcher>>,
 }
@@ -57,19 +55,6 @@ impl fmt::Debug for Memory {
 impl Memory {
     fn values(&self) -> MutexGuard<'_, Values> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds texts that the user named as private. They are replaced wherever they stand alone, in capital or
-    /// small letters.
-    pub fn name(&self, texts: impl IntoIterator<Item = String>) {
-        let mut values = self.values();
-        for text in texts {
-            let text = lower(Normal::new(text.trim()).text());
-            if !text.is_empty() && !values.named.contains(&text) {
-                values.named.push(text);
-            }
-        }
-        values.matcher = None;
     }
 
     /// Returns the number of values.
@@ -107,7 +92,8 @@ impl Memory {
         if let Some(matcher) = &values.matcher {
             return Arc::clone(matcher);
         }
-        let matcher = Arc::new(Matcher::new(values.all()));
+        let matcher =
+            Arc::new(Matcher::new(values.entries.iter().map(|(value, entry)| (value.as_str(), entry.kind))));
         values.forget();
         // The stored matcher still finds the forgotten values, until the next new value replaces it.
         values.matcher = Some(Arc::clone(&matcher));
@@ -141,12 +127,6 @@ impl Memory {
 }
 
 impl Values {
-    /// Returns what is looked for. A named text that is also a value of another kind stays that.
-    fn all(&self) -> impl Iterator<Item = (&str, EntityKind)> {
-        let named = self.named.iter().map(|text| (text.as_str(), EntityKind::Name));
-        named.chain(self.entries.iter().map(|(value, entry)| (value.as_str(), entry.kind)))
-    }
-
     fn forget(&mut self) {
         let over = self.entries.len().saturating_sub(REMEMBERED_MAX);
         if over == 0 {
