@@ -14,6 +14,7 @@ mod id;
 mod ip;
 mod key;
 mod named;
+pub(super) mod names;
 mod number;
 mod password;
 mod path;
@@ -48,6 +49,9 @@ pub trait Detector: Send + Sync {
     fn find(&self, text: &str, found: &mut Vec<Found>) -> Result<(), DetectError>;
 }
 
+/// Name of the detector of names.
+pub(super) const NAMES: &str = "names";
+
 /// The detectors that come with the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuiltIn {
@@ -74,10 +78,12 @@ pub enum BuiltIn {
     Path,
     /// Tables whose header row says what a column holds.
     Column,
+    /// Names of people, places and organisations.
+    Names,
 }
 
 impl BuiltIn {
-    const ALL: [BuiltIn; 11] = [
+    const ALL: [BuiltIn; 12] = [
         Self::Email,
         Self::Phone,
         Self::Card,
@@ -89,6 +95,7 @@ impl BuiltIn {
         Self::Password,
         Self::Path,
         Self::Column,
+        Self::Names,
     ];
 
     /// Makes all built-in detectors.
@@ -111,6 +118,7 @@ impl Detector for BuiltIn {
             Self::Password => "password",
             Self::Path => "path",
             Self::Column => "column",
+            Self::Names => NAMES,
         }
     }
 
@@ -127,6 +135,7 @@ impl Detector for BuiltIn {
             Self::Password => password::find(text, found),
             Self::Path => path::find(text, found),
             Self::Column => column::find(text, found),
+            Self::Names => names::find(text, found),
         }
         Ok(())
     }

@@ -5,6 +5,14 @@
 pub enum EntityKind {
     /// Text that already looked like a placeholder; it is replaced too, so that it is restored exactly.
     Text,
+    /// Name of a person.
+    Person,
+    /// Street with a house number, or a town.
+    Place,
+    /// Name of an organisation.
+    Org,
+    /// Text from the user's own list.
+    Name,
     /// User name in the path of a home folder.
     User,
     /// Telephone number.
@@ -31,8 +39,12 @@ pub enum EntityKind {
 
 impl EntityKind {
     /// Every kind, weakest first. If two findings overlap, the later kind in this list is used.
-    pub const ALL: [EntityKind; 12] = [
+    pub const ALL: [EntityKind; 16] = [
         Self::Text,
+        Self::Person,
+        Self::Place,
+        Self::Org,
+        Self::Name,
         Self::User,
         Self::Phone,
         Self::Ip,
@@ -46,10 +58,20 @@ impl EntityKind {
         Self::Key,
     ];
 
+    /// Checks for a kind that names are found by, and not a form of its own. Names are looked for in the case
+    /// in which they were written.
+    pub(super) fn is_name(self) -> bool {
+        matches!(self, Self::Person | Self::Place | Self::Org)
+    }
+
     /// Returns the word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Text => "TEXT",
+            Self::Person => "PERSON",
+            Self::Place => "PLACE",
+            Self::Org => "ORG",
+            Self::Name => "NAME",
             Self::User => "USER",
             Self::Phone => "PHONE",
             Self::Ip => "IP",

@@ -5,6 +5,7 @@
 //! answer comes back as history. It stays on the device, is never written to disk, and is bounded. All values
 //! of a request are looked for in that request, however many there are.
 
+use super::detect::names::{NamePart, may_follow, parts};
 use super::normal::Normal;
 use super::{EntityKind, PlaceholderTable};
 use aho_corasick::{AhoCorasick, Anchored, Input, MatchKind, StartKind};
@@ -35,7 +36,7 @@ pub struct Memory(Arc<Mutex<Values>>);
 
 #[derive(Default)]
 struct Values {
-    /// The entries, by the value in lower case and normal form.
+    /// The entries, by the value in normal form; names in their own case, all others in lower case.
     entries: HashMap<String, Entry>,
     clock: u64,
     matcher: Option<Arc<Matcher>>,
@@ -43,6 +44,8 @@ struct Values {
 
 struct Entry {
     kind: EntityKind,
+    /// Whether it is a name that is also a word.
+    is_word: bool,
     used: u64,
 }
 
@@ -73,18 +76,18 @@ impl Memory {
         let mut values = self.values();
         values.clock += 1;
         let used = values.clock;
-        for (kind, value) in found {
-            let value = lower(value.trim());
+        let found = found.flat_map(|(kind, value)| with_parts(kind, &value));
+        for (kind, NamePart { text: value, is_word }) in found {
             let chars = value.chars().filter(|c| c.is_alphanumeric()).count();
             let number = !value.chars().any(char::is_alphabetic);
-            let short = chars < VALUE_CHARS_MIN + usize::from(number);
+            let short = chars < VALUE_CHARS_MIN + usize::from(number) && !is_short_name(kind, &value);
             if kind == EntityKind::Text || value.len() > VALUE_BYTES_MAX || short {
                 continue;
             }
             match values.entries.get_mut(&value) {
                 Some(entry) => entry.used = used,
                 None => {
-                    values.entries.insert(value, Entry { kind, used });
+                    values.entries.insert(value, Entry { kind, is_word, used });
                     values.matcher = None;
                 }
             }
@@ -93,7 +96,7 @@ impl Memory {
             return Arc::clone(matcher);
         }
         let matcher =
-            Arc::new(Matcher::new(values.entries.iter().map(|(value, entry)| (value.as_str(), entry.kind))));
+            Arc::new(Matcher::new(values.entries.iter().map(|(value, entry)| (value.as_str(), entry))));
         values.forget();
         // The stored matcher still finds the forgotten values, until the next new value replaces it.
         values.matcher = Some(Arc::clone(&matcher));
@@ -145,6 +148,19 @@ impl Values {
     }
 }
 
+/// Returns a value as it is remembered, and the parts of it that may stand alone.
+fn with_parts(kind: EntityKind, value: &str) -> Vec<(EntityKind, NamePart)> {
+    let value = value.trim();
+    let whole = if kind.is_name() { value.to_owned() } else { lower(value) };
+    let parts = if kind == EntityKind::Person { parts(value) } else { Vec::new() };
+    [NamePart { text: whole, is_word: false }].into_iter().chain(parts).map(|part| (kind, part)).collect()
+}
+
+/// Checks for a name of two Chinese characters.
+fn is_short_name(kind: EntityKind, value: &str) -> bool {
+    kind.is_name() && value.chars().count() == 2 && !value.chars().any(joins)
+}
+
 fn lower(text: &str) -> String {
     text.chars().map(lower_char).collect()
 }
@@ -165,6 +181,10 @@ pub(super) struct Matcher {
     /// Values that must stand alone, and are found only as they were written.
     words: Option<AhoCorasick>,
     word_kinds: Vec<EntityKind>,
+    /// Names, which are found only in the case in which they were written.
+    names: Option<AhoCorasick>,
+    /// Of each name its kind, and whether it is also a word.
+    name_kinds: Vec<(EntityKind, bool)>,
     /// Every value without separators, to recognize parts of values.
     all: Vec<String>,
 }
@@ -212,13 +232,48 @@ fn other_notations(bare: &str) -> Vec<String> {
     forms
 }
 
+/// Builds an automaton of values; returns it with what belongs to each of them.
+fn automaton<T>(values: HashMap<String, T>, starts: StartKind) -> (Option<AhoCorasick>, Vec<T>) {
+    let (patterns, kinds): (Vec<String>, Vec<T>) = values.into_iter().unzip();
+    let automaton = (!patterns.is_empty()).then(|| {
+        AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .start_kind(starts)
+            .build(&patterns)
+            .expect("bounded values fit an automaton")
+    });
+    (automaton, kinds)
+}
+
+/// Returns the longest match at `start` that stands alone; each try is shorter than the one before.
+fn longest(
+    automaton: &AhoCorasick,
+    text: &str,
+    start: usize,
+    stands: impl Fn(Range<usize>) -> bool,
+) -> Option<aho_corasick::Match> {
+    let mut end = text.len();
+    while let Some(m) = automaton.find(Input::new(text).range(start..end).anchored(Anchored::Yes)) {
+        if stands(m.range()) {
+            return Some(m);
+        }
+        end = m.end() - 1;
+    }
+    None
+}
+
 impl Matcher {
-    fn new<'a>(values: impl Iterator<Item = (&'a str, EntityKind)>) -> Self {
-        let (mut loose, mut words) = (HashMap::new(), HashMap::new());
+    fn new<'a>(values: impl Iterator<Item = (&'a str, &'a Entry)>) -> Self {
+        let (mut loose, mut words, mut names) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut all = Vec::new();
-        for (value, kind) in values {
+        for (value, entry) in values {
+            let kind = entry.kind;
             let bare = packed(value).text;
             all.push(bare.clone());
+            if kind.is_name() {
+                names.insert(value.to_owned(), (kind, entry.is_word));
+                continue;
+            }
             if kind == EntityKind::Phone {
                 let forms = other_notations(&bare).into_iter();
                 loose.extend(forms.filter(|form| form.len() >= LOOSE_CHARS_MIN).map(|form| (form, kind)));
@@ -232,20 +287,10 @@ impl Matcher {
                 loose.insert(bare, kind);
             }
         }
-        let build = |values: HashMap<String, EntityKind>, starts| -> (Option<AhoCorasick>, Vec<EntityKind>) {
-            let (patterns, kinds): (Vec<String>, Vec<EntityKind>) = values.into_iter().unzip();
-            let automaton = (!patterns.is_empty()).then(|| {
-                AhoCorasick::builder()
-                    .match_kind(MatchKind::LeftmostLongest)
-                    .start_kind(starts)
-                    .build(&patterns)
-                    .expect("bounded values fit an automaton")
-            });
-            (automaton, kinds)
-        };
-        let (loose, loose_kinds) = build(loose, StartKind::Unanchored);
-        let (words, word_kinds) = build(words, StartKind::Anchored);
-        Self { loose, loose_kinds, words, word_kinds, all }
+        let (loose, loose_kinds) = automaton(loose, StartKind::Unanchored);
+        let (words, word_kinds) = automaton(words, StartKind::Anchored);
+        let (names, name_kinds) = automaton(names, StartKind::Anchored);
+        Self { loose, loose_kinds, words, word_kinds, names, name_kinds, all }
     }
 
     /// Returns the ranges of `text` (in normal form) that hold a known value.
@@ -266,17 +311,20 @@ impl Matcher {
         if let Some(words) = &self.words {
             let lowered = Lowered::new(text);
             for start in word_starts(&lowered.text) {
-                let mut end = lowered.text.len();
-                // Takes the longest match that stands alone; each try is shorter than the one before.
-                while let Some(m) =
-                    words.find(Input::new(&lowered.text).range(start..end).anchored(Anchored::Yes))
-                {
+                let stands = |range| alone(text, &lowered.original(range, text));
+                if let Some(m) = longest(words, &lowered.text, start, stands) {
                     let range = lowered.original(m.range(), text);
-                    if alone(text, &range) {
-                        found.push((range, self.word_kinds[m.pattern().as_usize()]));
-                        break;
+                    found.push((range, self.word_kinds[m.pattern().as_usize()]));
+                }
+            }
+        }
+        if let Some(names) = &self.names {
+            for start in word_starts(text) {
+                if let Some(m) = longest(names, text, start, |range| alone(text, &range)) {
+                    let (kind, is_word) = self.name_kinds[m.pattern().as_usize()];
+                    if !is_word || may_follow(&text[..start]) {
+                        found.push((m.range(), kind));
                     }
-                    end = m.end() - 1;
                 }
             }
         }

@@ -1,0 +1,124 @@
+//! The lists of names and words that the detectors of names look things up in.
+//!
+//! They are text files beside this source; each says where it comes from. They are read once, at first use.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+/// A set of words of a file.
+type Set = HashSet<&'static str>;
+
+/// All lists.
+pub(super) struct Lists {
+    given: Set,
+    surnames: Set,
+    common: Set,
+    public: Set,
+    towns: Set,
+    /// Chinese surnames of one or two characters.
+    pub(super) chinese_surnames: Set,
+    /// Characters that are usual in Chinese given names.
+    pub(super) chinese_given: HashSet<char>,
+    /// Frequent Chinese characters.
+    pub(super) chinese_common: HashSet<char>,
+    /// Chinese words whose first character is also a surname.
+    pub(super) chinese_words: Set,
+}
+
+/// Returns the lists.
+pub(super) fn lists() -> &'static Lists {
+    static LISTS: LazyLock<Lists> = LazyLock::new(Lists::read);
+    &LISTS
+}
+
+fn set(text: &'static str) -> Set {
+    text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace).collect()
+}
+
+impl Lists {
+    fn read() -> Self {
+        let chinese = include_str!("lists/zh.txt");
+        let section = |name: &str| {
+            let (_, rest) = chinese.split_once(name).unwrap_or_default();
+            set(rest.split("\n[").next().unwrap_or_default())
+        };
+        Self {
+            given: set(include_str!("lists/given.txt")),
+            surnames: set(include_str!("lists/surnames.txt")),
+            common: set(include_str!("lists/common.txt")),
+            public: set(include_str!("lists/public.txt")),
+            towns: set(include_str!("lists/towns.txt")),
+            chinese_surnames: section("[surnames]"),
+            chinese_given: section("[given]").into_iter().flat_map(str::chars).collect(),
+            chinese_common: section("[common]").into_iter().flat_map(str::chars).collect(),
+            chinese_words: section("[words]"),
+        }
+    }
+
+    /// Checks whether all parts of a word such as `Anna-Lena` are in a set.
+    fn all_in(set: &Set, word: &str) -> bool {
+        set.contains(word) || word.contains('-') && word.split('-').all(|part| set.contains(part))
+    }
+
+    pub(super) fn is_given(&self, word: &str) -> bool {
+        Self::all_in(&self.given, word)
+    }
+
+    pub(super) fn is_surname(&self, word: &str) -> bool {
+        Self::all_in(&self.surnames, word)
+    }
+
+    pub(super) fn is_town(&self, word: &str) -> bool {
+        self.towns.contains(word)
+    }
+
+    /// Checks whether a name is known to everybody, so that it is not private by itself.
+    pub(super) fn is_public(&self, word: &str) -> bool {
+        self.public.contains(word)
+    }
+
+    /// Checks for a word of the languages, in any usual form. Names that are also words are such words too.
+    pub(super) fn is_common(&self, word: &str) -> bool {
+        let lower = word.to_lowercase();
+        self.has_word(&lower)
+            || NOUN_ENDINGS.iter().any(|end| lower.len() > end.len() + 2 && lower.ends_with(end))
+            || lower.chars().count() >= COMPOUND_CHARS_MIN && self.is_compound(&lower)
+            || word.contains('-') && lower.split('-').all(|part| self.has_word(part))
+    }
+
+    /// Checks for a word, its plural or its inflected form.
+    fn has_word(&self, lower: &str) -> bool {
+        let known = |word: &str| word.len() > 1 && self.common.contains(word);
+        known(lower)
+            || ENDINGS.iter().any(|end| lower.strip_suffix(end).is_some_and(|stem| stem.len() > 2 && known(stem)))
+            || lower.strip_suffix("ies").is_some_and(|stem| known(&format!("{stem}y")))
+            || lower.strip_suffix("ing").is_some_and(|stem| known(&format!("{stem}e")))
+            || lower.strip_suffix("ed").is_some_and(|stem| known(&format!("{stem}e")))
+    }
+
+    /// Checks whether a long word is made of two words, as German ones are.
+    fn is_compound(&self, lower: &str) -> bool {
+        const PART_MIN: usize = 4;
+        let cuts = lower.char_indices().map(|(at, _)| at);
+        cuts.filter(|&at| at >= PART_MIN && lower.len() - at >= PART_MIN).any(|at| {
+            let (head, tail) = lower.split_at(at);
+            let joint = |end: &str| head.strip_suffix(end).is_some_and(|head| self.common.contains(head));
+            (self.common.contains(head) || joint("s") || joint("n") || joint("en")) && self.has_word(tail)
+        })
+    }
+}
+
+/// Fewest letters of a word that is looked at as a compound.
+const COMPOUND_CHARS_MIN: usize = 9;
+
+/// Endings of inflected words.
+const ENDINGS: &[&str] =
+    &["s", "es", "n", "en", "e", "er", "ern", "em", "ed", "d", "ing", "ly", "er's", "a", "as", "os", "in", "innen"];
+
+/// Endings that names rarely have.
+const NOUN_ENDINGS: &[&str] = &[
+    "tion", "tions", "sion", "sions", "ment", "ments", "ness", "ity", "ities", "ship", "ance", "ence", "ology",
+    "ics", "ism", "ware", "able", "ible", "ical", "ally", "ings", "ung", "ungen", "heit", "heiten", "keit",
+    "keiten", "schaft", "schaften", "tät", "täten", "ismus", "isch", "ische", "ischen", "lich", "liche",
+    "lichen", "ción", "ciones", "dad", "dades", "miento", "ísmo", "logía", "tionen", "ierung", "ular", "ional",
+];
