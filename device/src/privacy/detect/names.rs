@@ -48,10 +48,12 @@ pub(in crate::privacy) fn parts(name: &str) -> Vec<NamePart> {
         return alone.then_some(NamePart { text: given, is_word: false }).into_iter().collect();
     }
     let words: Vec<&str> = name.split_whitespace().collect();
-    let long = |word: &&str| word.chars().count() >= 3 && word.starts_with(char::is_uppercase) && !word.ends_with('.');
+    let long = |word: &&str| {
+        word.chars().count() >= 3 && word.starts_with(char::is_uppercase) && !word.ends_with('.')
+    };
     let part = |word: &str| NamePart {
         text: word.to_owned(),
-        is_word: lists.is_common(word) || lists.is_public(word),
+        is_word: lists.is_common(word, true) || lists.is_public(word),
     };
     if words.len() < 2 { Vec::new() } else { words.into_iter().filter(long).map(part).collect() }
 }
@@ -61,5 +63,7 @@ pub(in crate::privacy) fn parts(name: &str) -> Vec<NamePart> {
 pub(in crate::privacy) fn may_follow(before: &str) -> bool {
     let trimmed = before.trim_end_matches([' ', '*', '"', '(']);
     let last = trimmed.rsplit(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
-    !trimmed.is_empty() && !trimmed.ends_with(['.', '!', '?', ':', '\n', '|', '\t']) && !cues::has(cues::ARTICLES, last)
+    !trimmed.is_empty()
+        && !trimmed.ends_with(['.', '!', '?', ':', '\n', '|', '\t'])
+        && !cues::has(cues::ARTICLES, last)
 }

@@ -12,38 +12,270 @@ use crate::privacy::detect::Found;
 
 /// Titles after a surname or a name.
 const TITLES: &[&str] = &[
-    "先生", "女士", "小姐", "太太", "夫人", "医生", "大夫", "教授", "老师", "法官", "律师", "经理", "主任", "阿姨", "叔叔", "同志",
-    "师傅", "局长", "院长", "校长", "书记", "总监", "总", "老板", "警官", "护士", "主席", "部长", "厂长", "会计", "工程师", "同学",
-    "爷爷", "奶奶", "哥", "姐",
+    "先生",
+    "女士",
+    "小姐",
+    "太太",
+    "夫人",
+    "医生",
+    "大夫",
+    "教授",
+    "老师",
+    "法官",
+    "律师",
+    "经理",
+    "主任",
+    "阿姨",
+    "叔叔",
+    "同志",
+    "师傅",
+    "局长",
+    "院长",
+    "校长",
+    "书记",
+    "总监",
+    "总",
+    "老板",
+    "警官",
+    "护士",
+    "主席",
+    "部长",
+    "厂长",
+    "会计",
+    "工程师",
+    "同学",
+    "爷爷",
+    "奶奶",
+    "哥",
+    "姐",
 ];
 /// Words before a person.
 const BEFORE: &[&str] = &[
-    "同事", "邻居", "老板", "姐姐", "妹妹", "哥哥", "弟弟", "女儿", "儿子", "妻子", "丈夫", "朋友", "同学", "患者", "病人", "客户",
-    "护士", "医生", "老师", "律师", "经理", "主任", "房东", "租客", "学生", "证人", "爸爸", "妈妈", "父亲", "母亲", "爷爷", "奶奶",
-    "叔叔", "阿姨", "舅舅", "姑姑", "主席", "总监", "记者", "司机", "队长", "组长", "老公", "老婆", "男友", "女友", "表哥", "表妹",
-    "教授", "校长", "院长", "市长", "省长", "总统", "总理", "部长", "先生", "女士", "嫌疑人", "被告", "原告", "当事人", "负责人",
-    "联系人", "收件人", "寄件人", "签字", "参会人员", "出席", "请假", "告诉", "通知", "抄送", "联系", "嫁给", "听说过", "叫", "名叫",
-    "导演", "演员", "作者", "员工", "店主", "代表", "秘书", "助理", "亲爱的", "尊敬的",
+    "同事",
+    "邻居",
+    "老板",
+    "姐姐",
+    "妹妹",
+    "哥哥",
+    "弟弟",
+    "女儿",
+    "儿子",
+    "妻子",
+    "丈夫",
+    "朋友",
+    "同学",
+    "患者",
+    "病人",
+    "客户",
+    "护士",
+    "医生",
+    "老师",
+    "律师",
+    "经理",
+    "主任",
+    "房东",
+    "租客",
+    "学生",
+    "证人",
+    "爸爸",
+    "妈妈",
+    "父亲",
+    "母亲",
+    "爷爷",
+    "奶奶",
+    "叔叔",
+    "阿姨",
+    "舅舅",
+    "姑姑",
+    "主席",
+    "总监",
+    "记者",
+    "司机",
+    "队长",
+    "组长",
+    "老公",
+    "老婆",
+    "男友",
+    "女友",
+    "表哥",
+    "表妹",
+    "教授",
+    "校长",
+    "院长",
+    "市长",
+    "省长",
+    "总统",
+    "总理",
+    "部长",
+    "先生",
+    "女士",
+    "嫌疑人",
+    "被告",
+    "原告",
+    "当事人",
+    "负责人",
+    "联系人",
+    "收件人",
+    "寄件人",
+    "签字",
+    "参会人员",
+    "出席",
+    "请假",
+    "告诉",
+    "通知",
+    "抄送",
+    "联系",
+    "嫁给",
+    "听说过",
+    "叫",
+    "名叫",
+    "导演",
+    "演员",
+    "作者",
+    "员工",
+    "店主",
+    "代表",
+    "秘书",
+    "助理",
+    "亲爱的",
+    "尊敬的",
 ];
 /// Short words before a person. They are also parts of other words, so something must follow that fits.
-const LINKS: &[&str] =
-    &["据", "由", "与", "和", "跟", "给", "找", "问", "是", "对", "向", "请", "让", "被", "的", "说", "为", "在", "和", "及", "到", "把", "去", "同", "觉得", "昨天", "今天"];
+const LINKS: &[&str] = &[
+    "据", "由", "与", "和", "跟", "给", "找", "问", "是", "对", "向", "请", "让", "被", "的", "说", "为",
+    "在", "了", "及", "谢", "、", "到", "把", "去", "同", "觉得", "昨天", "今天",
+];
 /// Words after a person.
 const AFTER: &[&str] = &[
-    "说", "表示", "问", "打电话", "介绍", "回答", "认为", "告诉", "总是", "就诊", "今天", "昨天", "要", "在", "的", "和", "与", "已",
-    "离开", "生我", "写", "发来", "来", "去", "没有", "指出", "称", "担任", "当选", "出生", "上学", "会议", "之间", "是", "还", "请假",
-    "八月", "关于", "确认", "也", "都", "被", "将", "曾", "向", "对", "让", "把", "会", "能", "想", "觉得", "喜欢", "负责", "入院",
+    "说",
+    "表示",
+    "问",
+    "打电话",
+    "介绍",
+    "回答",
+    "认为",
+    "告诉",
+    "总是",
+    "就诊",
+    "今天",
+    "昨天",
+    "要",
+    "在",
+    "的",
+    "和",
+    "与",
+    "已",
+    "离开",
+    "生我",
+    "写",
+    "发来",
+    "来",
+    "去",
+    "没有",
+    "指出",
+    "称",
+    "担任",
+    "当选",
+    "出生",
+    "上学",
+    "会议",
+    "之间",
+    "是",
+    "还",
+    "请假",
+    "周",
+    "上周",
+    "下周",
+    "明天",
+    "八月",
+    "关于",
+    "确认",
+    "也",
+    "都",
+    "被",
+    "将",
+    "曾",
+    "向",
+    "对",
+    "让",
+    "把",
+    "会",
+    "能",
+    "想",
+    "觉得",
+    "喜欢",
+    "负责",
+    "入院",
+    "谈",
+    "打",
+    "拿",
+    "买",
+    "借",
+    "送",
+    "做",
+    "看",
+    "听",
+    "走",
+    "教",
+    "付",
+    "收",
+    "拒",
+    "提",
+    "发",
+    "开",
+    "签",
 ];
 /// Labels before a colon whose value is a person, and headers of columns.
 const LABELS: &[&str] = &[
-    "姓名", "客户", "联系人", "收件人", "发件人", "寄件人", "参会人员", "出席", "请假", "会议记录", "患者", "主治医师", "医师", "承租人",
-    "出租人", "签字", "批准人", "学生", "老师", "名字", "负责人", "申请人", "经办人", "审核", "制表", "记录人", "缺席", "列席", "员工",
-    "家长", "户主", "作者", "卖方", "买方", "甲方", "乙方", "主持人", "病人", "抄送", "紧急联系人", "法定代表人", "房东", "租客",
+    "姓名",
+    "客户",
+    "联系人",
+    "收件人",
+    "发件人",
+    "寄件人",
+    "参会人员",
+    "出席",
+    "请假",
+    "会议记录",
+    "患者",
+    "主治医师",
+    "医师",
+    "承租人",
+    "出租人",
+    "签字",
+    "批准人",
+    "学生",
+    "老师",
+    "名字",
+    "负责人",
+    "申请人",
+    "经办人",
+    "审核",
+    "制表",
+    "记录人",
+    "缺席",
+    "列席",
+    "员工",
+    "家长",
+    "户主",
+    "作者",
+    "卖方",
+    "买方",
+    "甲方",
+    "乙方",
+    "主持人",
+    "病人",
+    "抄送",
+    "紧急联系人",
+    "法定代表人",
+    "房东",
+    "租客",
 ];
 /// Characters that no name has, and that often stand beside one.
-const FUNCTION: &str = "的了是在不我有他这个们中来上大为和到说时要就以也会对能可而子那得着下自之过后作里用去出只把被让给从向与及或但并很都已将我你她它吗呢吧啊请谁哪什么怎没还再又才问叫等所其此些每某各几多少第";
+const FUNCTION: &str = "的了是在不我有他这个们中来上大为和到说时要就以也会对能可而子那得着下自之过后作由里用去出只把被让给从向与及或但并很都已将我你她它吗呢吧啊请谁哪什么怎没还再又才问叫等所其此些每某各几多少第";
 /// Single characters that are rarely surnames before a title.
-const NOT_BEFORE_TITLE: &str = "和于时任应相那全能计信从成管都有来对位支关车安干公用束保家国大老小师主助副各本该总";
+const NOT_BEFORE_TITLE: &str =
+    "和于时任应相那全能计信从成管都有来对位支关车安干公用束保家国大老小师主助副各本该总";
 /// Cities, provinces and countries that are not private by themselves.
 const PUBLIC: &str = "北京 上海 天津 重庆 广州 深圳 成都 杭州 武汉 南京 西安 苏州 郑州 长沙 沈阳 青岛 大连 哈尔滨 昆明 合肥 济南 福州 厦门 宁波 \
     长春 石家庄 太原 南昌 贵阳 南宁 兰州 海口 乌鲁木齐 拉萨 呼和浩特 银川 西宁 香港 澳门 台北 中国 美国 英国 法国 德国 日本 韩国 印度 俄国 \
@@ -51,15 +283,25 @@ const PUBLIC: &str = "北京 上海 天津 重庆 广州 深圳 成都 杭州 �
     湖南 湖北 江苏 江西 浙江 福建 安徽 四川 贵州 云南 陕西 甘肃 青海 辽宁 吉林 黑龙江 海南 台湾 内蒙古 宁夏 新疆 西藏 国外 国内 海外 农村 城市 学校 \
     医院 公司 家里 这里 那里 外地 城里 乡下 市区 郊区 宿舍 酒店 附近 楼上 楼下 隔壁";
 
-pattern!(STREET, concat!(
-    r"\p{Han}{2,10}?(?:路|街|巷|大道|胡同|弄)[0-9]{1,5}号(?:院)?(?:[0-9]{1,3}(?:号楼|栋|幢|座|号院))?(?:[0-9]{1,2}单元)?(?:[0-9]{1,5}(?:室|号|房)?)?",
-    r"|\p{Han}{2,8}?(?:小区|花园|家园|公寓|新村|苑|里)[0-9]{1,3}(?:号楼|栋|幢|座|号)(?:[0-9]{1,2}单元)?(?:[0-9]{1,5}(?:室|号|房)?)?",
-));
-pattern!(FIRM, concat!(
-    r"\p{Han}{2,16}?(?:股份有限公司|有限责任公司|有限公司|集团|商业银行|银行|大学|学院|人民医院|医院|小学|中学|律师事务所|会计师事务所|",
-    r"事务所|基金会|研究院|研究所|协会|公司|幼儿园|出版社|工作室)",
-));
-pattern!(TOWN, r"(?:住在|来自|老家在|家在|搬到了?|搬去|出生在|出生于|生于|位于|前往|[0-9]{6}\s?)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村)|\p{Han}{2,3})");
+pattern!(
+    STREET,
+    concat!(
+        r"\p{Han}{2,10}?(?:路|街|巷|大道|胡同|弄)[0-9]{1,5}号(?:院)?(?:[0-9]{1,3}(?:号楼|栋|幢|座|号院))?(?:[0-9]{1,2}单元)?(?:[0-9]{1,5}(?:室|号|房)?)?",
+        r"|\p{Han}{2,8}?(?:小区|花园|家园|公寓|新村|苑|里)[0-9]{1,3}(?:号楼|栋|幢|座|号)(?:[0-9]{1,2}单元)?(?:[0-9]{1,5}(?:室|号|房)?)?",
+    )
+);
+pattern!(
+    FIRM,
+    concat!(
+        r"\p{Han}{2,16}?(?:股份有限公司|有限责任公司|有限公司|集团|商业银行|银行|大学|学院|人民医院|医院|小学|中学|律师事务所|会计师事务所|",
+        r"事务所|基金会|研究院|研究所|协会|公司|幼儿园|出版社|工作室)",
+    )
+);
+pattern!(
+    TOWN,
+    r"(?:住在|来自|老家在|家在|搬到了?|搬去|出生在|出生于|生于|位于|前往|[0-9]{6}\s?)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村)|\p{Han}{2,3})"
+);
+pattern!(TOWN_KIND, r"(?:在|到|去|于|至|从|回)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村))");
 pattern!(TOWN_VERB, r"在(\p{Han}{2,4}?)(?:长大|举行|住了|生活|出生|上学|工作|召开|定居)");
 pattern!(POST_TOWN, r"\b[0-9]{6}\s?(\p{Han}{2,5})");
 pattern!(TOWN_LABEL, "(?:城市|籍贯|户籍|居住地|出生地|所在地)[\"”]?\\s?[：:]\\s?[\"“]?(\\p{Han}{2,5})");
@@ -76,13 +318,15 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     if text.chars().any(|c| matches!(c, '\u{3041}'..='\u{30ff}')) {
         return;
     }
+    let (text, traditional) = simplified(text);
+    let text = text.as_str();
     places(text, found);
     firms(text, found);
     for m in FOREIGN.find_iter(text) {
         push(found, EntityKind::Person, m.range());
     }
     let chars: Vec<(usize, char)> = text.char_indices().collect();
-    let people = People { text, chars: &chars, lists: lists() };
+    let people = People { text, chars: &chars, lists: lists(), traditional };
     let mut at = 0;
     while at < chars.len() {
         match people.at(at) {
@@ -94,6 +338,26 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         }
     }
 }
+
+/// Returns the text in simplified characters, and whether it was in traditional ones. Positions stay, because
+/// both forms have the same length.
+fn simplified(text: &str) -> (String, bool) {
+    let forms = &lists().chinese_simplified;
+    let mut changed = 0usize;
+    let simple = |c: char| match forms.get(&c) {
+        Some(form) if form.len_utf8() == c.len_utf8() => {
+            changed += 1;
+            *form
+        }
+        _ => c,
+    };
+    let text: String = text.chars().map(simple).collect();
+    let traditional = changed * TRADITIONAL_SHARE > text.chars().filter(|c| is_han(*c)).count();
+    (text, traditional)
+}
+
+/// One in this many characters must have been traditional, so that a text counts as traditional.
+const TRADITIONAL_SHARE: usize = 20;
 
 fn is_public(name: &str) -> bool {
     let plain = name.trim_end_matches('市');
@@ -114,7 +378,7 @@ fn places(text: &str, found: &mut Vec<Found>) {
         let digit = m.as_str().find(|c: char| c.is_ascii_digit()).unwrap_or(0);
         push(found, EntityKind::Place, begin(text, m.start(), m.start() + digit, 3, LEADS)..m.end());
     }
-    for town in [&*TOWN, &*TOWN_VERB, &*POST_TOWN, &*TOWN_LABEL] {
+    for town in [&*TOWN, &*TOWN_KIND, &*TOWN_VERB, &*POST_TOWN, &*TOWN_LABEL] {
         for groups in town.captures_iter(text) {
             let Some(name) = groups.get(1) else { continue };
             let rest = &text[name.end()..];
@@ -131,20 +395,98 @@ fn places(text: &str, found: &mut Vec<Found>) {
 
 fn firms(text: &str, found: &mut Vec<Found>) {
     const LEADS: &[&str] = &[
-        "在", "与", "给", "去", "对", "是", "了", "的", "到", "从", "向", "由", "供应商", "我", "你", "他", "她", "这家", "那家", "和",
-        "来自", "加入", "于", "个", "家", "所", "为", "被", "让", "因", "把",
+        "在",
+        "与",
+        "给",
+        "去",
+        "对",
+        "是",
+        "了",
+        "的",
+        "到",
+        "从",
+        "向",
+        "由",
+        "供应商",
+        "我",
+        "你",
+        "他",
+        "她",
+        "这家",
+        "那家",
+        "和",
+        "来自",
+        "加入",
+        "于",
+        "个",
+        "家",
+        "所",
+        "为",
+        "被",
+        "让",
+        "因",
+        "把",
     ];
     const KINDS: &[&str] = &[
-        "股份有限公司", "有限责任公司", "有限公司", "商业银行", "人民医院", "会计师事务所", "律师事务所", "事务所", "集团", "银行", "大学",
-        "学院", "医院", "小学", "中学", "基金会", "研究院", "研究所", "协会", "公司", "幼儿园", "出版社", "工作室",
+        "股份有限公司",
+        "有限责任公司",
+        "有限公司",
+        "商业银行",
+        "人民医院",
+        "会计师事务所",
+        "律师事务所",
+        "事务所",
+        "集团",
+        "银行",
+        "大学",
+        "学院",
+        "医院",
+        "小学",
+        "中学",
+        "基金会",
+        "研究院",
+        "研究所",
+        "协会",
+        "公司",
+        "幼儿园",
+        "出版社",
+        "工作室",
     ];
     for m in FIRM.find_iter(text) {
         let kind = KINDS.iter().find(|kind| m.as_str().ends_with(**kind)).map_or(0, |kind| kind.len());
         let start = begin(text, m.start(), m.end(), kind, LEADS);
         let name = &text[start..m.end() - kind];
         const GENERIC: &[&str] = &[
-            "股份", "有限", "这家", "一家", "各大", "我们", "他们", "上市", "很多", "许多", "中国人民", "最高", "国家", "合作", "外国",
-            "国际", "中央", "全国", "附近", "各个", "母", "子", "跨国", "私立", "公立", "科技", "保险", "电信", "软件", "贸易",
+            "股份",
+            "有限",
+            "这家",
+            "一家",
+            "各大",
+            "我们",
+            "他们",
+            "上市",
+            "很多",
+            "许多",
+            "中国人民",
+            "最高",
+            "国家",
+            "合作",
+            "外国",
+            "国际",
+            "中央",
+            "全国",
+            "附近",
+            "各个",
+            "母",
+            "子",
+            "跨国",
+            "私立",
+            "公立",
+            "科技",
+            "保险",
+            "电信",
+            "软件",
+            "贸易",
         ];
         let plain = GENERIC.contains(&name) || name.chars().count() < 2 || is_public(name);
         let function = name.chars().any(|c| "的了是不我你他她们这那哪".contains(c));
@@ -159,6 +501,8 @@ struct People<'a> {
     text: &'a str,
     chars: &'a [(usize, char)],
     lists: &'static Lists,
+    /// Whether the text was in traditional characters; some of them are in no list.
+    traditional: bool,
 }
 
 impl People<'_> {
@@ -180,7 +524,9 @@ impl People<'_> {
 
     /// Returns the number of characters of the surname at `at`, if the list has it.
     fn surname(&self, at: usize) -> Option<usize> {
-        (1..=2).rev().find(|&len| at + len <= self.chars.len() && self.lists.chinese_surnames.contains(self.slice(at, at + len)))
+        (1..=2).rev().find(|&len| {
+            at + len <= self.chars.len() && self.lists.chinese_surnames.contains(self.slice(at, at + len))
+        })
     }
 
     /// Checks whether what stands before shows a person.
@@ -189,7 +535,9 @@ impl People<'_> {
         let bare = before.trim_end_matches(['"', '“', '*', ' ', '（', '(']);
         let label = bare.strip_suffix(['：', ':']).map(|head| head.trim_end_matches(['"', '”', ' ']));
         BEFORE.iter().any(|word| before.ends_with(word))
-            || label.is_some_and(|head| LABELS.iter().any(|label| head.ends_with(label)))
+            || label.is_some_and(|head| {
+                LABELS.iter().any(|label| head.ends_with(label)) || head.ends_with(['人', '员', '者', '师'])
+            })
             || before.ends_with('@')
     }
 
@@ -216,8 +564,23 @@ impl People<'_> {
         self.lists.chinese_words.contains(self.slice(from, to))
     }
 
+    /// Checks whether a frequent word or a mark begins at `at`.
+    fn word_after(&self, at: usize) -> bool {
+        self.open_after(at)
+            || self.starts_with(at, AFTER)
+            || at + 2 <= self.chars.len() && self.lists.chinese_frequent.contains(self.slice(at, at + 2))
+    }
+
+    /// Checks whether a frequent word or a mark ends at `at`.
+    fn word_before(&self, at: usize) -> bool {
+        self.open_before(at)
+            || self.ends_with(at, LINKS)
+            || at >= 2 && self.lists.chinese_frequent.contains(self.slice(at - 2, at))
+    }
+
     fn usable(&self, from: usize, to: usize) -> bool {
-        to <= self.chars.len() && self.chars[from..to].iter().all(|(_, c)| is_han(*c) && !FUNCTION.contains(*c))
+        to <= self.chars.len()
+            && self.chars[from..to].iter().all(|(_, c)| is_han(*c) && !FUNCTION.contains(*c))
     }
 
     /// Returns the number of characters of a person's name at `at`, without a title.
@@ -227,7 +590,8 @@ impl People<'_> {
         }
         let surname = self.surname(at);
         let names = surname.into_iter().flat_map(|len| [len + 2, len + 1]);
-        let best = names.filter_map(|len| self.score(at, len, surname.unwrap_or(1)).map(|score| (score, len)));
+        let best =
+            names.filter_map(|len| self.score(at, len, surname.unwrap_or(1)).map(|score| (score, len)));
         if let Some((_, len)) = best.max() {
             return Some(len);
         }
@@ -237,27 +601,55 @@ impl People<'_> {
     /// Returns how well a name of this length fits, or `None` if it does not.
     fn score(&self, at: usize, len: usize, surname: usize) -> Option<u32> {
         let end = at + len;
-        if !self.usable(at, end) || self.is_word(at, at + 2) && surname == 1 || len == 3 && self.is_word(at, end) {
+        let count = at > 0 && "一二两三四五六七八九十几每这那0123456789".contains(self.chars[at - 1].1);
+        if !self.usable(at, end)
+            || count
+            || self.starts_with(at + surname, TITLES)
+            || len == 3 && self.is_word(at, end)
+        {
             return None;
         }
         let given = &self.chars[at + surname..end];
+        // The last character may begin the next word.
+        if given.len() == 2
+            && self.is_rare(given[1].1)
+            && end < self.chars.len()
+            && self.is_word(end - 1, end + 1)
+        {
+            return None;
+        }
         let listed = given.iter().all(|(_, c)| self.lists.chinese_given.contains(c));
         let shown = self.shown_before(at);
-        let left = if shown { 2 } else { u32::from(self.open_before(at) || self.ends_with(at, LINKS)) };
+        let left = if shown { 2 } else { u32::from(self.word_before(at)) };
         let title = self.starts_with(end, TITLES);
-        let right = if title { 2 } else { u32::from(self.open_after(end) || self.starts_with(end, AFTER)) };
+        let right = if title { 2 } else { u32::from(self.word_after(end)) };
         let two = u32::from(given.len() == 2);
-        let fits = match (listed, surname) {
-            (true, _) => left + right >= 2 && left.min(right) >= 1 || two == 1 && left + right >= 1 && shown,
-            (false, 2) => left >= 1 && right >= 1,
-            (false, _) => left >= 1 && right >= 1 && left + right >= 3 || two == 1 && left >= 1 && right >= 1 && self.rare(given),
+        let certain = two == 1 && listed && left >= 1 && self.open_after(end);
+        if self.is_word(at, at + 2) && surname == 1 && !certain {
+            return None;
+        }
+        let rare = given.iter().filter(|(_, c)| self.is_rare(*c)).count();
+        let fits = if listed {
+            left + right >= 2 && left.min(right) >= 1
+                || two == 1 && left >= 1 && !self.is_frequent(at + surname, end)
+        } else {
+            let fine = given.iter().all(|(_, c)| self.is_rare(*c) || self.lists.chinese_given.contains(c));
+            left >= 1 && (rare > 0 && fine || right >= 1 && (rare > 0 || surname == 2 || left + right >= 3))
         };
         fits.then_some(2 * (left + right) + two + 2 * u32::from(listed))
     }
 
     /// Checks for characters that are hardly found in words.
-    fn rare(&self, given: &[(usize, char)]) -> bool {
-        given.iter().any(|(_, c)| !self.lists.chinese_common.contains(c) && !self.lists.chinese_given.contains(c))
+    fn rare(&self, chars: &[(usize, char)]) -> bool {
+        chars.iter().any(|(_, c)| self.is_rare(*c))
+    }
+
+    fn is_rare(&self, c: char) -> bool {
+        !self.traditional && !self.lists.chinese_common.contains(&c) && !self.lists.chinese_given.contains(&c)
+    }
+
+    fn is_frequent(&self, from: usize, to: usize) -> bool {
+        self.lists.chinese_frequent.contains(self.slice(from, to))
     }
 
     /// Returns the length of a surname before a title, or after `小` and `老`.
@@ -265,29 +657,46 @@ impl People<'_> {
         let open = self.open_before(at) || self.shown_before(at) || self.ends_with(at, LINKS);
         if let Some(len) = surname {
             let plain = len == 1 && NOT_BEFORE_TITLE.contains(self.chars[at].1);
-            if self.starts_with(at + len, TITLES) && !plain && !self.is_word(at, at + 2) && open {
+            if self.starts_with(at + len, TITLES) && !plain && open {
                 return Some(len);
             }
-            let young = self.ends_with(at, &["小", "老"]) && (at < 2 || !is_han(self.chars[at - 2].1) || self.ends_with(at - 1, LINKS));
-            let ends = self.open_after(at + len) || self.starts_with(at + len, &["说", "和", "都", "也", "在", "去", "来", "的", "跟"]);
+            let young = self.ends_with(at, &["小", "老"])
+                && (at < 2 || !is_han(self.chars[at - 2].1) || self.ends_with(at - 1, LINKS));
+            let ends = self.word_after(at + len) || self.starts_with(at + len, &["都", "也", "跟"]);
+            let young = young && (len == 2 || !self.is_word(at, (at + 2).min(self.chars.len())));
             return (young && ends && !plain).then_some(len);
         }
-        let title = |len: &usize| self.usable(at, at + len) && self.starts_with(at + len, &TITLES[..12]);
-        open.then(|| (1..=2).find(title)).flatten().filter(|&len| self.rare(&self.chars[at..at + len]))
+        let titles = || TITLES.iter().filter(|title| title.chars().count() == 2);
+        let title = |len: &usize| {
+            self.usable(at, at + len) && titles().any(|title| self.after(at + len).starts_with(title))
+        };
+        let young = self.ends_with(at, &["小", "老"]) && self.word_after(at + 1);
+        (open || young)
+            .then(|| (1..=2).find(|len| title(len) || young && *len == 1))
+            .flatten()
+            .filter(|&len| self.rare(&self.chars[at..at + len]))
     }
 
     /// Returns the length of a name whose surname no list has, or of a given name alone.
     fn unlisted(&self, at: usize) -> Option<usize> {
         let greeting = self.before(at).ends_with("亲爱的");
-        if !self.shown_before(at) {
+        let odd = self.is_rare(self.chars[at].1) && self.word_before(at);
+        if !self.shown_before(at) && !odd || self.is_word(at, (at + 2).min(self.chars.len())) {
             return None;
         }
         let fits = |len: &usize| {
             let end = at + len;
-            let rare = end <= self.chars.len() && self.rare(&self.chars[at..end]);
-            self.usable(at, end) && (rare || greeting && self.chars[at..end].iter().all(|(_, c)| self.lists.chinese_given.contains(c)))
-                && (self.open_after(end) || self.starts_with(end, AFTER) || self.starts_with(end, TITLES))
+            if !self.usable(at, end) {
+                return false;
+            }
+            let own = &self.chars[at..end];
+            let fine = own.iter().all(|(_, c)| self.is_rare(*c) || self.lists.chinese_given.contains(c));
+            let stands = self.open_after(end) || self.starts_with(end, TITLES);
+            let verb = fine && self.starts_with(end, AFTER);
+            let all = own.len() == 3 && own.iter().all(|(_, c)| self.is_rare(*c));
+            let before = self.open_before(at) || self.ends_with(at, LINKS) || self.shown_before(at);
+            (self.rare(own) || greeting && fine) && before && (stands || verb) || all
         };
-        (1..=4).rev().find(fits).filter(|&len| len > 1 || greeting)
+        (1..=3).rev().find(fits).filter(|&len| len > 1 || greeting)
     }
 }

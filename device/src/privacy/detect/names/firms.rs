@@ -8,43 +8,59 @@ use crate::privacy::EntityKind;
 use crate::privacy::detect::Found;
 use std::ops::Range;
 
-pattern!(LEGAL_FORM, concat!(
-    r"(?:\b[\p{Lu}0-9][\p{L}0-9.'’-]*,?\s(?:(?:&|\+|und|and|y|e|de|del|of|für|am|an der)\s){0,2}){1,6}",
-    r"(?:(?:m?GmbH|gGmbH|UG|AG|KG|OHG|GbR|SE|KGaA)\b(?:\s&\sCo\.?(?:\s(?:KG|OHG|KGaA))?)?|e\.\s?(?:V|G|K)\.|eG\b|",
-    r"(?:Ltd|Limited|Inc|Incorporated|LLC|LLP|PLC|plc|Corp|Corporation|Pty|GmbH)\b\.?|& Co\.?|",
-    r"S\.\s?(?:L|A|C|R\.L)\.(?:\s?U\.)?(?:\sde\sC\.\s?V\.)?|(?:SL|SLU|SA|SRL|BV|NV|Oy|AB)\b|y Asociados\b|e Hijos\b|Hermanos\b)",
-));
-pattern!(KIND_AFTER, concat!(
-    r"(?:\b(?:St\.\s)?\p{Lu}[\p{L}.'’-]*\s(?:(?:&|and|of)\s)?){1,4}",
-    r"(?:Hospital|Clinic|University|College|School|Academy|Bank|Foundation|Institute|Church|Solutions|Group|Holdings|Partners|",
-    r"Associates|Logistics|Consulting|Industries|Enterprises|Bakery|Pharmacy|Hotel|Restaurant|Museum|Trust|Society|Association|",
-    r"Systems|Technologies|Laboratories|Labs|Motors|Airlines|Insurance|Brothers|Company|Agency|Practice|Studio|Studios)\b",
-));
-pattern!(KIND_BEFORE, concat!(
-    r"\b(?:Universität|Hochschule|Praxis|Klinik|Klinikum|Krankenhaus|Stadtwerke|Volksbank|Sparkasse|Raiffeisenbank|Grundschule|",
-    r"Gymnasium|Realschule|Gesamtschule|Kita|Kindergarten|Verein|Kanzlei|Apotheke|Bäckerei|Metzgerei|Autohaus|Hotel|Gasthof|",
-    r"Restaurant|Spedition|Stiftung|Landratsamt|Amtsgericht|Bauunternehmen|Tischlerei|Universidad|Banco|Clínica|Colegio|Hospital|",
-    r"Instituto|Fundación|Grupo|Transportes|Construcciones|Panadería|Talleres|Taller|Farmacia|Restaurante|Bufete|Despacho|",
-    r"Asociación|Academia|Cooperativa|Editorial|Librería|Ferretería|Supermercados|Seguros|Inmobiliaria|Bodegas|Caja|Escuela|",
-    r"Gestoría|Parroquia|Residencia)\s",
-    r"(?:(?:am|an der|im|der|zum|zur|St\.|Sankt|de la|de los|de las|del|de|la|los)\s)*(\p{Lu}[\p{L}'’-]+)",
-    r"(?:\s(?:(?:de la|de los|del|de|y|am|an der|und)\s)?\p{Lu}[\p{L}'’-]+){0,4}",
-));
-pattern!(KIND_JOINED, r"\b\p{Lu}[\p{L}]+(?:-\p{Lu}[\p{L}]+)*-(?:Krankenhaus|Klinik|Klinikum|Schule|Gymnasium|Stiftung|Universität|Hospital|Bank|Apotheke|Werke|Gruppe)\b");
+pattern!(
+    LEGAL_FORM,
+    concat!(
+        r"(?:\b[\p{Lu}0-9][\p{L}0-9.'’-]* (?:(?:&|\+|und|and|y|e|de|del|of|für|am|an der) ){0,2}){0,5}",
+        r"\b[\p{Lu}0-9][\p{L}0-9.'’-]*,? ",
+        r"(?:(?:m?GmbH|gGmbH|UG|AG|KG|OHG|GbR|SE|KGaA)\b(?: & Co\.?(?: (?:KG|OHG|KGaA))?)?|e\. ?(?:V|G|K)\.|eG\b|",
+        r"(?:Ltd|Limited|Inc|Incorporated|LLC|LLP|PLC|plc|Corp|Corporation|Pty|GmbH)\b\.?|& Co\.?|",
+        r"S\. ?(?:L|A|C|R\.L)\.(?: ?U\.)?(?: de C\. ?V\.)?|(?:SL|SLU|SA|SRL|BV|NV|Oy|AB)\b|y Asociados\b|e Hijos\b|Hermanos\b)",
+    )
+);
+pattern!(
+    KIND_AFTER,
+    concat!(
+        r"(?:\b(?:St\. )?\p{Lu}[\p{L}.'’-]* (?:(?:&|and|of) )?){1,4}",
+        r"(?:Hospital|Clinic|University|College|School|Academy|Bank|Foundation|Institute|Church|Solutions|Group|Holdings|Partners|",
+        r"Associates|Logistics|Consulting|Industries|Enterprises|Bakery|Pharmacy|Hotel|Restaurant|Museum|Trust|Society|Association|",
+        r"Systems|Technologies|Laboratories|Labs|Motors|Airlines|Insurance|Brothers|Company|Agency|Practice|Studio|Studios)\b",
+    )
+);
+pattern!(
+    KIND_BEFORE,
+    concat!(
+        r"\b(?:Universität|Hochschule|Praxis|Klinik|Klinikum|Krankenhaus|Stadtwerke|Volksbank|Sparkasse|Raiffeisenbank|Grundschule|",
+        r"Gymnasium|Realschule|Gesamtschule|Kita|Kindergarten|Verein|Kanzlei|Apotheke|Bäckerei|Metzgerei|Autohaus|Hotel|Gasthof|",
+        r"Restaurant|Spedition|Stiftung|Landratsamt|Amtsgericht|Bauunternehmen|Tischlerei|Universidad|Banco|Clínica|Colegio|Hospital|",
+        r"Instituto|Fundación|Grupo|Transportes|Construcciones|Panadería|Talleres|Taller|Farmacia|Restaurante|Bufete|Despacho|",
+        r"Asociación|Academia|Cooperativa|Editorial|Librería|Ferretería|Supermercados|Seguros|Inmobiliaria|Bodegas|Caja|Escuela|",
+        r"Gestoría|Parroquia|Residencia) ",
+        r"(?:(?:am|an der|im|der|zum|zur|St\.|Sankt|de la|de los|de las|del|de|la|los) )*(\p{Lu}[\p{L}'’-]+)",
+        r"(?: (?:(?:de la|de los|del|de|y|am|an der|und) )?\p{Lu}[\p{L}'’-]+){0,4}",
+    )
+);
+pattern!(
+    KIND_JOINED,
+    r"\b\p{Lu}[\p{L}]+(?:-\p{Lu}[\p{L}]+)*-(?:Krankenhaus|Klinik|Klinikum|Schule|Gymnasium|Stiftung|Universität|Hospital|Bank|Apotheke|Werke|Gruppe)\b"
+);
 
 /// Finds organisations by the form of their names.
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     for m in LEGAL_FORM.find_iter(text) {
-        add(text, m.range(), 1, found);
+        add(text, m.range(), true, found);
     }
     for m in KIND_AFTER.find_iter(text) {
-        add(text, m.range(), 1, found);
+        add(text, m.range(), false, found);
     }
     for groups in KIND_BEFORE.captures_iter(text) {
         let range = groups.get_match().range();
-        let name = groups.get(1).map_or("", |name| name.as_str());
-        let of = groups.get_match().as_str().split_whitespace().nth(1).is_some_and(|word| word.starts_with(char::is_lowercase));
-        if !lists().is_common(name) && !lists().is_public(name) || of && !lists().is_public(name) {
+        let mut words = groups.get_match().as_str().split_whitespace().skip(1).peekable();
+        let of = words.peek().is_some_and(|word| word.starts_with(char::is_lowercase));
+        let name = |word: &str| {
+            word.starts_with(char::is_uppercase) && (of && !lists().is_public(word) || is_own(word))
+        };
+        if words.any(name) {
             push(found, EntityKind::Org, range);
         }
     }
@@ -53,35 +69,41 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
 }
 
+fn bare(word: &str) -> &str {
+    word.trim_end_matches([',', '.', ':'])
+}
+
+/// Checks for a word that may be somebody's own name.
+fn is_own(word: &str) -> bool {
+    let word = bare(word);
+    let known = lists().is_public(word) || lists().is_common(word, true) && !lists().is_surname(word);
+    word.starts_with(char::is_uppercase) && !known
+}
+
 /// Adds an organisation without the words of the sentence at its start, if a name is left.
-fn add(text: &str, mut range: Range<usize>, kind_words: usize, found: &mut Vec<Found>) {
+fn add(text: &str, mut range: Range<usize>, legal: bool, found: &mut Vec<Found>) {
     let starts: Vec<(usize, &str)> = {
         let own = &text[range.clone()];
         own.split_whitespace().map(|word| (word.as_ptr() as usize - own.as_ptr() as usize, word)).collect()
     };
     let base = range.start;
-    let bare = |word: &str| word.trim_end_matches([',', '.', ':']).to_owned();
     let mut first = 0;
     // Function words and roles at the start of a sentence are not a part of the name.
-    while first + kind_words < starts.len() {
+    while first + 1 < starts.len() {
         let word = bare(starts[first].1);
         let small = word.starts_with(char::is_lowercase);
-        let lead = has(cues::ARTICLES, &word)
-            || has(cues::FIRM_LABELS, &word)
-            || has(cues::ROLES, &word)
-            || has(LEADS, &word);
+        let lead = has(cues::ARTICLES, word)
+            || has(cues::FIRM_LABELS, word)
+            || has(cues::ROLES, word)
+            || has(LEADS, word);
         if !small && !lead {
             break;
         }
         first += 1;
     }
-    let name = &starts[first..starts.len().saturating_sub(kind_words)];
-    let own = |word: &str| {
-        let word = bare(word);
-        word.starts_with(char::is_uppercase) && !lists().is_public(&word) && (!lists().is_common(&word) || lists().is_surname(&word))
-    };
+    let name = &starts[first..starts.len().saturating_sub(1)];
     let ampersand = name.iter().any(|(_, word)| *word == "&") && name.len() >= 2;
-    if name.iter().any(|(_, word)| own(word)) || ampersand {
+    if name.iter().any(|(_, word)| is_own(word)) || ampersand || legal && !name.is_empty() {
         range.start = base + starts[first].0;
         push(found, EntityKind::Org, range);
     }
@@ -89,7 +111,8 @@ fn add(text: &str, mut range: Range<usize>, kind_words: usize, found: &mut Vec<F
 
 /// Words at the start of a sentence.
 const LEADS: &[&str] = &[
-    "our", "my", "his", "her", "their", "your", "its", "at", "for", "from", "with", "by", "in", "on", "of", "when", "if", "unser",
-    "unsere", "mein", "meine", "bei", "von", "mit", "für", "wenn", "nuestra", "nuestro", "mi", "su", "en", "de", "con", "para", "i",
-    "we", "he", "she", "they", "it", "and", "und", "y", "but", "contact", "dear",
+    "our", "my", "his", "her", "their", "your", "its", "at", "for", "from", "with", "by", "in", "on", "of",
+    "when", "if", "unser", "unsere", "mein", "meine", "bei", "von", "mit", "für", "wenn", "nuestra",
+    "nuestro", "mi", "su", "en", "de", "con", "para", "i", "we", "he", "she", "they", "it", "and", "und",
+    "y", "but", "contact", "dear",
 ];

@@ -2,7 +2,8 @@
 //!
 //! They are text files beside this source; each says where it comes from. They are read once, at first use.
 
-use std::collections::HashSet;
+use super::cues;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 /// A set of words of a file.
@@ -21,6 +22,10 @@ pub(super) struct Lists {
     pub(super) chinese_given: HashSet<char>,
     /// Frequent Chinese characters.
     pub(super) chinese_common: HashSet<char>,
+    /// Simplified forms of traditional characters.
+    pub(super) chinese_simplified: HashMap<char, char>,
+    /// Frequent Chinese words of two characters.
+    pub(super) chinese_frequent: Set,
     /// Chinese words whose first character is also a surname.
     pub(super) chinese_words: Set,
 }
@@ -33,6 +38,12 @@ pub(super) fn lists() -> &'static Lists {
 
 fn set(text: &'static str) -> Set {
     text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace).collect()
+}
+
+/// Reads two characters.
+fn pair(text: &str) -> Option<(char, char)> {
+    let mut chars = text.chars();
+    Some((chars.next()?, chars.next()?))
 }
 
 impl Lists {
@@ -51,6 +62,8 @@ impl Lists {
             chinese_surnames: section("[surnames]"),
             chinese_given: section("[given]").into_iter().flat_map(str::chars).collect(),
             chinese_common: section("[common]").into_iter().flat_map(str::chars).collect(),
+            chinese_simplified: section("[traditional]").into_iter().filter_map(pair).collect(),
+            chinese_frequent: section("[frequent]"),
             chinese_words: section("[words]"),
         }
     }
@@ -78,11 +91,13 @@ impl Lists {
     }
 
     /// Checks for a word of the languages, in any usual form. Names that are also words are such words too.
-    pub(super) fn is_common(&self, word: &str) -> bool {
+    /// `compounds` also takes words made of two, as German has them.
+    pub(super) fn is_common(&self, word: &str, compounds: bool) -> bool {
         let lower = word.to_lowercase();
-        self.has_word(&lower)
+        [cues::ENGLISH, cues::GERMAN, cues::SPANISH].iter().any(|words| words.contains(&lower.as_str()))
+            || self.has_word(&lower)
             || NOUN_ENDINGS.iter().any(|end| lower.len() > end.len() + 2 && lower.ends_with(end))
-            || lower.chars().count() >= COMPOUND_CHARS_MIN && self.is_compound(&lower)
+            || compounds && lower.chars().count() >= COMPOUND_CHARS_MIN && self.is_compound(&lower)
             || word.contains('-') && lower.split('-').all(|part| self.has_word(part))
     }
 
@@ -90,7 +105,9 @@ impl Lists {
     fn has_word(&self, lower: &str) -> bool {
         let known = |word: &str| word.len() > 1 && self.common.contains(word);
         known(lower)
-            || ENDINGS.iter().any(|end| lower.strip_suffix(end).is_some_and(|stem| stem.len() > 2 && known(stem)))
+            || ENDINGS
+                .iter()
+                .any(|end| lower.strip_suffix(end).is_some_and(|stem| stem.len() > 2 && known(stem)))
             || lower.strip_suffix("ies").is_some_and(|stem| known(&format!("{stem}y")))
             || lower.strip_suffix("ing").is_some_and(|stem| known(&format!("{stem}e")))
             || lower.strip_suffix("ed").is_some_and(|stem| known(&format!("{stem}e")))
@@ -112,13 +129,16 @@ impl Lists {
 const COMPOUND_CHARS_MIN: usize = 9;
 
 /// Endings of inflected words.
-const ENDINGS: &[&str] =
-    &["s", "es", "n", "en", "e", "er", "ern", "em", "ed", "d", "ing", "ly", "er's", "a", "as", "os", "in", "innen"];
+const ENDINGS: &[&str] = &[
+    "s", "es", "n", "en", "e", "er", "ern", "em", "ed", "d", "ing", "ly", "er's", "a", "as", "os", "in",
+    "innen",
+];
 
 /// Endings that names rarely have.
 const NOUN_ENDINGS: &[&str] = &[
-    "tion", "tions", "sion", "sions", "ment", "ments", "ness", "ity", "ities", "ship", "ance", "ence", "ology",
-    "ics", "ism", "ware", "able", "ible", "ical", "ally", "ings", "ung", "ungen", "heit", "heiten", "keit",
-    "keiten", "schaft", "schaften", "tät", "täten", "ismus", "isch", "ische", "ischen", "lich", "liche",
-    "lichen", "ción", "ciones", "dad", "dades", "miento", "ísmo", "logía", "tionen", "ierung", "ular", "ional",
+    "tion", "tions", "sion", "sions", "ment", "ments", "ness", "ity", "ities", "ship", "ance", "ence",
+    "ology", "ics", "ism", "ware", "able", "ible", "ical", "ally", "ings", "ung", "ungen", "heit", "heiten",
+    "keit", "keiten", "schaft", "schaften", "tät", "täten", "ismus", "isch", "ische", "ischen", "lich",
+    "liche", "lichen", "ción", "ciones", "dad", "dades", "miento", "ísmo", "logía", "tionen", "ierung",
+    "ular", "ional",
 ];

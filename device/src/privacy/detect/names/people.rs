@@ -6,8 +6,8 @@
 use super::super::push;
 use super::cues::{self, has};
 use super::words::{Language, Shape, Word};
-use crate::privacy::detect::Found;
 use crate::privacy::EntityKind;
+use crate::privacy::detect::Found;
 use std::ops::Range;
 
 /// Most words of a name.
@@ -66,13 +66,17 @@ fn run_end(words: &[Word<'_>], start: usize) -> usize {
         }
         let small = |at: usize| {
             words.get(at).is_some_and(|word| {
-                word.spaced && word.shape == Shape::Lower && (has(cues::CONNECTORS, word.text) || has(cues::TOWN_CONNECTORS, word.text))
+                word.spaced
+                    && word.shape == Shape::Lower
+                    && (has(cues::CONNECTORS, word.text)
+                        || !words[start].listed() && has(cues::TOWN_CONNECTORS, word.text))
             })
         };
         // `y` and `und` join two names as often as two surnames.
         let skip = (1..=2).find(|&skip| (0..skip).all(|n| small(at + n)) && follows(at + skip));
         let plain = words[at - 1].plain;
-        match skip.filter(|_| !plain && !has(&["y", "in", "a", "an", "am", "im"], words[at].text)) {
+        let river = skip == Some(2) && words[at].is("an") && words[at + 1].is("der");
+        match skip.filter(|_| river || !plain && !has(&["y", "an", "am", "im"], words[at].text)) {
             Some(skip) => at += skip,
             None => return at,
         }
@@ -88,7 +92,10 @@ fn without_lead(words: &[Word<'_>], mut run: Range<usize>) -> Range<usize> {
 }
 
 fn is_lead(word: &str) -> bool {
-    has(cues::TITLES, word) || has(cues::ROLES, word) || has(cues::GREETINGS, word) || has(cues::FIRM_LABELS, word)
+    has(cues::TITLES, word)
+        || has(cues::ROLES, word)
+        || has(cues::GREETINGS, word)
+        || has(cues::FIRM_LABELS, word)
 }
 
 /// Returns the words before `at`, nearest first, up to the start of the sentence.
@@ -110,9 +117,13 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     let run = without_lead(words, run.clone());
     let own = &words[run.clone()];
     let language = own[0].language;
-    let public = own.iter().all(|word| word.shape != Shape::Name || super::lists::lists().is_public(word.text));
+    let public =
+        own.iter().all(|word| word.shape != Shape::Name || super::lists::lists().is_public(word.text));
     if public {
         return None;
+    }
+    if below_signature(words, &run) {
+        return Some(EntityKind::Org);
     }
     let named = label(words, run.start);
     if named.is_some_and(|label| has(cues::PLACE_LABELS, label)) {
@@ -123,7 +134,10 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     }
     let mut before = sentence(words, run.start);
     let mut nearest = before.next().filter(|word| word.shape != Shape::Mark || word.is(","))?;
-    let unknown = own.iter().all(|word| word.shape != Shape::Name || !word.plain && !word.given);
+    let unknown = own.iter().enumerate().all(|(at, word)| {
+        let first = at == 0 && own.len() > 1 && has(cues::TOWN_FIRST, word.text);
+        word.shape != Shape::Name || first || !word.plain && !word.given
+    });
     if nearest.is(",") {
         let firm = before.next().is_some_and(|word| has(cues::FIRM_LABELS, word.text));
         return firm.then_some(EntityKind::Org);
@@ -136,24 +150,45 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     }
     let context: Vec<&Word<'_>> = before.collect();
     let says = |list: &[&str]| context.iter().any(|word| has(list, word.text));
-    let after = words[run.end.min(words.len())..].iter().take(8).take_while(|word| !matches!(word.text, "." | "\n" | "," | ";"));
+    let after = words[run.end.min(words.len())..]
+        .iter()
+        .take(8)
+        .take_while(|word| !matches!(word.text, "." | "\n" | "," | ";"));
     let later = |list: &[&str]| after.clone().any(|word| has(list, word.text));
-    let noun = language == Language::German && !unknown && !own.iter().any(|word| super::lists::lists().is_town(word.text));
+    let noun = language == Language::German
+        && !unknown
+        && !own.iter().any(|word| super::lists::lists().is_town(word.text));
     if has(cues::PLACE_PREPOSITIONS, nearest.text) {
         let person = own.iter().any(|word| word.given) && !has(&["in", "en"], nearest.text);
         let loose = has(&["in", "en", "nach", "aus"], nearest.text);
-        let living = says(cues::LIVING) && nearest.text != "at" || loose && later(&["statt", "geboren", "aufgewachsen", "gezogen"]);
+        let living = says(cues::LIVING) && nearest.text != "at"
+            || loose && later(&["statt", "geboren", "aufgewachsen", "gezogen"]);
         // The verb that is nearest decides between a place and an organisation.
         let work = context.iter().take(3).any(|word| has(cues::WORKING, word.text));
         if !work && !person && (living && (!noun || own.len() > 1) || loose && unknown) {
             return Some(EntityKind::Place);
         }
     }
-    if has(cues::FIRM_PREPOSITIONS, nearest.text) && says(cues::WORKING) && !own.iter().any(|word| word.given) {
+    if has(cues::FIRM_PREPOSITIONS, nearest.text) && says(cues::WORKING) && !own.iter().any(|word| word.given)
+    {
         return unknown.then_some(EntityKind::Org);
     }
     let town = own.len() == 1 && super::lists::lists().is_town(own[0].text) && !own[0].listed();
     town.then_some(EntityKind::Place)
+}
+
+/// Checks for a line of unknown words below a line with a person, as in signatures.
+fn below_signature(words: &[Word<'_>], run: &Range<usize>) -> bool {
+    let alone = words.get(run.end).is_none_or(|word| word.is("\n"));
+    let unknown =
+        words[run.clone()].iter().all(|word| word.shape == Shape::Name && word.firm() && !word.listed());
+    if !alone || !unknown || run.start < 3 || !words[run.start - 1].is("\n") {
+        return false;
+    }
+    let mut above = words[..run.start - 1].iter().rev();
+    let names = above.by_ref().take(4).take_while(|word| word.shape == Shape::Name).count();
+    let start = run.start - 1 - names;
+    names > 0 && start > 0 && signature(words, &(start..run.start - 1))
 }
 
 /// A part of a run that may be a name, and what stands before it.
@@ -223,7 +258,7 @@ fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Range<usize>> 
     if names.len() > WORDS_MAX {
         return None;
     }
-    let article = run.start > 0 && has(cues::ARTICLES, words[run.start - 1].text) && words[run.start - 1].shape != Shape::Mark;
+    let article = run.start > 0 && is_article(&words[run.start - 1]);
     let firm = names.iter().filter(|word| word.firm()).count();
     let is_person = if titled {
         true
@@ -235,6 +270,11 @@ fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Range<usize>> 
     is_person.then_some(run)
 }
 
+fn is_article(word: &Word<'_>) -> bool {
+    word.shape != Shape::Mark && has(cues::ARTICLES, word.text)
+        || word.language == Language::English && has(&["a", "an"], word.text)
+}
+
 /// Decides about a name of several words.
 fn several(names: &[&Word<'_>], firm: usize, cued: bool, article: bool) -> bool {
     let (first, last) = (names[0], names[names.len() - 1]);
@@ -242,13 +282,16 @@ fn several(names: &[&Word<'_>], firm: usize, cued: bool, article: bool) -> bool 
         return firm > 0 || first.given || last.surname;
     }
     let listed = first.given || last.surname && names.len() > 1;
-    firm > 0 && listed && !(article && !first.given) || firm == names.len() && (1..=4).contains(&firm) && !article
+    firm > 0 && listed && !(article && !first.given)
+        || firm == names.len() && (1..=4).contains(&firm) && !article
         || first.given && last.surname && names.len() > 1 && !article && (first.firm() || last.firm())
 }
 
 /// Decides about a name of one word.
 fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: bool, article: bool) -> bool {
-    if public(word) && !word.given {
+    let label =
+        [cues::LABELS, cues::PLACE_LABELS, cues::FIRM_LABELS].iter().any(|labels| has(labels, word.text));
+    if public(word) && !left || label && !word.given {
         return false;
     }
     if left {
@@ -257,7 +300,9 @@ fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: boo
     if article {
         return false;
     }
-    let start = at == 0 || word.first || matches!(words[at - 1].text, "." | "!" | "?" | ":" | "\"" | "“" | "„" | "|" | "\t" | "*");
+    let start = at == 0
+        || word.first
+        || matches!(words[at - 1].text, "." | "!" | "?" | ":" | "\"" | "“" | "„" | "|" | "\t" | "*");
     if word.plain {
         return right && word.listed() && !start;
     }
@@ -266,9 +311,18 @@ fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: boo
     }
     // A word in the middle of a sentence that no list has.
     let long = word.text.chars().count() >= 4;
-    let object = matches!(word.language, Language::English | Language::Spanish) && !start && words[at - 1].shape == Shape::Lower;
+    let object = matches!(word.language, Language::English | Language::Spanish)
+        && !start
+        && words[at - 1].shape == Shape::Lower
+        && !has(&["and", "or", "y", "o", "e"], words[at - 1].text);
     let subject = words.get(at + 1).is_some_and(|next| {
-        has(&["has", "hat", "ha", "is", "ist", "está", "was", "refuses", "raised", "will", "sube", "subió", "erhöhte"], next.text)
+        has(
+            &[
+                "has", "hat", "ha", "is", "ist", "está", "was", "refuses", "raised", "will", "sube", "subió",
+                "erhöhte",
+            ],
+            next.text,
+        )
     });
     let german = word.language == Language::German && at > 0 && subject && (start || words[at - 1].is(","));
     long && (object || german || word.language != Language::German && subject && start)
@@ -277,7 +331,8 @@ fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: boo
 /// Checks whether a word that is also a common word begins a name: a name that no word is follows it.
 fn begins_name(words: &[Word<'_>], at: usize, end: usize) -> bool {
     let next = words[at + 1..end].iter().find(|word| word.shape == Shape::Name);
-    words[at].given && next.is_some_and(|next| next.firm())
+    let start = words[at].first || at > 0 && words[at - 1].shape == Shape::Mark;
+    words[at].given && next.is_some_and(|next| next.firm() && (next.listed() || !start))
 }
 
 /// Checks for a title before a name, also one with a period.
@@ -287,7 +342,24 @@ fn title_before(words: &[Word<'_>], at: usize) -> bool {
         Some(dot) if dot.is(".") && words[at].spaced => {
             before.next().is_some_and(|word| has(cues::TITLES, word.text) && word.shape != Shape::Mark)
         }
-        Some(word) => word.shape == Shape::Lower && has(&["don", "doña", "señor", "señora", "profesor", "profesora", "jueza", "juez", "doctor", "doctora"], word.text),
+        Some(word) => {
+            word.shape == Shape::Lower
+                && has(
+                    &[
+                        "don",
+                        "doña",
+                        "señor",
+                        "señora",
+                        "profesor",
+                        "profesora",
+                        "jueza",
+                        "juez",
+                        "doctor",
+                        "doctora",
+                    ],
+                    word.text,
+                )
+        }
         None => false,
     }
 }
@@ -303,7 +375,8 @@ fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
         return true;
     }
     // A list goes on after a person.
-    let joint = matches!(before.text, "," | "&" | "/") || has(&["and", "und", "y", "e", "or", "oder", "o"], before.text);
+    let joint = matches!(before.text, "," | "&" | "/")
+        || has(&["and", "und", "y", "e", "or", "oder", "o"], before.text);
     if joint && last != usize::MAX && (last + 1 == at || last + 2 == at && words[last].is(",")) {
         return true;
     }
@@ -316,7 +389,9 @@ fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
     };
     inner.is_some_and(|word| {
         word.shape == Shape::Lower
-            && (has(cues::ROLES, word.text) || has(cues::BEFORE_PERSON, word.text) || has(cues::GREETINGS, word.text))
+            && (has(cues::ROLES, word.text)
+                || has(cues::BEFORE_PERSON, word.text)
+                || has(cues::GREETINGS, word.text))
             || word.shape == Shape::Name && word.spaced | word.first && has(cues::BEFORE_PERSON, word.text)
     })
 }
@@ -324,15 +399,21 @@ fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
 /// Checks whether the run is the line after the end of a letter.
 fn signature(words: &[Word<'_>], run: &Range<usize>) -> bool {
     let alone = words.get(run.end).is_none_or(|word| matches!(word.text, "\n" | ","));
-    let mut before = words[..run.start].iter().rev().skip_while(|word| matches!(word.text, "\n" | "," | "!" | "."));
+    let mut before =
+        words[..run.start].iter().rev().skip_while(|word| matches!(word.text, "\n" | "," | "!" | "."));
     alone && before.next().is_some_and(|word| has(cues::CLOSINGS, word.text))
 }
 
 /// Checks for a word after a name that shows a person.
 fn cue_after(words: &[Word<'_>], run: &Range<usize>) -> bool {
     let Some(next) = words.get(run.end) else { return false };
-    let number = words.get(run.end + 1).is_some_and(|word| word.shape == Shape::Number && word.text.len() == 2);
-    let speaker = next.is(":") && (words[run.start].first || words[run.start - 1].is("]"));
+    let number =
+        words.get(run.end + 1).is_some_and(|word| word.shape == Shape::Number && word.text.len() == 2);
+    let stamped = run.start > 0 && words[run.start - 1].is("]");
+    let talk = words
+        .get(run.end + 1)
+        .is_some_and(|word| matches!(word.shape, Shape::Lower | Shape::Mark) && !word.is("\n"));
+    let speaker = next.is(":") && (stamped || words[run.start].first && talk);
     let says = next.shape == Shape::Lower && has(cues::AFTER_PERSON, next.text);
     says || number && matches!(next.text, "(" | ",") && !words[run.start].plain || speaker
 }

@@ -94,11 +94,11 @@ fn word_len(text: &str) -> usize {
             continue;
         }
         let rest = &text[at + c.len_utf8()..];
-        let joins = matches!(c, '-' | '\'' | '’') && rest.starts_with(|c: char| c.is_alphabetic() && !is_cjk(c));
+        let joins =
+            matches!(c, '-' | '\'' | '’') && rest.starts_with(|c: char| c.is_alphabetic() && !is_cjk(c));
         // The ending of a genitive does not belong to the name.
-        let genitive = c != '-'
-            && rest.starts_with(['s', 'S'])
-            && !rest[1..].starts_with(|c: char| in_word(c));
+        let genitive =
+            c != '-' && rest.starts_with(['s', 'S']) && !rest[1..].starts_with(|c: char| in_word(c));
         if !joins || genitive {
             break;
         }
@@ -143,9 +143,9 @@ fn is_part(text: &str, at: usize, end: usize) -> bool {
 /// Checks whether a line is code.
 fn is_code(line: &str) -> bool {
     const KEYWORDS: &[&str] = &[
-        "import", "from", "class", "let", "const", "var", "def", "fn", "func", "function", "public", "private",
-        "return", "using", "package", "select", "insert", "update", "struct", "enum", "impl", "use", "pub", "if",
-        "for", "while", "export", "async", "static", "void", "int", "#include",
+        "import", "from", "class", "let", "const", "var", "def", "fn", "func", "function", "public",
+        "private", "return", "using", "package", "select", "insert", "update", "struct", "enum", "impl",
+        "use", "pub", "if", "for", "while", "export", "async", "static", "void", "int", "#include",
     ];
     let trimmed = line.trim_start();
     let first = trimmed.split(|c: char| c.is_whitespace() || c == '(').next().unwrap_or_default();
@@ -250,6 +250,7 @@ fn describe(text: &str, word: &mut Word<'_>) {
         let lists = lists();
         word.given = lists.is_given(word.text);
         word.surname = lists.is_surname(word.text);
-        word.plain = lists.is_public(word.text) || lists.is_common(word.text);
+        word.plain =
+            lists.is_public(word.text) || lists.is_common(word.text, word.language == Language::German);
     }
 }
