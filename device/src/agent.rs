@@ -39,7 +39,7 @@ use stream::CloudStream;
 use crate::client::{CloudClient, OutgoingRequest};
 use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
-use crate::privacy::{Memory, RedactError};
+use crate::privacy::{Memory, PrivateNames, RedactError};
 use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
 use crate::worker::EngineWorker;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
@@ -157,6 +157,8 @@ pub struct Agent {
     /// Private values of earlier questions. They are restored in an answer, so they come back in the history
     /// of the next question.
     memory: Memory,
+    /// What is done with names.
+    names: PrivateNames,
     /// How routes are chosen; `None` if each answer has the mode that was asked for.
     routes: Option<Arc<Routes>>,
     /// Where answers are recorded, if they are.
@@ -191,6 +193,7 @@ impl Agent {
             recent: Mutex::default(),
             network: None,
             memory: Memory::default(),
+            names: PrivateNames::default(),
             routes: None,
             recorder: None,
             reading: Mutex::default(),
@@ -203,6 +206,13 @@ impl Agent {
     #[must_use]
     pub fn with_network(mut self, network: Option<String>) -> Self {
         self.network = network;
+        self
+    }
+
+    /// Sets what is done with names before a text leaves this device.
+    #[must_use]
+    pub fn with_names(mut self, names: PrivateNames) -> Self {
+        self.names = names;
         self
     }
 

@@ -139,9 +139,17 @@ struct CommonArgs {
     /// Allow the cloud for this run without asking; the choice is not stored
     ///
     /// Without it you are asked on the terminal, and your answer is stored for that scheme, host and port.
-    /// Recognized addresses, numbers, keys and passwords are replaced; names, streets, birth dates are not.
+    /// Recognized addresses, numbers, keys, passwords and names are replaced. Some names are not recognized,
+    /// and birth dates are not replaced.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
+    /// Text that is always replaced before anything goes to the cloud, in any case of letters (may be repeated)
+    #[arg(long, value_name = "TEXT", value_parser = values::private_name, help_heading = heading::CLOUD)]
+    private_name: Vec<String>,
+    /// Send names of people, places and organisations unchanged; values with a form of their own, and
+    /// --private-name, are still replaced
+    #[arg(long, help_heading = heading::CLOUD)]
+    no_names: bool,
     /// Do not use the cloud, even if it was allowed before
     #[arg(long, help_heading = heading::CLOUD)]
     no_cloud: bool,

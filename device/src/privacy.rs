@@ -33,6 +33,7 @@ mod detect;
 mod kind;
 mod known;
 mod normal;
+mod private_names;
 mod request;
 mod restore;
 mod table;
@@ -41,10 +42,12 @@ mod turn;
 pub use detect::{BuiltIn, DetectError, Detector, Found};
 pub use kind::EntityKind;
 pub use known::{Memory, REMEMBERED_MAX};
+pub use private_names::{OWN_CHARS_MIN, PrivateNames};
 pub use request::{PublicName, RedactedRequest};
 pub use restore::{Quoting, Restorer};
 pub use table::PlaceholderTable;
 
+use detect::NAMES;
 use normal::Normal;
 
 /// Longest text that is checked, in bytes; longer text is refused, never sent unchecked.
@@ -119,6 +122,9 @@ pub struct Redactor {
     detectors: Vec<Box<dyn Detector>>,
     table: PlaceholderTable,
     memory: Memory,
+    names: PrivateNames,
+    /// Whether only values with a form of their own are replaced, and the user's list.
+    only_forms: bool,
 }
 
 impl Default for Redactor {
@@ -153,8 +159,9 @@ impl Checked<'_> {
     }
 
     /// Returns all findings, known values included, as ranges of the whole text.
-    fn with_known(self, known: &known::Matcher) -> Vec<Finding> {
-        let again = known.find(self.normal.text());
+    fn with_known(self, known: &known::Matcher, names: bool) -> Vec<Finding> {
+        let mut again = known.find(self.normal.text());
+        again.retain(|(_, kind)| names || !kind.is_name());
         let again = again.into_iter().map(|(range, kind)| (self.normal.original(&range), kind));
         let all = self.found.iter().cloned().chain(again);
         all.map(|(range, kind)| (range.start + self.start..range.end + self.start, kind)).collect()
@@ -174,13 +181,26 @@ fn parts(texts: &[&str]) -> Vec<Range<usize>> {
 impl Redactor {
     /// Makes a redactor with these detectors; [`Redactor::default`] has all built-in ones.
     pub fn new(detectors: Vec<Box<dyn Detector>>) -> Self {
-        Self { detectors, table: PlaceholderTable::default(), memory: Memory::default() }
+        Self {
+            detectors,
+            table: PlaceholderTable::default(),
+            memory: Memory::default(),
+            names: PrivateNames::default(),
+            only_forms: false,
+        }
     }
 
     /// Makes the redactor also replace the values in `memory`, and add to it the values that it finds.
     #[must_use]
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// Sets what it does with names.
+    #[must_use]
+    pub fn with_names(mut self, names: PrivateNames) -> Self {
+        self.names = names;
         self
     }
 
@@ -244,9 +264,10 @@ impl Redactor {
         let values =
             checked.iter().flatten().flat_map(|view| view.found.iter().map(|found| view.value(found)));
         let known = self.memory.learn(values);
+        let names = self.finds_names();
         let mut out = Vec::with_capacity(groups.len());
         for ((views, text), texts) in checked.into_iter().zip(&joined).zip(groups) {
-            let found = merged(views.into_iter().flat_map(|view| view.with_known(&known)).collect());
+            let found = merged(views.into_iter().flat_map(|view| view.with_known(&known, names)).collect());
             let parts = parts(texts).into_iter();
             out.push(parts.map(|part| self.replace(text, &part, &found)).collect::<Result<Vec<_>, _>>()?);
         }
@@ -291,10 +312,16 @@ impl Redactor {
         Ok(Checked { part: text, normal, start, found: merged(found) })
     }
 
+    fn finds_names(&self) -> bool {
+        self.names.detected() && !self.only_forms
+    }
+
     /// Runs all detectors on a text; returns ranges of the original.
     fn detect(&self, normal: &Normal<'_>) -> Result<Vec<Finding>, RedactError> {
         let mut found = Vec::new();
-        for detector in &self.detectors {
+        let detectors =
+            self.detectors.iter().filter(|detector| self.finds_names() || detector.name() != NAMES);
+        for detector in detectors {
             let from = found.len();
             detector
                 .find(normal.text(), &mut found)
@@ -305,6 +332,8 @@ impl Redactor {
                 return Err(RedactError::BadRange { detector: detector.name(), start, end });
             }
         }
+        let own = self.names.find_own(normal.text());
+        found.extend(own.into_iter().map(|range| Found { range, kind: EntityKind::Name }));
         Ok(found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect())
     }
 }

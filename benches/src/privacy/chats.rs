@@ -18,6 +18,7 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 
 use super::corpus::{Line, lines};
+use super::names::{self, NameLine};
 use super::recorder::Recorder;
 use super::score::findings;
 use super::seen::SEEN;
@@ -28,6 +29,8 @@ use crate::random::Random;
 const TURNS: usize = 4;
 /// Minimum number of letters and digits in a value. Shorter values can occur by chance in ids and times.
 const CANARY_CHARS_MIN: usize = 7;
+/// Minimum number of Chinese characters in a value; they occur in no id.
+const CANARY_HAN_MIN: usize = 2;
 const TOKENS_MAX: usize = 4096;
 /// Maximum number of waiting text events.
 const EVENTS_MAX: usize = 256;
@@ -66,7 +69,7 @@ impl Talk {
             let line = &corpus[self.random.count((0, corpus.len() as u32 - 1)) as usize];
             for planted in &line.planted {
                 let value = &line.text[planted.must.clone()];
-                if value.chars().filter(|c| c.is_alphanumeric()).count() >= CANARY_CHARS_MIN {
+                if is_long(value) {
                     self.canaries.push(value.to_owned());
                 }
             }
@@ -100,11 +103,20 @@ impl Talk {
     }
 }
 
+/// Checks whether a value is long enough to occur nowhere by chance.
+fn is_long(value: &str) -> bool {
+    let han = value.chars().filter(|c| ('\u{4e00}'..='\u{9fff}').contains(c)).count();
+    han >= CANARY_HAN_MIN || value.chars().filter(|c| c.is_alphanumeric()).count() >= CANARY_CHARS_MIN
+}
+
 /// Returns the lines whose values the detectors find if a line stands alone. Here the question is whether a
 /// value that was found once appears elsewhere; recall is measured in [`super::score`].
 fn corpus(seed: u64) -> anyhow::Result<Vec<Line>> {
     let mut all = lines(&SEEN, seed);
     all.extend(lines(&UNSEEN, seed));
+    for part in [names::SEEN, names::UNSEEN] {
+        all.extend(names::lines(&part, seed)?.into_iter().map(NameLine::into_line));
+    }
     let mut known = Vec::new();
     for line in all {
         let found = findings(&line.text)?;

@@ -5,11 +5,14 @@
 //! evaluation; half of its people have names that are in no list of the detector. `seen.LANG.txt` may be used
 //! to improve the detector.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
-use super::score::Finding;
+use super::corpus::{Line, Planted};
+use super::score::{Finding, findings};
+use super::values::Kind;
 use crate::random::Random;
 
 /// The two parts of the corpus: language, and the text of the file.
@@ -44,6 +47,45 @@ pub(super) struct NameLine {
     pub names: Vec<(NameKind, Range<usize>)>,
     pub language: &'static str,
 }
+
+impl NameLine {
+    /// Returns the line as one of the other corpus.
+    pub(super) fn into_line(self) -> Line {
+        let planted =
+            |(_, name): (NameKind, Range<usize>)| Planted { kind: Kind::Name, must: name.clone(), may: name };
+        Line {
+            text: self.text,
+            planted: self.names.into_iter().map(planted).collect(),
+            language: self.language,
+        }
+    }
+}
+
+/// Checks that the names of people that count as unlisted are in no list of the detector.
+///
+/// # Errors
+/// Fails with the first name that is in one.
+pub(super) fn check_unlisted() -> anyhow::Result<()> {
+    let listed: HashSet<&str> = LISTS.iter().flat_map(|list| list.split_whitespace()).collect();
+    for (language, file) in UNSEEN.iter().filter(|(language, _)| *language != "zh") {
+        let rows = file.lines().filter(|row| row.starts_with('@') && row.contains(" unlisted: "));
+        for word in
+            rows.filter_map(|row| row.split_once(": ")).flat_map(|(_, values)| values.split_whitespace())
+        {
+            ensure!(
+                !listed.contains(word),
+                "{language}: the unlisted name `{word}` is in a list of the detector"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The detector's lists of names.
+const LISTS: [&str; 2] = [
+    include_str!("../../../device/src/privacy/detect/names/lists/given.txt"),
+    include_str!("../../../device/src/privacy/detect/names/lists/surnames.txt"),
+];
 
 /// The values of a file.
 struct Values<'a> {
@@ -103,14 +145,15 @@ fn line(
             rest = tail;
             continue;
         };
-        let mut draw = |random: &mut Random| -> anyhow::Result<(&str, &str)> {
+        let draw = |random: &mut Random| -> anyhow::Result<(&str, &str)> {
             let given = values.pick(random, &format!("given {listed}"))?;
             Ok((given, values.pick(random, &format!("surname {listed}"))?))
         };
         let (kind, value) = match &mark[..1] {
             "p" => {
                 let (given, surname) = *person.insert(draw(random)?);
-                let name = if language == "zh" { format!("{surname}{given}") } else { format!("{given} {surname}") };
+                let name =
+                    if language == "zh" { format!("{surname}{given}") } else { format!("{given} {surname}") };
                 (people, name)
             }
             "s" => (people, person.map_or_else(|| draw(random), Ok)?.1.to_owned()),
@@ -154,7 +197,6 @@ impl Share {
 /// The score of one language.
 #[derive(Debug, Default)]
 pub(super) struct NameScore {
-    pub language: &'static str,
     pub listed: Share,
     pub unlisted: Share,
     pub orgs: Share,
@@ -169,13 +211,25 @@ pub(super) struct NameScore {
 }
 
 impl NameScore {
+    /// Scores the redactor on the lines of a language.
+    pub(super) fn of(language: &'static str, lines: &[NameLine]) -> anyhow::Result<NameScore> {
+        let mut score = NameScore::default();
+        for line in lines.iter().filter(|line| line.language == language) {
+            score.add(line, &findings(&line.text)?);
+        }
+        Ok(score)
+    }
+
     /// Adds a line and what the redactor replaced in it.
-    pub(super) fn add(&mut self, line: &NameLine, found: &[Finding]) {
+    fn add(&mut self, line: &NameLine, found: &[Finding]) {
         self.lines += 1;
         let mut wrong = Vec::new();
         let letters = |range: Range<usize>| {
             let start = range.start;
-            line.text[range].char_indices().filter(|(_, c)| c.is_alphanumeric()).map(move |(at, _)| at + start)
+            line.text[range]
+                .char_indices()
+                .filter(|(_, c)| c.is_alphanumeric())
+                .map(move |(at, _)| at + start)
         };
         for (kind, name) in &line.names {
             let covered = letters(name.clone()).all(|at| found.iter().any(|f| f.range.contains(&at)));
@@ -193,7 +247,8 @@ impl NameScore {
         // A finding is right if all of its letters belong to names. Which of the three kinds it has does not
         // matter, because the name is private in any case.
         for finding in found {
-            let right = letters(finding.range.clone()).all(|at| line.names.iter().any(|(_, n)| n.contains(&at)));
+            let right =
+                letters(finding.range.clone()).all(|at| line.names.iter().any(|(_, n)| n.contains(&at)));
             let share = if finding.label == "PLACE" { &mut self.places_right } else { &mut self.names_right };
             share.count(right);
             if !right {

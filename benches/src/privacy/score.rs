@@ -36,6 +36,8 @@ pub(super) struct Score {
     pub lines: usize,
     pub harmless: u32,
     pub harmless_changed: u32,
+    /// Findings of names, which [`super::names`] scores.
+    pub names: u32,
     /// Lines with wrong results, for improving the detectors.
     pub wrong: Vec<String>,
 }
@@ -104,6 +106,10 @@ impl Score {
             self.harmless_changed += u32::from(!found.is_empty());
         }
         for finding in found {
+            if Kind::Name.labels().contains(&finding.label.as_str()) {
+                self.names += 1;
+                continue;
+            }
             let right = line.planted.iter().find(|planted| {
                 planted.may.start <= finding.range.start
                     && finding.range.end <= planted.may.end

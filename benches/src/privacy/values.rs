@@ -23,9 +23,12 @@ pub(super) enum Kind {
     Password,
     Url,
     Path,
+    /// Name of a person, a place or an organisation; scored apart from the others.
+    Name,
 }
 
 impl Kind {
+    /// The kinds with a form of their own.
     pub(super) const ALL: [Kind; 12] = [
         Kind::Email,
         Kind::Phone,
@@ -55,6 +58,7 @@ impl Kind {
             Kind::Password => "password or PIN",
             Kind::Url => "credential in a URL",
             Kind::Path => "user name in a path",
+            Kind::Name => "name",
         }
     }
 
@@ -72,6 +76,7 @@ impl Kind {
             Kind::Key | Kind::Password => &["KEY", "PASSWORD"],
             Kind::Url => &["KEY", "PASSWORD", "USER"],
             Kind::Path => &["USER"],
+            Kind::Name => &["PERSON", "PLACE", "ORG"],
         }
     }
 }

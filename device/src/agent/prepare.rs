@@ -9,7 +9,9 @@ use crate::client::{CloudClient, OutgoingRequest};
 use crate::local::{AnswerSpec, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
-use crate::privacy::{Memory, PlaceholderTable, Quoting, RedactedRequest, Redactor, Restorer};
+use crate::privacy::{
+    Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer,
+};
 use crate::relay::{CloudFault, Note, RelayConfig, RelayCore, RelayMode, TextRules};
 use baton_engine::prompt::Prompt;
 use baton_engine::stop::StopStrings;
@@ -52,6 +54,7 @@ struct Preparation {
     tokenizer: Arc<Tokenizer>,
     model: Option<Arc<Model>>,
     memory: Memory,
+    names: PrivateNames,
     /// What is shown of answers that are under way, with their tables.
     running: Vec<(Arc<PlaceholderTable>, String)>,
     stop: StopStrings,
@@ -86,6 +89,7 @@ impl Agent {
             tokenizer: self.tokenizer.clone(),
             model: self.device.as_ref().map(|device| device.model.clone()),
             memory: self.memory.clone(),
+            names: self.names.clone(),
             running: self.running.shown(),
             stop: StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends),
             hedge_after_ms,
@@ -169,6 +173,7 @@ impl Preparation {
             self.memory.learn_answer(&table, &shown);
         }
         let mut redactor = Redactor::default().with_memory(self.memory.clone());
+        redactor = redactor.with_names(self.names.clone());
         let mut redacted = match self.mode {
             RelayMode::DeviceOnly => Err(no_cloud()),
             RelayMode::Relay | RelayMode::CloudOnly => {

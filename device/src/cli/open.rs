@@ -7,6 +7,7 @@ use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::conversations::Conversations;
 use crate::models::store;
+use crate::privacy::PrivateNames;
 use crate::relay::{Note, RelayMode};
 use crate::scene;
 use crate::settings::Settings;
@@ -57,7 +58,8 @@ pub(super) async fn open(common: &CommonArgs, used: Use) -> anyhow::Result<Opene
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let mut agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
-        .with_network(common.network.clone());
+        .with_network(common.network.clone())
+        .with_names(PrivateNames::new(!common.no_names, &common.private_name));
     if common.mode.unwrap_or(if used.relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
         let options = RouteOptions { is_metered: common.metered, reads_ahead: used.reads_ahead };
         agent = agent.with_routes(options, &settings, &cloud_url);

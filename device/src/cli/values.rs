@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::privacy::OWN_CHARS_MIN;
 use baton_protocol::{NumberRange, limits};
 use baton_refine::Mode;
 
@@ -41,6 +42,15 @@ pub(super) fn number(
         let read = text.parse::<f32>().ok().filter(|number| range.check("", *number).is_ok());
         read.ok_or_else(|| format!("must be {} to {}", range.min, range.max))
     }
+}
+
+/// Reads a text that is always replaced.
+pub(super) fn private_name(text: &str) -> Result<String, String> {
+    let letters = text.chars().filter(|c| c.is_alphanumeric()).count();
+    let wrong = || {
+        format!("want at least {OWN_CHARS_MIN} letters or digits; shorter texts would be found everywhere")
+    };
+    (letters >= OWN_CHARS_MIN).then(|| text.trim().to_owned()).ok_or_else(wrong)
 }
 
 /// How long a model stays in memory after its last answer.

@@ -263,6 +263,13 @@ fn longest(
 }
 
 impl Matcher {
+    /// Makes a matcher for the user's own list.
+    pub(super) fn of_list(texts: &[&str]) -> Self {
+        let entry = Entry { kind: EntityKind::Name, is_word: false, used: 0 };
+        let texts: Vec<String> = texts.iter().map(|text| lower(Normal::new(text).text())).collect();
+        Self::new(texts.iter().map(|text| (text.as_str(), &entry)))
+    }
+
     fn new<'a>(values: impl Iterator<Item = (&'a str, &'a Entry)>) -> Self {
         let (mut loose, mut words, mut names) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut all = Vec::new();

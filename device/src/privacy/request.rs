@@ -214,7 +214,11 @@ impl Redactor {
     }
 
     fn public_name(&mut self, field: &'static str, name: &str) -> Result<PublicName, RedactError> {
-        match self.redact(name)?.as_str() == name {
+        // Such a name says what something is for, and a word in it must not look like a person.
+        self.only_forms = true;
+        let redacted = self.redact(name);
+        self.only_forms = false;
+        match redacted?.as_str() == name {
             true => Ok(PublicName(name.to_owned())),
             false => Err(RedactError::PrivateName { field }),
         }

@@ -65,5 +65,5 @@ pub(in crate::privacy) fn may_follow(before: &str) -> bool {
     let last = trimmed.rsplit(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
     !trimmed.is_empty()
         && !trimmed.ends_with(['.', '!', '?', ':', '\n', '|', '\t'])
-        && !cues::has(cues::ARTICLES, last)
+        && !cues::has(&cues::ARTICLES, last)
 }

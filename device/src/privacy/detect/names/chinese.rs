@@ -5,283 +5,32 @@
 //! left alone.
 
 use super::super::push;
-use super::lists::{Lists, lists};
+use super::lists::{Lists, chinese as words, lists};
 use super::pattern;
 use crate::privacy::EntityKind;
 use crate::privacy::detect::Found;
+use std::sync::LazyLock;
+
+/// Words of the file of Chinese lists.
+type Cue = LazyLock<Vec<&'static str>>;
 
 /// Titles after a surname or a name.
-const TITLES: &[&str] = &[
-    "先生",
-    "女士",
-    "小姐",
-    "太太",
-    "夫人",
-    "医生",
-    "大夫",
-    "教授",
-    "老师",
-    "法官",
-    "律师",
-    "经理",
-    "主任",
-    "阿姨",
-    "叔叔",
-    "同志",
-    "师傅",
-    "局长",
-    "院长",
-    "校长",
-    "书记",
-    "总监",
-    "总",
-    "老板",
-    "警官",
-    "护士",
-    "主席",
-    "部长",
-    "厂长",
-    "会计",
-    "工程师",
-    "同学",
-    "爷爷",
-    "奶奶",
-    "哥",
-    "姐",
-];
+static TITLES: Cue = LazyLock::new(|| words("[titles]"));
 /// Words before a person.
-const BEFORE: &[&str] = &[
-    "同事",
-    "邻居",
-    "老板",
-    "姐姐",
-    "妹妹",
-    "哥哥",
-    "弟弟",
-    "女儿",
-    "儿子",
-    "妻子",
-    "丈夫",
-    "朋友",
-    "同学",
-    "患者",
-    "病人",
-    "客户",
-    "护士",
-    "医生",
-    "老师",
-    "律师",
-    "经理",
-    "主任",
-    "房东",
-    "租客",
-    "学生",
-    "证人",
-    "爸爸",
-    "妈妈",
-    "父亲",
-    "母亲",
-    "爷爷",
-    "奶奶",
-    "叔叔",
-    "阿姨",
-    "舅舅",
-    "姑姑",
-    "主席",
-    "总监",
-    "记者",
-    "司机",
-    "队长",
-    "组长",
-    "老公",
-    "老婆",
-    "男友",
-    "女友",
-    "表哥",
-    "表妹",
-    "教授",
-    "校长",
-    "院长",
-    "市长",
-    "省长",
-    "总统",
-    "总理",
-    "部长",
-    "先生",
-    "女士",
-    "嫌疑人",
-    "被告",
-    "原告",
-    "当事人",
-    "负责人",
-    "联系人",
-    "收件人",
-    "寄件人",
-    "签字",
-    "参会人员",
-    "出席",
-    "请假",
-    "告诉",
-    "通知",
-    "抄送",
-    "联系",
-    "嫁给",
-    "听说过",
-    "叫",
-    "名叫",
-    "导演",
-    "演员",
-    "作者",
-    "员工",
-    "店主",
-    "代表",
-    "秘书",
-    "助理",
-    "亲爱的",
-    "尊敬的",
-];
+static BEFORE: Cue = LazyLock::new(|| words("[before]"));
 /// Short words before a person. They are also parts of other words, so something must follow that fits.
-const LINKS: &[&str] = &[
-    "据", "由", "与", "和", "跟", "给", "找", "问", "是", "对", "向", "请", "让", "被", "的", "说", "为",
-    "在", "了", "及", "谢", "、", "到", "把", "去", "同", "觉得", "昨天", "今天",
-];
+static LINKS: Cue = LazyLock::new(|| words("[links]"));
 /// Words after a person.
-const AFTER: &[&str] = &[
-    "说",
-    "表示",
-    "问",
-    "打电话",
-    "介绍",
-    "回答",
-    "认为",
-    "告诉",
-    "总是",
-    "就诊",
-    "今天",
-    "昨天",
-    "要",
-    "在",
-    "的",
-    "和",
-    "与",
-    "已",
-    "离开",
-    "生我",
-    "写",
-    "发来",
-    "来",
-    "去",
-    "没有",
-    "指出",
-    "称",
-    "担任",
-    "当选",
-    "出生",
-    "上学",
-    "会议",
-    "之间",
-    "是",
-    "还",
-    "请假",
-    "周",
-    "上周",
-    "下周",
-    "明天",
-    "八月",
-    "关于",
-    "确认",
-    "也",
-    "都",
-    "被",
-    "将",
-    "曾",
-    "向",
-    "对",
-    "让",
-    "把",
-    "会",
-    "能",
-    "想",
-    "觉得",
-    "喜欢",
-    "负责",
-    "入院",
-    "谈",
-    "打",
-    "拿",
-    "买",
-    "借",
-    "送",
-    "做",
-    "看",
-    "听",
-    "走",
-    "教",
-    "付",
-    "收",
-    "拒",
-    "提",
-    "发",
-    "开",
-    "签",
-];
+static AFTER: Cue = LazyLock::new(|| words("[after]"));
 /// Labels before a colon whose value is a person, and headers of columns.
-const LABELS: &[&str] = &[
-    "姓名",
-    "客户",
-    "联系人",
-    "收件人",
-    "发件人",
-    "寄件人",
-    "参会人员",
-    "出席",
-    "请假",
-    "会议记录",
-    "患者",
-    "主治医师",
-    "医师",
-    "承租人",
-    "出租人",
-    "签字",
-    "批准人",
-    "学生",
-    "老师",
-    "名字",
-    "负责人",
-    "申请人",
-    "经办人",
-    "审核",
-    "制表",
-    "记录人",
-    "缺席",
-    "列席",
-    "员工",
-    "家长",
-    "户主",
-    "作者",
-    "卖方",
-    "买方",
-    "甲方",
-    "乙方",
-    "主持人",
-    "病人",
-    "抄送",
-    "紧急联系人",
-    "法定代表人",
-    "房东",
-    "租客",
-];
+static LABELS: Cue = LazyLock::new(|| words("[labels]"));
 /// Characters that no name has, and that often stand beside one.
 const FUNCTION: &str = "的了是在不我有他这个们中来上大为和到说时要就以也会对能可而子那得着下自之过后作由里用去出只把被让给从向与及或但并很都已将我你她它吗呢吧啊请谁哪什么怎没还再又才问叫等所其此些每某各几多少第";
 /// Single characters that are rarely surnames before a title.
 const NOT_BEFORE_TITLE: &str =
     "和于时任应相那全能计信从成管都有来对位支关车安干公用束保家国大老小师主助副各本该总";
 /// Cities, provinces and countries that are not private by themselves.
-const PUBLIC: &str = "北京 上海 天津 重庆 广州 深圳 成都 杭州 武汉 南京 西安 苏州 郑州 长沙 沈阳 青岛 大连 哈尔滨 昆明 合肥 济南 福州 厦门 宁波 \
-    长春 石家庄 太原 南昌 贵阳 南宁 兰州 海口 乌鲁木齐 拉萨 呼和浩特 银川 西宁 香港 澳门 台北 中国 美国 英国 法国 德国 日本 韩国 印度 俄国 \
-    俄罗斯 加拿大 巴西 西班牙 意大利 澳大利亚 纽约 伦敦 巴黎 柏林 东京 罗马 莫斯科 首尔 悉尼 日内瓦 欧洲 亚洲 非洲 美洲 广东 广西 山东 山西 河南 河北 \
-    湖南 湖北 江苏 江西 浙江 福建 安徽 四川 贵州 云南 陕西 甘肃 青海 辽宁 吉林 黑龙江 海南 台湾 内蒙古 宁夏 新疆 西藏 国外 国内 海外 农村 城市 学校 \
-    医院 公司 家里 这里 那里 外地 城里 乡下 市区 郊区 宿舍 酒店 附近 楼上 楼下 隔壁";
+static PUBLIC: Cue = LazyLock::new(|| words("[public]"));
 
 pattern!(
     STREET,
@@ -361,7 +110,7 @@ const TRADITIONAL_SHARE: usize = 20;
 
 fn is_public(name: &str) -> bool {
     let plain = name.trim_end_matches('市');
-    PUBLIC.split_whitespace().any(|public| public == name || public == plain)
+    PUBLIC.iter().any(|public| *public == name || *public == plain)
 }
 
 /// Returns the byte at which the name in a match begins: behind the last word that leads to it.
@@ -567,14 +316,14 @@ impl People<'_> {
     /// Checks whether a frequent word or a mark begins at `at`.
     fn word_after(&self, at: usize) -> bool {
         self.open_after(at)
-            || self.starts_with(at, AFTER)
+            || self.starts_with(at, &AFTER)
             || at + 2 <= self.chars.len() && self.lists.chinese_frequent.contains(self.slice(at, at + 2))
     }
 
     /// Checks whether a frequent word or a mark ends at `at`.
     fn word_before(&self, at: usize) -> bool {
         self.open_before(at)
-            || self.ends_with(at, LINKS)
+            || self.ends_with(at, &LINKS)
             || at >= 2 && self.lists.chinese_frequent.contains(self.slice(at - 2, at))
     }
 
@@ -604,7 +353,7 @@ impl People<'_> {
         let count = at > 0 && "一二两三四五六七八九十几每这那0123456789".contains(self.chars[at - 1].1);
         if !self.usable(at, end)
             || count
-            || self.starts_with(at + surname, TITLES)
+            || self.starts_with(at + surname, &TITLES)
             || len == 3 && self.is_word(at, end)
         {
             return None;
@@ -621,7 +370,7 @@ impl People<'_> {
         let listed = given.iter().all(|(_, c)| self.lists.chinese_given.contains(c));
         let shown = self.shown_before(at);
         let left = if shown { 2 } else { u32::from(self.word_before(at)) };
-        let title = self.starts_with(end, TITLES);
+        let title = self.starts_with(end, &TITLES);
         let right = if title { 2 } else { u32::from(self.word_after(end)) };
         let two = u32::from(given.len() == 2);
         let certain = two == 1 && listed && left >= 1 && self.open_after(end);
@@ -654,14 +403,14 @@ impl People<'_> {
 
     /// Returns the length of a surname before a title, or after `小` and `老`.
     fn titled(&self, at: usize, surname: Option<usize>) -> Option<usize> {
-        let open = self.open_before(at) || self.shown_before(at) || self.ends_with(at, LINKS);
+        let open = self.open_before(at) || self.shown_before(at) || self.ends_with(at, &LINKS);
         if let Some(len) = surname {
             let plain = len == 1 && NOT_BEFORE_TITLE.contains(self.chars[at].1);
-            if self.starts_with(at + len, TITLES) && !plain && open {
+            if self.starts_with(at + len, &TITLES) && !plain && open {
                 return Some(len);
             }
             let young = self.ends_with(at, &["小", "老"])
-                && (at < 2 || !is_han(self.chars[at - 2].1) || self.ends_with(at - 1, LINKS));
+                && (at < 2 || !is_han(self.chars[at - 2].1) || self.ends_with(at - 1, &LINKS));
             let ends = self.word_after(at + len) || self.starts_with(at + len, &["都", "也", "跟"]);
             let young = young && (len == 2 || !self.is_word(at, (at + 2).min(self.chars.len())));
             return (young && ends && !plain).then_some(len);
@@ -691,10 +440,10 @@ impl People<'_> {
             }
             let own = &self.chars[at..end];
             let fine = own.iter().all(|(_, c)| self.is_rare(*c) || self.lists.chinese_given.contains(c));
-            let stands = self.open_after(end) || self.starts_with(end, TITLES);
-            let verb = fine && self.starts_with(end, AFTER);
+            let stands = self.open_after(end) || self.starts_with(end, &TITLES);
+            let verb = fine && self.starts_with(end, &AFTER);
             let all = own.len() == 3 && own.iter().all(|(_, c)| self.is_rare(*c));
-            let before = self.open_before(at) || self.ends_with(at, LINKS) || self.shown_before(at);
+            let before = self.open_before(at) || self.ends_with(at, &LINKS) || self.shown_before(at);
             (self.rare(own) || greeting && fine) && before && (stands || verb) || all
         };
         (1..=3).rev().find(fits).filter(|&len| len > 1 || greeting)

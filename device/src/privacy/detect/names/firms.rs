@@ -92,10 +92,10 @@ fn add(text: &str, mut range: Range<usize>, legal: bool, found: &mut Vec<Found>)
     while first + 1 < starts.len() {
         let word = bare(starts[first].1);
         let small = word.starts_with(char::is_lowercase);
-        let lead = has(cues::ARTICLES, word)
-            || has(cues::FIRM_LABELS, word)
-            || has(cues::ROLES, word)
-            || has(LEADS, word);
+        let lead = has(&cues::ARTICLES, word)
+            || has(&cues::FIRM_LABELS, word)
+            || has(&cues::ROLES, word)
+            || has(&cues::LEADS, word);
         if !small && !lead {
             break;
         }
@@ -108,11 +108,3 @@ fn add(text: &str, mut range: Range<usize>, legal: bool, found: &mut Vec<Found>)
         push(found, EntityKind::Org, range);
     }
 }
-
-/// Words at the start of a sentence.
-const LEADS: &[&str] = &[
-    "our", "my", "his", "her", "their", "your", "its", "at", "for", "from", "with", "by", "in", "on", "of",
-    "when", "if", "unser", "unsere", "mein", "meine", "bei", "von", "mit", "für", "wenn", "nuestra",
-    "nuestro", "mi", "su", "en", "de", "con", "para", "i", "we", "he", "she", "they", "it", "and", "und",
-    "y", "but", "contact", "dear",
-];

@@ -40,6 +40,12 @@ fn set(text: &'static str) -> Set {
     text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace).collect()
 }
 
+/// Returns the words of a section of the file of Chinese lists.
+pub(super) fn chinese(section: &str) -> Vec<&'static str> {
+    let rest = include_str!("lists/zh.txt").split_once(section).map_or("", |(_, rest)| rest);
+    rest.split("\n[").next().unwrap_or_default().split_whitespace().collect()
+}
+
 /// Reads two characters.
 fn pair(text: &str) -> Option<(char, char)> {
     let mut chars = text.chars();
@@ -48,11 +54,7 @@ fn pair(text: &str) -> Option<(char, char)> {
 
 impl Lists {
     fn read() -> Self {
-        let chinese = include_str!("lists/zh.txt");
-        let section = |name: &str| {
-            let (_, rest) = chinese.split_once(name).unwrap_or_default();
-            set(rest.split("\n[").next().unwrap_or_default())
-        };
+        let section = |name: &str| chinese(name).into_iter().collect::<Set>();
         Self {
             given: set(include_str!("lists/given.txt")),
             surnames: set(include_str!("lists/surnames.txt")),
@@ -94,10 +96,12 @@ impl Lists {
     /// `compounds` also takes words made of two, as German has them.
     pub(super) fn is_common(&self, word: &str, compounds: bool) -> bool {
         let lower = word.to_lowercase();
-        [cues::ENGLISH, cues::GERMAN, cues::SPANISH].iter().any(|words| words.contains(&lower.as_str()))
+        [&cues::ENGLISH, &cues::GERMAN, &cues::SPANISH].iter().any(|words| words.contains(lower.as_str()))
             || self.has_word(&lower)
-            || NOUN_ENDINGS.iter().any(|end| lower.len() > end.len() + 2 && lower.ends_with(end))
-            || compounds && lower.chars().count() >= COMPOUND_CHARS_MIN && self.is_compound(&lower)
+            || cues::NOUN_ENDINGS.iter().any(|end| lower.len() > end.len() + 2 && lower.ends_with(end))
+            || compounds
+                && (COMPOUND_CHARS_MIN..COMPOUND_CHARS_MAX).contains(&lower.chars().count())
+                && self.is_compound(&lower)
             || word.contains('-') && lower.split('-').all(|part| self.has_word(part))
     }
 
@@ -105,7 +109,7 @@ impl Lists {
     fn has_word(&self, lower: &str) -> bool {
         let known = |word: &str| word.len() > 1 && self.common.contains(word);
         known(lower)
-            || ENDINGS
+            || cues::ENDINGS
                 .iter()
                 .any(|end| lower.strip_suffix(end).is_some_and(|stem| stem.len() > 2 && known(stem)))
             || lower.strip_suffix("ies").is_some_and(|stem| known(&format!("{stem}y")))
@@ -125,20 +129,7 @@ impl Lists {
     }
 }
 
+/// Longer words are not looked at as compounds, because that takes time quadratic in the length.
+const COMPOUND_CHARS_MAX: usize = 48;
 /// Fewest letters of a word that is looked at as a compound.
 const COMPOUND_CHARS_MIN: usize = 9;
-
-/// Endings of inflected words.
-const ENDINGS: &[&str] = &[
-    "s", "es", "n", "en", "e", "er", "ern", "em", "ed", "d", "ing", "ly", "er's", "a", "as", "os", "in",
-    "innen",
-];
-
-/// Endings that names rarely have.
-const NOUN_ENDINGS: &[&str] = &[
-    "tion", "tions", "sion", "sions", "ment", "ments", "ness", "ity", "ities", "ship", "ance", "ence",
-    "ology", "ics", "ism", "ware", "able", "ible", "ical", "ally", "ings", "ung", "ungen", "heit", "heiten",
-    "keit", "keiten", "schaft", "schaften", "tät", "täten", "ismus", "isch", "ische", "ischen", "lich",
-    "liche", "lichen", "ción", "ciones", "dad", "dades", "miento", "ísmo", "logía", "tionen", "ierung",
-    "ular", "ional",
-];

@@ -4,7 +4,7 @@
 //! has its words, if it stands beside a word for a person, or if no list has any of its words.
 
 use super::super::push;
-use super::cues::{self, has};
+use super::cues::{self, Cue, has, is_one};
 use super::words::{Language, Shape, Word};
 use crate::privacy::EntityKind;
 use crate::privacy::detect::Found;
@@ -68,15 +68,15 @@ fn run_end(words: &[Word<'_>], start: usize) -> usize {
             words.get(at).is_some_and(|word| {
                 word.spaced
                     && word.shape == Shape::Lower
-                    && (has(cues::CONNECTORS, word.text)
-                        || !words[start].listed() && has(cues::TOWN_CONNECTORS, word.text))
+                    && (has(&cues::CONNECTORS, word.text)
+                        || !words[start].listed() && has(&cues::TOWN_CONNECTORS, word.text))
             })
         };
         // `y` and `und` join two names as often as two surnames.
         let skip = (1..=2).find(|&skip| (0..skip).all(|n| small(at + n)) && follows(at + skip));
         let plain = words[at - 1].plain;
         let river = skip == Some(2) && words[at].is("an") && words[at + 1].is("der");
-        match skip.filter(|_| river || !plain && !has(&["y", "an", "am", "im"], words[at].text)) {
+        match skip.filter(|_| river || !plain && !is_one(&["y", "an", "am", "im"], words[at].text)) {
             Some(skip) => at += skip,
             None => return at,
         }
@@ -92,10 +92,10 @@ fn without_lead(words: &[Word<'_>], mut run: Range<usize>) -> Range<usize> {
 }
 
 fn is_lead(word: &str) -> bool {
-    has(cues::TITLES, word)
-        || has(cues::ROLES, word)
-        || has(cues::GREETINGS, word)
-        || has(cues::FIRM_LABELS, word)
+    has(&cues::TITLES, word)
+        || has(&cues::ROLES, word)
+        || has(&cues::GREETINGS, word)
+        || has(&cues::FIRM_LABELS, word)
 }
 
 /// Returns the words before `at`, nearest first, up to the start of the sentence.
@@ -126,50 +126,52 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
         return Some(EntityKind::Org);
     }
     let named = label(words, run.start);
-    if named.is_some_and(|label| has(cues::PLACE_LABELS, label)) {
+    if named.is_some_and(|label| has(&cues::PLACE_LABELS, label)) {
         return Some(EntityKind::Place);
     }
-    if named.is_some_and(|label| has(cues::FIRM_LABELS, label)) {
+    if named.is_some_and(|label| has(&cues::FIRM_LABELS, label)) {
         return Some(EntityKind::Org);
     }
     let mut before = sentence(words, run.start);
     let mut nearest = before.next().filter(|word| word.shape != Shape::Mark || word.is(","))?;
     let unknown = own.iter().enumerate().all(|(at, word)| {
-        let first = at == 0 && own.len() > 1 && has(cues::TOWN_FIRST, word.text);
+        let first = at == 0 && own.len() > 1 && has(&cues::TOWN_FIRST, word.text);
         word.shape != Shape::Name || first || !word.plain && !word.given
     });
     if nearest.is(",") {
-        let firm = before.next().is_some_and(|word| has(cues::FIRM_LABELS, word.text));
+        let firm = before.next().is_some_and(|word| has(&cues::FIRM_LABELS, word.text));
         return firm.then_some(EntityKind::Org);
     }
-    if has(cues::FIRM_LABELS, nearest.text) && nearest.spaced {
+    if has(&cues::FIRM_LABELS, nearest.text) && nearest.spaced {
         return Some(EntityKind::Org);
     }
-    if has(&["la", "the", "der"], nearest.text) && unknown {
+    if is_one(&["la", "the", "der"], nearest.text) && unknown {
         nearest = before.next()?;
     }
     let context: Vec<&Word<'_>> = before.collect();
-    let says = |list: &[&str]| context.iter().any(|word| has(list, word.text));
+    let says = |list: &Cue| context.iter().any(|word| has(list, word.text));
     let after = words[run.end.min(words.len())..]
         .iter()
         .take(8)
         .take_while(|word| !matches!(word.text, "." | "\n" | "," | ";"));
-    let later = |list: &[&str]| after.clone().any(|word| has(list, word.text));
+    let later = |list: &[&str]| after.clone().any(|word| is_one(list, word.text));
     let noun = language == Language::German
         && !unknown
         && !own.iter().any(|word| super::lists::lists().is_town(word.text));
-    if has(cues::PLACE_PREPOSITIONS, nearest.text) {
-        let person = own.iter().any(|word| word.given) && !has(&["in", "en"], nearest.text);
-        let loose = has(&["in", "en", "nach", "aus"], nearest.text);
-        let living = says(cues::LIVING) && nearest.text != "at"
+    if has(&cues::PLACE_PREPOSITIONS, nearest.text) {
+        let person = own.iter().any(|word| word.given) && !is_one(&["in", "en"], nearest.text);
+        let loose = is_one(&["in", "en", "nach", "aus"], nearest.text);
+        let living = says(&cues::LIVING) && nearest.text != "at"
             || loose && later(&["statt", "geboren", "aufgewachsen", "gezogen"]);
         // The verb that is nearest decides between a place and an organisation.
-        let work = context.iter().take(3).any(|word| has(cues::WORKING, word.text));
+        let work = context.iter().take(3).any(|word| has(&cues::WORKING, word.text));
         if !work && !person && (living && (!noun || own.len() > 1) || loose && unknown) {
             return Some(EntityKind::Place);
         }
     }
-    if has(cues::FIRM_PREPOSITIONS, nearest.text) && says(cues::WORKING) && !own.iter().any(|word| word.given)
+    if has(&cues::FIRM_PREPOSITIONS, nearest.text)
+        && says(&cues::WORKING)
+        && !own.iter().any(|word| word.given)
     {
         return unknown.then_some(EntityKind::Org);
     }
@@ -206,8 +208,8 @@ fn parts(words: &[Word<'_>], run: Range<usize>) -> Vec<Part> {
     for at in run {
         let word = &words[at];
         let small = word.shape != Shape::Name;
-        let title = !small && has(cues::TITLES, word.text) && !(open && word.surname);
-        let lead = !small && !(word.given && !has(cues::GREETINGS, word.text)) && is_lead(word.text);
+        let title = !small && has(&cues::TITLES, word.text) && !(open && word.surname);
+        let lead = !small && !(word.given && !has(&cues::GREETINGS, word.text)) && is_lead(word.text);
         if title || lead {
             (titled, cued, open) = (titled && !open || title, cued && !open || lead, false);
             continue;
@@ -271,8 +273,8 @@ fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Range<usize>> 
 }
 
 fn is_article(word: &Word<'_>) -> bool {
-    word.shape != Shape::Mark && has(cues::ARTICLES, word.text)
-        || word.language == Language::English && has(&["a", "an"], word.text)
+    word.shape != Shape::Mark && has(&cues::ARTICLES, word.text)
+        || word.language == Language::English && is_one(&["a", "an"], word.text)
 }
 
 /// Decides about a name of several words.
@@ -290,7 +292,7 @@ fn several(names: &[&Word<'_>], firm: usize, cued: bool, article: bool) -> bool 
 /// Decides about a name of one word.
 fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: bool, article: bool) -> bool {
     let label =
-        [cues::LABELS, cues::PLACE_LABELS, cues::FIRM_LABELS].iter().any(|labels| has(labels, word.text));
+        [&cues::LABELS, &cues::PLACE_LABELS, &cues::FIRM_LABELS].iter().any(|labels| has(labels, word.text));
     if public(word) && !left || label && !word.given {
         return false;
     }
@@ -314,9 +316,9 @@ fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: boo
     let object = matches!(word.language, Language::English | Language::Spanish)
         && !start
         && words[at - 1].shape == Shape::Lower
-        && !has(&["and", "or", "y", "o", "e"], words[at - 1].text);
+        && !is_one(&["and", "or", "y", "o", "e"], words[at - 1].text);
     let subject = words.get(at + 1).is_some_and(|next| {
-        has(
+        is_one(
             &[
                 "has", "hat", "ha", "is", "ist", "está", "was", "refuses", "raised", "will", "sube", "subió",
                 "erhöhte",
@@ -340,11 +342,11 @@ fn title_before(words: &[Word<'_>], at: usize) -> bool {
     let mut before = words[..at].iter().rev();
     match before.next() {
         Some(dot) if dot.is(".") && words[at].spaced => {
-            before.next().is_some_and(|word| has(cues::TITLES, word.text) && word.shape != Shape::Mark)
+            before.next().is_some_and(|word| has(&cues::TITLES, word.text) && word.shape != Shape::Mark)
         }
         Some(word) => {
             word.shape == Shape::Lower
-                && has(
+                && is_one(
                     &[
                         "don",
                         "doña",
@@ -371,12 +373,12 @@ fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
     if before.is("@") && !words[at].spaced {
         return true;
     }
-    if label(words, at).is_some_and(|label| has(cues::LABELS, label)) {
+    if label(words, at).is_some_and(|label| has(&cues::LABELS, label)) {
         return true;
     }
     // A list goes on after a person.
     let joint = matches!(before.text, "," | "&" | "/")
-        || has(&["and", "und", "y", "e", "or", "oder", "o"], before.text);
+        || is_one(&["and", "und", "y", "e", "or", "oder", "o"], before.text);
     if joint && last != usize::MAX && (last + 1 == at || last + 2 == at && words[last].is(",")) {
         return true;
     }
@@ -389,10 +391,10 @@ fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
     };
     inner.is_some_and(|word| {
         word.shape == Shape::Lower
-            && (has(cues::ROLES, word.text)
-                || has(cues::BEFORE_PERSON, word.text)
-                || has(cues::GREETINGS, word.text))
-            || word.shape == Shape::Name && word.spaced | word.first && has(cues::BEFORE_PERSON, word.text)
+            && (has(&cues::ROLES, word.text)
+                || has(&cues::BEFORE_PERSON, word.text)
+                || has(&cues::GREETINGS, word.text))
+            || word.shape == Shape::Name && word.spaced | word.first && has(&cues::BEFORE_PERSON, word.text)
     })
 }
 
@@ -401,7 +403,7 @@ fn signature(words: &[Word<'_>], run: &Range<usize>) -> bool {
     let alone = words.get(run.end).is_none_or(|word| matches!(word.text, "\n" | ","));
     let mut before =
         words[..run.start].iter().rev().skip_while(|word| matches!(word.text, "\n" | "," | "!" | "."));
-    alone && before.next().is_some_and(|word| has(cues::CLOSINGS, word.text))
+    alone && before.next().is_some_and(|word| has(&cues::CLOSINGS, word.text))
 }
 
 /// Checks for a word after a name that shows a person.
@@ -414,6 +416,6 @@ fn cue_after(words: &[Word<'_>], run: &Range<usize>) -> bool {
         .get(run.end + 1)
         .is_some_and(|word| matches!(word.shape, Shape::Lower | Shape::Mark) && !word.is("\n"));
     let speaker = next.is(":") && (stamped || words[run.start].first && talk);
-    let says = next.shape == Shape::Lower && has(cues::AFTER_PERSON, next.text);
+    let says = next.shape == Shape::Lower && has(&cues::AFTER_PERSON, next.text);
     says || number && matches!(next.text, "(" | ",") && !words[run.start].plain || speaker
 }

@@ -158,8 +158,8 @@ fn is_code(line: &str) -> bool {
 fn language(line: &str) -> Language {
     let mut counts = [0u32; 3];
     for word in line.split(|c: char| !c.is_alphabetic()).take(200) {
-        for (count, words) in counts.iter_mut().zip([cues::ENGLISH, cues::GERMAN, cues::SPANISH]) {
-            *count += u32::from(words.iter().any(|w| word.eq_ignore_ascii_case(w)));
+        for (count, words) in counts.iter_mut().zip([&cues::ENGLISH, &cues::GERMAN, &cues::SPANISH]) {
+            *count += u32::from(cues::has(words, word));
         }
     }
     let most = counts.iter().max().copied().unwrap_or(0);
