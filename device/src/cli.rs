@@ -148,9 +148,10 @@ struct CommonArgs {
     private_name: Vec<String>,
     /// Send names of people, places and organisations unchanged; values with a form of their own, and
     /// --private-name, are still replaced
-    #[arg(long, help_heading = heading::CLOUD)]
+    #[arg(long, env = "BATON_NO_NAMES", help_heading = heading::CLOUD)]
     no_names: bool,
-    /// Do not use the cloud, even if it was allowed before
+    /// Text that is always replaced before anything goes to the cloud, in any case of letters (may be
+    /// repeated)
     #[arg(long, help_heading = heading::CLOUD)]
     no_cloud: bool,
     /// Take over at once if the connection to the cloud is cut, without 2 s of trying to resume the stream

@@ -53,8 +53,10 @@ pub fn cpu_program(name: &str) -> anyhow::Result<std::process::Command> {
 /// Lets a program of this workspace compute on the CPU alone. Its answers and times then depend neither on
 /// this machine's GPU nor on the caller's settings of one. `--gpu`, or `BATON_GPU` set later, chooses one.
 /// Nor do they depend on what earlier runs have kept of their prompts: `BATON_PREFIX_MEMORY` is off, too.
+/// Names stay as they are (`BATON_NO_NAMES`), because the demo models were trained on documents full of
+/// invented names, and cannot answer if placeholders stand for them.
 pub fn without_gpu(command: &mut std::process::Command) -> &mut std::process::Command {
-    command.env("BATON_PREFIX_MEMORY", "off");
+    command.env("BATON_PREFIX_MEMORY", "off").env("BATON_NO_NAMES", "true");
     command.env("BATON_GPU", "off").env_remove("BATON_VRAM").env_remove("BATON_GPU_OFFLOAD")
 }
 

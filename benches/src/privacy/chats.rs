@@ -180,6 +180,7 @@ pub(super) async fn api(conversations: usize, seed: u64) -> anyhow::Result<Outco
     let folder = std::env::temp_dir().join(format!("baton-bench-privacy-{}", std::process::id()));
     let model = models_folder().join("demo-device.gguf");
     let mut command = Command::from(cpu_program("baton")?);
+    command.env_remove("BATON_NO_NAMES");
     command.args(["serve", "--listen", "127.0.0.1:0", "--mode", "cloud", "--yes", "--cloud", recorder.url()]);
     command.arg("--model").arg(model).arg("--config-dir").arg(&folder);
     let agent = AgentProcess::start(&mut command).await?;

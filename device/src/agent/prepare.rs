@@ -9,9 +9,7 @@ use crate::client::{CloudClient, OutgoingRequest};
 use crate::local::{AnswerSpec, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
-use crate::privacy::{
-    Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer,
-};
+use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
 use crate::relay::{CloudFault, Note, RelayConfig, RelayCore, RelayMode, TextRules};
 use baton_engine::prompt::Prompt;
 use baton_engine::stop::StopStrings;

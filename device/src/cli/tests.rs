@@ -72,6 +72,7 @@ fn options_take_their_documented_limits_and_nothing_beyond() {
         (["--max-tokens", "x"], "must be a whole number from 1 to 65536"),
         (["--threads", "0"], "must be a whole number from 1"),
         (["--refine-mode", "perplexity"], "must be attention, bm25 or none"),
+        (["--private-name", "x."], "want at least 2 letters or digits"),
     ] {
         let said = refused(&[&["ask", "d", "q"], &bad[..]].concat());
         assert!(said.contains(want), "{bad:?}: {said}");

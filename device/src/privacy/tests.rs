@@ -1,6 +1,7 @@
 //! Tests redaction: precision and recall on a fixed set, and restoring as its inverse.
 
 mod hard;
+mod names;
 
 use super::*;
 use baton_protocol::{Role, Segment};

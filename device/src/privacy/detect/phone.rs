@@ -26,7 +26,7 @@ pattern!(
 pattern!(
     NAMED,
     concat!(
-        r"(?i:phon[a-z]{0,4}|telefon|telefoon|téléphon|teléfon|telefôn|telefòn|telemóvel|tel|mobile|mobil|mobiel|cell|cellular|celular|fax|faks|факс|hotline|whatsapp|viber|handy|rufnummer",
+        r"(?i:phon[a-z]{0,4}|telefon|telefoon|téléphon|teléfon|telefón|telefôn|telefòn|telemóvel|tel|mobile|mobil|mobiel|cell|cellular|celular|fax|faks|факс|hotline|whatsapp|viber|handy|rufnummer",
         r"|durchwahl|rufen sie|anrufen|erreichbar|portable|joignable|tél|(?:mon|votre|son) numéro|gsm|móvil|mi número|komórk|тел|моб|(?:мой|контактный|наш) номер|cep",
         r"|(?:my|contact|office|home|work|direct) number|(?:reach|contact) (?:me|us|him|her|them)|call|ring|text|signal|appel|llam|chiam|ligue|liga|bel|zadzwo|dzwoni|звон)",
         r"|电话|手机|座机|传真|致电|联系方式|热线|電話|携帯|連絡先|ファックス|전화|휴대폰|연락처|फ़ोन|फोन|मोबाइल|هاتف|جوال"

@@ -1,4 +1,5 @@
-//! Words that show that a name stands beside them, in English, German and Spanish. They are in `lists/cues.txt`.
+//! Words that show that a name stands beside them, in English, German and Spanish. They are in
+//! `lists/cues.txt`.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
