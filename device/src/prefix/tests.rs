@@ -4,7 +4,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use baton_engine::engine::KvFormat;
 use baton_engine::{
@@ -313,6 +313,11 @@ fn what_two_kinds_of_engine_have_computed_is_not_kept() {
     let (seq, _) = begin(&mut engine, &turn);
     run(&mut engine, seq, &turn[..200]);
     wait_until_kept(&mut engine);
+    // What was handed over is written soon after; the loop guards against a hang alone.
+    let begun = Instant::now();
+    while place.files().len() < 200 / BLOCK_TOKENS && begun.elapsed() < Duration::from_secs(60) {
+        std::thread::yield_now();
+    }
     assert_eq!(place.files().len(), 200 / BLOCK_TOKENS);
     device.fail(GpuError::Lost("unplugged".to_owned()));
     run(&mut engine, seq, &turn);
