@@ -143,15 +143,15 @@ struct CommonArgs {
     /// and birth dates are not replaced.
     #[arg(long, conflicts_with = "no_cloud", help_heading = heading::CLOUD)]
     yes: bool,
-    /// Text that is always replaced before anything goes to the cloud, in any case of letters (may be repeated)
+    /// Text that is always replaced before anything goes to the cloud, in any case of letters (may be
+    /// repeated)
     #[arg(long, value_name = "TEXT", value_parser = values::private_name, help_heading = heading::CLOUD)]
     private_name: Vec<String>,
     /// Send names of people, places and organisations unchanged; values with a form of their own, and
     /// --private-name, are still replaced
     #[arg(long, env = "BATON_NO_NAMES", help_heading = heading::CLOUD)]
     no_names: bool,
-    /// Text that is always replaced before anything goes to the cloud, in any case of letters (may be
-    /// repeated)
+    /// Do not use the cloud, even if it was allowed before
     #[arg(long, help_heading = heading::CLOUD)]
     no_cloud: bool,
     /// Take over at once if the connection to the cloud is cut, without 2 s of trying to resume the stream

@@ -119,7 +119,7 @@ fn names_of_scenes_and_models_are_not_people() {
 
 /// Makes texts of names, cues and marks in any order.
 fn text_of_names() -> impl Strategy<Value = String> {
-    let words = [
+    const WORDS: &[&str] = &[
         "Anna",
         "Keller",
         "Dr.",
@@ -166,7 +166,7 @@ fn text_of_names() -> impl Strategy<Value = String> {
         "ẞ",
         "%20",
     ];
-    let piece = proptest::sample::select(&words[..]).prop_map(str::to_owned);
+    let piece = proptest::sample::select(WORDS).prop_map(str::to_owned);
     let gap = prop_oneof![Just(" "), Just(""), Just(", ")];
     proptest::collection::vec((piece, gap), 0..24)
         .prop_map(|pieces| pieces.into_iter().map(|(piece, gap)| piece + gap).collect())
