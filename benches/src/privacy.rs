@@ -2,8 +2,8 @@
 //! and by language, and its time. It also checks that no value leaves the device in conversations of several
 //! turns.
 //!
-//! Names of people, places and organisations have lines of their own (`names.rs`), in English, German, Spanish
-//! and Chinese. Real text with marked names is measured by `--real`.
+//! Names of people, places and organisations have lines of their own (`names.rs`), in English, German,
+//! Spanish and Chinese. Real text with marked names is measured by `--real`.
 //!
 //! Lines are made from templates and generators that share nothing with the detectors. There are two parts.
 //! The first part (`seen`) may be used to improve the detectors. The templates of the second part (`unseen`)

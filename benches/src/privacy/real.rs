@@ -2,8 +2,8 @@
 //! replaces touches no marked name. It is told and not checked, because such corpora also mark names that are
 //! not private.
 //!
-//! A file has one word a line, with columns separated by tabs or spaces. The tag is the first column that is `O`
-//! or begins with `B-` or `I-`; the word is the column before it. An empty line ends a sentence.
+//! A file has one word a line, with columns separated by tabs or spaces. The tag is the first column that is
+//! `O` or begins with `B-` or `I-`; the word is the column before it. An empty line ends a sentence.
 
 use std::fs;
 use std::ops::Range;

@@ -128,8 +128,9 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     }
     err!(
         "Questions and documents would be sent to {url}. Replaced before, where they are recognized: e-mail addresses,\n\
-         phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths.\n\
-         Names of people, streets, dates of birth and everything else would be sent as they are.\n\
+         phone, card, account and identity numbers, IP and MAC addresses, wallets, keys, passwords, user names in paths,\n\
+         names of people, organisations and places. Some names are missed (--private-name adds yours).\n\
+         Dates of birth and everything else would be sent as they are.\n\
          May this cloud be used, now and later? [y/N] "
     );
     let mut answer = String::new();

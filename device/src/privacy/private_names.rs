@@ -30,8 +30,8 @@ impl std::fmt::Debug for PrivateNames {
 
 impl PrivateNames {
     /// Sets whether names of people, places and organisations are looked for, and texts that are always
-    /// replaced, in any case of letters. Entries with fewer than [`OWN_CHARS_MIN`] letters and digits are left
-    /// out.
+    /// replaced, in any case of letters. Entries with fewer than [`OWN_CHARS_MIN`] letters and digits are
+    /// left out.
     pub fn new<S: AsRef<str>>(detected: bool, own: &[S]) -> Self {
         let long = |text: &&str| text.chars().filter(|c| c.is_alphanumeric()).count() >= OWN_CHARS_MIN;
         let own: Vec<&str> = own.iter().map(|text| text.as_ref().trim()).filter(long).collect();
