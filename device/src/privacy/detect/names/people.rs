@@ -1,7 +1,7 @@
 //! Names of people in scripts with capital letters.
 //!
-//! Words that begin with a capital letter and follow each other are a run. A run is a name in three cases: a
-//! list of names has its words, it stands beside a word for a person, or no list has any of its words.
+//! Words that begin with a capital letter and follow each other are a run. There are three kinds of runs that
+//! are names. A list of names has its words; it stands beside a word for a person; or no list has its words.
 
 use super::super::push;
 use super::cues::{self, Cue, has, is_one};
