@@ -48,11 +48,11 @@ pattern!(
 );
 pattern!(
     TOWN,
-    r"(?:住在|来自|老家在|家在|搬到了?|搬去|出生在|出生于|生于|位于|前往|[0-9]{6}\s?)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村)|\p{Han}{2,3})"
+    r"(?:住在|来自|老家在|家在|搬到了?|搬去|出生在|出生于|生于|位于|前往)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村)|\p{Han}{2,3})"
 );
 pattern!(TOWN_KIND, r"(?:在|到|去|于|至|从|回)(\p{Han}{2,3}?(?:自治县|市|县|镇|乡|村))");
 pattern!(TOWN_VERB, r"在(\p{Han}{2,4}?)(?:长大|举行|住了|生活|出生|上学|工作|召开|定居)");
-pattern!(POST_TOWN, r"\b[0-9]{6}\s?(\p{Han}{2,5})");
+pattern!(POST_TOWN, r"(?:^|[^0-9])[0-9]{6}\s?(\p{Han}{2,5})");
 pattern!(TOWN_LABEL, "(?:城市|籍贯|户籍|居住地|出生地|所在地)[\"”]?\\s?[：:]\\s?[\"“]?(\\p{Han}{2,5})");
 pattern!(FOREIGN, r"\p{Han}{1,6}(?:·\p{Han}{1,6}){1,3}");
 
@@ -135,7 +135,8 @@ fn places(text: &str, found: &mut Vec<Found>) {
                 || name.as_str().ends_with(['市', '县', '镇', '乡', '村'])
                 || std::ptr::eq(town, &*TOWN_VERB);
             let function = name.as_str().chars().any(|c| "这那哪我你他家里的了一".contains(c));
-            if whole && !function && !is_public(name.as_str()) {
+            let word = lists().chinese_frequent.contains(name.as_str());
+            if whole && !function && !word && !is_public(name.as_str()) {
                 push(found, EntityKind::Place, name.range());
             }
         }

@@ -145,7 +145,9 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     if has(&cues::FIRM_LABELS, nearest.text) && nearest.spaced {
         return Some(EntityKind::Org);
     }
-    if is_one(&["la", "the", "der"], nearest.text) && unknown {
+    // Towns have no article.
+    let article = is_one(&["la", "the", "der"], nearest.text);
+    if article && unknown {
         nearest = before.next()?;
     }
     let context: Vec<&Word<'_>> = before.collect();
@@ -158,7 +160,7 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     let noun = language == Language::German
         && !unknown
         && !own.iter().any(|word| super::lists::lists().is_town(word.text));
-    if has(&cues::PLACE_PREPOSITIONS, nearest.text) {
+    if !article && has(&cues::PLACE_PREPOSITIONS, nearest.text) {
         let person = own.iter().any(|word| word.given) && !is_one(&["in", "en"], nearest.text);
         let loose = is_one(&["in", "en", "nach", "aus"], nearest.text);
         let living = says(&cues::LIVING) && nearest.text != "at"
