@@ -143,102 +143,19 @@ fn places(text: &str, found: &mut Vec<Found>) {
     }
 }
 
+/// Words after which the name of an organisation begins.
+static FIRM_LEADS: Cue = LazyLock::new(|| words("[firm_leads]"));
+/// Words for what an organisation is, the longest first.
+static FIRM_KINDS: Cue = LazyLock::new(|| words("[firm_kinds]"));
+/// Words that make no name with a word for an organisation.
+static FIRM_GENERIC: Cue = LazyLock::new(|| words("[firm_generic]"));
+
 fn firms(text: &str, found: &mut Vec<Found>) {
-    const LEADS: &[&str] = &[
-        "在",
-        "与",
-        "给",
-        "去",
-        "对",
-        "是",
-        "了",
-        "的",
-        "到",
-        "从",
-        "向",
-        "由",
-        "供应商",
-        "我",
-        "你",
-        "他",
-        "她",
-        "这家",
-        "那家",
-        "和",
-        "来自",
-        "加入",
-        "于",
-        "个",
-        "家",
-        "所",
-        "为",
-        "被",
-        "让",
-        "因",
-        "把",
-    ];
-    const KINDS: &[&str] = &[
-        "股份有限公司",
-        "有限责任公司",
-        "有限公司",
-        "商业银行",
-        "人民医院",
-        "会计师事务所",
-        "律师事务所",
-        "事务所",
-        "集团",
-        "银行",
-        "大学",
-        "学院",
-        "医院",
-        "小学",
-        "中学",
-        "基金会",
-        "研究院",
-        "研究所",
-        "协会",
-        "公司",
-        "幼儿园",
-        "出版社",
-        "工作室",
-    ];
     for m in FIRM.find_iter(text) {
-        let kind = KINDS.iter().find(|kind| m.as_str().ends_with(**kind)).map_or(0, |kind| kind.len());
-        let start = begin(text, m.start(), m.end(), kind, LEADS);
+        let kind = FIRM_KINDS.iter().find(|kind| m.as_str().ends_with(**kind)).map_or(0, |kind| kind.len());
+        let start = begin(text, m.start(), m.end(), kind, &FIRM_LEADS);
         let name = &text[start..m.end() - kind];
-        const GENERIC: &[&str] = &[
-            "股份",
-            "有限",
-            "这家",
-            "一家",
-            "各大",
-            "我们",
-            "他们",
-            "上市",
-            "很多",
-            "许多",
-            "中国人民",
-            "最高",
-            "国家",
-            "合作",
-            "外国",
-            "国际",
-            "中央",
-            "全国",
-            "附近",
-            "各个",
-            "母",
-            "子",
-            "跨国",
-            "私立",
-            "公立",
-            "科技",
-            "保险",
-            "电信",
-            "软件",
-            "贸易",
-        ];
-        let plain = GENERIC.contains(&name) || name.chars().count() < 2 || is_public(name);
+        let plain = FIRM_GENERIC.contains(&name) || name.chars().count() < 2 || is_public(name);
         let function = name.chars().any(|c| "的了是不我你他她们这那哪".contains(c));
         if !plain && !function {
             push(found, EntityKind::Org, start..m.end());

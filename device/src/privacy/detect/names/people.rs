@@ -210,13 +210,16 @@ fn parts(words: &[Word<'_>], run: Range<usize>) -> Vec<Part> {
     for at in run {
         let word = &words[at];
         let small = word.shape != Shape::Name;
-        let title = !small && has(&cues::TITLES, word.text) && !(open && word.surname);
-        let lead = !small && !(word.given && !has(&cues::GREETINGS, word.text)) && is_lead(word.text);
+        let surname = open && word.surname;
+        let title = !small && !surname && has(&cues::TITLES, word.text);
+        let name = word.given && !has(&cues::GREETINGS, word.text);
+        let lead = !small && !name && is_lead(word.text);
         if title || lead {
             (titled, cued, open) = (titled && !open || title, cued && !open || lead, false);
             continue;
         }
-        let out = !small && word.plain && !word.listed() && !(titled && !open && !public(word));
+        let after_title = titled && !open && !public(word);
+        let out = !small && word.plain && !word.listed() && !after_title;
         if out {
             (titled, cued, open) = (false, false, false);
             continue;
@@ -285,10 +288,11 @@ fn several(names: &[&Word<'_>], firm: usize, cued: bool, article: bool) -> bool 
     if cued {
         return firm > 0 || first.given || last.surname;
     }
+    if article && !first.given {
+        return false;
+    }
     let listed = first.given || last.surname && names.len() > 1;
-    firm > 0 && listed && !(article && !first.given)
-        || firm == names.len() && (1..=4).contains(&firm) && !article
-        || first.given && last.surname && names.len() > 1 && !article && (first.firm() || last.firm())
+    firm > 0 && listed || firm == names.len() && (1..=4).contains(&firm) && !article
 }
 
 /// Decides about a name of one word.

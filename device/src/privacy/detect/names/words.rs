@@ -86,9 +86,8 @@ fn in_word(c: char) -> bool {
 
 /// Returns the length of the word at the start of `text`.
 fn word_len(text: &str) -> usize {
-    let mut chars = text.char_indices().peekable();
     let mut end = 0;
-    while let Some((at, c)) = chars.next() {
+    for (at, c) in text.char_indices() {
         if in_word(c) || ('\u{300}'..'\u{370}').contains(&c) {
             end = at + c.len_utf8();
             continue;
@@ -224,11 +223,7 @@ fn line_words<'a>(text: &'a str, line: std::ops::Range<usize>, language: Languag
         if len > 0 {
             describe(text, &mut word);
         }
-        if c == '\t' || c == '\n' {
-            first = true;
-        } else {
-            first = false;
-        }
+        first = matches!(c, '\t' | '\n');
         at = word.at + word.text.len();
         spaced = false;
         out.push(word);
