@@ -291,7 +291,8 @@ impl People<'_> {
         let title = self.starts_with(end, &TITLES);
         let right = if title { 2 } else { u32::from(self.word_after(end)) };
         let two = u32::from(given.len() == 2);
-        let certain = two == 1 && listed && left >= 1 && self.open_after(end);
+        // Otherwise a name whose first characters are a word, as 王国强, would rarely be one.
+        let certain = two == 1 && listed && left >= 1 && (self.open_after(end) || shown && right >= 1);
         if self.is_word(at, at + 2) && surname == 1 && !certain {
             return None;
         }
