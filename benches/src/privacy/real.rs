@@ -88,7 +88,7 @@ fn sentences(text: &str, joined: bool) -> Vec<Sentence> {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let is_tag = |column: &&str| *column == "O" || column.starts_with("B-") || column.starts_with("I-");
-        let tagged = columns.iter().position(|column| is_tag(&column)).filter(|&at| at > 0);
+        let tagged = columns.iter().position(is_tag).filter(|&at| at > 0);
         let Some(at) = tagged else {
             if all.last().is_some_and(|sentence| !sentence.text.is_empty()) {
                 all.push(Sentence::default());
