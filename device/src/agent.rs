@@ -264,7 +264,7 @@ impl Agent {
         let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
         *self.used() = Instant::now();
         let bytes = prepared.request.as_ref().map(|request| request.body().len());
-        self.learn(&outcome.timeline, bytes, prepared.whole.take()).await;
+        self.learn(&outcome.timeline, prepared.text_bytes, prepared.whole.take()).await;
         let mut report = AnswerReport::new(outcome, notes, bytes);
         report.route = prepared.route.take();
         if !table.is_empty() {

@@ -160,7 +160,6 @@ fn chosen(speed: Speed, tokens: usize, network: Network, random: &mut Random) ->
             load: 0.0,
         },
         is_cloud_known: true,
-        may_ask_cloud: true,
         device_room: f64::INFINITY,
         answer_tokens: ANSWER as f64,
         is_paced: true,

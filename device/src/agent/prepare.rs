@@ -32,6 +32,8 @@ pub(super) struct Prepared {
     pub(super) request: Option<OutgoingRequest>,
     /// Whether the request was sent.
     pub(super) is_sent: bool,
+    /// Bytes of the prompt's texts as they may be sent, before they are compressed.
+    pub(super) text_bytes: Option<usize>,
     /// The request to go on behind the device's text, with its bytes, if it was sent.
     pub(super) continued: Option<(RedactedRequest, usize)>,
     pub(super) notes: Vec<Note>,
@@ -164,14 +166,19 @@ impl Agent {
     }
 }
 
+/// Returns the bytes of the prompt's texts. Forecasts and measured times of the network are both by these.
+fn text_bytes(sent: &RedactedRequest) -> usize {
+    sent.segments().iter().map(|segment| segment.text.len()).sum()
+}
+
 impl Preparation {
     fn prepared(mut self) -> Result<Prepared, AgentError> {
         // The question may hold what is shown of answers that are under way.
         for (table, shown) in std::mem::take(&mut self.running) {
             self.memory.learn_answer(&table, &shown);
         }
-        let mut redactor = Redactor::default().with_memory(self.memory.clone());
-        redactor = redactor.with_names(self.names.clone());
+        let mut redactor =
+            Redactor::default().with_memory(self.memory.clone()).with_names(self.names.clone());
         let mut redacted = match self.mode {
             RelayMode::DeviceOnly => Err(no_cloud()),
             RelayMode::Relay | RelayMode::CloudOnly => {
@@ -199,7 +206,7 @@ impl Preparation {
             Ok(redacted) => redacted.segments().to_vec(),
             Err(_) => self.question.segments.clone(),
         };
-        let adapter = self.adapter;
+        let (adapter, text_bytes) = (self.adapter, redacted.as_ref().ok().map(text_bytes));
         let core = self.core(mode, segments, whole, (tools, forms), table);
         Ok(Prepared {
             core,
@@ -207,6 +214,7 @@ impl Preparation {
             redacted,
             request,
             is_sent: false,
+            text_bytes,
             continued: None,
             notes,
             mode,
@@ -244,7 +252,7 @@ impl Preparation {
         let (Some(routing), Some(prompt), Some(sent)) = (&self.routing, whole, sent) else {
             return (self.mode, None);
         };
-        let bytes = sent.segments().iter().map(|segment| segment.text.len()).sum();
+        let bytes = text_bytes(sent);
         let (power, now_s) = (Power::read(Path::new("/")), route::now_s());
         route::chosen(&Known {
             prompt,

@@ -46,7 +46,7 @@ struct Own {
     decode_ms: f64,
     /// Prompt tokens that it computed.
     tokens: f64,
-    /// Bytes of the request.
+    /// Bytes of the request's texts.
     bytes: f64,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct CloudExpected {
 }
 
 impl Recent {
-    /// Adds an answer. `bytes`: the size of its request; `now_s`: seconds since 1970.
+    /// Adds an answer. `bytes`: of the texts of its request; `now_s`: seconds since 1970.
     pub(super) fn add(&mut self, timeline: &Timeline, bytes: Option<usize>, now_s: u64) {
         if !timeline.shown.is_empty() {
             push(&mut self.answer_tokens, timeline.shown.len() as f64);
@@ -119,7 +119,7 @@ impl Recent {
         median(self.answer_tokens.iter().copied()).unwrap_or(ANSWER_TOKENS).max(1.0)
     }
 
-    /// Returns what an answer of the cloud is expected to take if its request has so many bytes; `None` if no
+    /// Returns what an answer of the cloud is expected to take if the texts of its request have so many bytes; `None` if no
     /// answer of the last day says it.
     pub(super) fn cloud(&self, bytes: f64, now_s: u64) -> Option<CloudExpected> {
         let valid: Vec<(&Sample, Own)> = self

@@ -107,7 +107,7 @@ pub struct ForecastReport {
     pub total_ms: f64,
     /// Seconds of the cloud's computing.
     pub cloud_s: f64,
-    /// Bytes that are sent.
+    /// Bytes of the texts that are sent, before they are compressed.
     pub bytes: f64,
     /// Energy of this device, if the system says what power it takes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -187,7 +187,8 @@ impl Agent {
         self
     }
 
-    /// Notes what an answer has taught. `computed`: the prompt, if this device has computed it as it is.
+    /// Notes what an answer has taught. `bytes`: of the texts that were sent; `whole`: the tokens of the whole
+    /// prompt, if this device knows them.
     pub(super) async fn learn(
         &self,
         timeline: &Timeline,
@@ -298,7 +299,6 @@ fn turn(known: &Known<'_>) -> Turn {
             load: 0.0,
         },
         is_cloud_known: cloud.is_some(),
-        may_ask_cloud: true,
         device_room: known.room as f64,
         answer_tokens: known.answer_tokens.min(f64::from(answer_tokens_max)).max(1.0),
         is_paced: known.question.pace == PaceMode::Paced,

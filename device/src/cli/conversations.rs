@@ -12,16 +12,31 @@ use crate::conversations::{Conversations, FILE, Found, Listed};
 /// Rows of a list.
 const ROWS: usize = 50;
 
+/// Options of the commands that read what is kept.
 #[derive(Debug, Args)]
-pub(super) struct ConversationsArgs {
-    #[command(subcommand)]
-    command: Command,
-    /// Folder for settings, which then holds the conversations too [default: the platform's folders]
+pub(super) struct KeptArgs {
+    /// Folder for settings, which then holds conversations and records too [default: the platform's folders]
     #[arg(long, global = true, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true)]
     config_dir: Option<PathBuf>,
     /// Print JSON instead of text
     #[arg(long, global = true)]
-    json: bool,
+    pub(super) json: bool,
+}
+
+impl KeptArgs {
+    /// Opens what is kept.
+    pub(super) async fn open(&self) -> anyhow::Result<Conversations> {
+        let path = file(self.config_dir.as_deref()).context("no folder for data: pass --config-dir")?;
+        Ok(Conversations::open(&path).await?)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ConversationsArgs {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    kept: KeptArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -53,12 +68,11 @@ pub(super) fn file(config_dir: Option<&Path>) -> Option<PathBuf> {
 }
 
 pub(super) async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
-    let path = file(args.config_dir.as_deref()).context("no folder for data: pass --config-dir")?;
-    let kept = Conversations::open(&path).await?;
+    let (kept, json) = (args.kept.open().await?, args.kept.json);
     match args.command {
         Command::List => {
             let all = kept.list(ROWS).await?;
-            if args.json {
+            if json {
                 return Ok(outln!("{}", json!({ "conversations": all }))?);
             }
             for Listed { id, title, turns, .. } in &all {
@@ -70,7 +84,7 @@ pub(super) async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
         }
         Command::Search { words } => {
             let found = kept.search(&words, ROWS).await?;
-            if args.json {
+            if json {
                 return Ok(outln!("{}", json!({ "found": found }))?);
             }
             for Found { id, role, excerpt, .. } in &found {
@@ -82,14 +96,14 @@ pub(super) async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
         }
         Command::Show { id } => {
             let whole = kept.read(id).await?;
-            match args.json {
+            match json {
                 true => outln!("{}", serde_json::to_string(&whole)?)?,
                 false => outln!("{}", whole.markdown().trim_end())?,
             }
         }
         Command::Rm { id } => {
             kept.remove(id).await?;
-            match args.json {
+            match json {
                 true => outln!("{}", json!({ "removed": id }))?,
                 false => outln!("conversation {id} is forgotten")?,
             }

@@ -1,15 +1,14 @@
 //! `baton trace`: how the last answers came about, and what was sent for them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use baton_terminal::outln;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::conversations::file;
-use crate::conversations::{Answered, Conversations, Record};
+use super::conversations::KeptArgs;
+use crate::conversations::{Answered, Record};
 use crate::privacy::placeholders;
 
 /// Rows of a list.
@@ -24,12 +23,8 @@ of questions only what was sent, with placeholders for private values. `--no-rec
 pub(super) struct TraceArgs {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Folder for settings, which then holds the records too [default: the platform's folders]
-    #[arg(long, global = true, env = crate::settings::CONFIG_DIR_ENV, value_name = "DIR", hide_short_help = true)]
-    config_dir: Option<PathBuf>,
-    /// Print JSON instead of text
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    kept: KeptArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -58,33 +53,32 @@ enum Command {
 }
 
 pub(super) async fn run(args: TraceArgs) -> anyhow::Result<()> {
-    let path = file(args.config_dir.as_deref()).context("no folder for data: pass --config-dir")?;
-    let kept = Conversations::open(&path).await?;
+    let (kept, json) = (args.kept.open().await?, args.kept.json);
     match args.command.unwrap_or(Command::List) {
         Command::List => {
             let all = kept.recorded(ROWS).await?;
-            if args.json {
+            if json {
                 return Ok(outln!("{}", json!({ "answers": all }))?);
             }
             list(&all)
         }
         Command::Show { id } => {
             let record = kept.recorded_answer(id).await?;
-            if args.json {
+            if json {
                 return Ok(outln!("{}", serde_json::to_string(&record)?)?);
             }
             show(&record.answered)
         }
         Command::Sent { id } => {
             let record = kept.recorded_answer(id).await?;
-            if args.json {
+            if json {
                 return Ok(outln!("{}", json!({ "id": record.answered.id, "sent": record.sent }))?);
             }
             sent(&record)
         }
         Command::Rm { id, .. } => {
             let gone = kept.forget_record(id).await?;
-            match args.json {
+            match json {
                 true => outln!("{}", json!({ "removed": gone }))?,
                 false => outln!("{gone} records are forgotten")?,
             }

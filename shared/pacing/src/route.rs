@@ -49,8 +49,6 @@ pub struct Turn {
     pub input: OptimizerInput,
     /// Whether the cloud's costs were measured.
     pub is_cloud_known: bool,
-    /// Whether there is a cloud that may be asked.
-    pub may_ask_cloud: bool,
     /// The most prompt tokens that the device takes.
     pub device_room: f64,
     /// Expected tokens of the answer, at least 1.
@@ -131,7 +129,7 @@ pub enum Why {
     Least,
     /// Nothing else is possible.
     Only,
-    /// The cloud was not measured yet. The relay measures it.
+    /// The cloud was not measured yet. Asking it measures it.
     Unmeasured,
 }
 
@@ -169,7 +167,7 @@ pub struct Choice {
     pub forecasts: Vec<Forecast>,
 }
 
-/// Chooses the route of a turn.
+/// Chooses the route of a turn that a cloud may be asked for.
 ///
 /// # Errors
 /// [`InputError`] if a number is out of its range.
@@ -181,8 +179,8 @@ pub fn choose(turn: &Turn, weights: &Weights) -> Result<Choice, InputError> {
         f64::from(turn.input.prompt.fixed_tokens) + plan.ratio * f64::from(turn.input.prompt.content_tokens);
     let possible = |route: Route| match route {
         Route::Device => fits,
-        Route::Relay => turn.may_ask_cloud && refined <= turn.device_room,
-        Route::Cloud => turn.may_ask_cloud,
+        Route::Relay => refined <= turn.device_room,
+        Route::Cloud => true,
     };
     let forecast = |route: Route| {
         let outlook = turn.outlook(route, &plan);
@@ -195,14 +193,12 @@ pub fn choose(turn: &Turn, weights: &Weights) -> Result<Choice, InputError> {
     let forecasts: Vec<Forecast> = known.map(|route| forecast(*route)).collect();
     let least = forecasts.iter().min_by(|a, b| a.weighted_ms.total_cmp(&b.weighted_ms));
     let (route, why) = match (&routes[..], least) {
-        // The device shortens what does not fit.
-        ([], _) => (Route::Device, Why::Only),
         ([only], _) => (*only, Why::Only),
-        (all, _) if !turn.is_cloud_known => {
-            (all.iter().copied().find(|route| route.asks_cloud()).unwrap_or(Route::Device), Why::Unmeasured)
+        (_, Some(least)) if turn.is_cloud_known => (least.route, Why::Least),
+        (all, _) => {
+            // The relay if it is possible, else the cloud, which always is.
+            (all.iter().copied().find(|route| route.asks_cloud()).unwrap_or(Route::Cloud), Why::Unmeasured)
         }
-        (_, Some(least)) => (least.route, Why::Least),
-        (all, None) => (all[0], Why::Only),
     };
     Ok(Choice { route, why, forecasts })
 }

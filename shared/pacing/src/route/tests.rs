@@ -36,7 +36,6 @@ fn turn(content_tokens: u32) -> Turn {
             load: 0.0,
         },
         is_cloud_known: true,
-        may_ask_cloud: true,
         device_room: 32_768.0,
         answer_tokens: 200.0,
         is_paced: true,
@@ -86,9 +85,6 @@ fn a_program_takes_the_route_that_ends_first_for_its_weight() {
 
 #[test]
 fn what_is_not_possible_is_not_chosen() {
-    let alone = Turn { may_ask_cloud: false, ..turn(4_000) };
-    let choice = chosen(&alone);
-    assert_eq!((choice.route, choice.why, choice.forecasts.len()), (Route::Device, Why::Only, 1));
     let unmeasured = Turn { is_cloud_known: false, ..turn(20) };
     let choice = chosen(&unmeasured);
     assert_eq!((choice.route, choice.why, choice.forecasts.len()), (Route::Relay, Why::Unmeasured, 1));
@@ -98,8 +94,9 @@ fn what_is_not_possible_is_not_chosen() {
     let smaller = Turn { device_room: 500.0, ..turn(4_000) };
     let choice = chosen(&smaller);
     assert_eq!((choice.route, choice.why), (Route::Cloud, Why::Only));
-    let nobody = Turn { may_ask_cloud: false, ..smaller };
-    assert_eq!(chosen(&nobody).route, Route::Device, "it shortens the prompt");
+    // Of a prompt that does not fit whole, an unmeasured cloud is asked by the relay.
+    let unmeasured = Turn { is_cloud_known: false, ..small };
+    assert_eq!((chosen(&unmeasured).route, chosen(&unmeasured).why), (Route::Relay, Why::Unmeasured));
 }
 
 #[test]
