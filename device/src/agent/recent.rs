@@ -119,8 +119,8 @@ impl Recent {
         median(self.answer_tokens.iter().copied()).unwrap_or(ANSWER_TOKENS).max(1.0)
     }
 
-    /// Returns what an answer of the cloud is expected to take if the texts of its request have so many bytes; `None` if no
-    /// answer of the last day says it.
+    /// Returns what an answer of the cloud is expected to take if its request has texts of so many bytes.
+    /// `None` if no answer of the last day says it.
     pub(super) fn cloud(&self, bytes: f64, now_s: u64) -> Option<CloudExpected> {
         let valid: Vec<(&Sample, Own)> = self
             .cloud

@@ -187,8 +187,8 @@ impl Agent {
         self
     }
 
-    /// Notes what an answer has taught. `bytes`: of the texts that were sent; `whole`: the tokens of the whole
-    /// prompt, if this device knows them.
+    /// Notes what an answer has taught. `bytes`: of the texts that were sent; `whole`: the tokens of the
+    /// whole prompt, if this device knows them.
     pub(super) async fn learn(
         &self,
         timeline: &Timeline,
