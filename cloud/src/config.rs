@@ -9,6 +9,7 @@ mod edge;
 pub mod file;
 mod models;
 pub(crate) mod numbers;
+mod upstream;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
@@ -24,7 +25,9 @@ use clap::{Args, ValueEnum};
 pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 pub use self::models::{ModelConfig, ModelOptions, NamedFile};
+pub use self::upstream::UpstreamArgs;
 use crate::access::book::KeyPolicy;
+use crate::service::upstream::UpstreamOptions;
 use crate::store::{Database, StoreError};
 use baton_generate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use baton_generate::speculation::Speculation;
@@ -47,6 +50,9 @@ pub struct ServeOptions {
     /// Models and adapters.
     #[command(flatten)]
     pub models: ModelOptions,
+    /// Engines that write the answers of models.
+    #[command(flatten)]
+    pub upstream: UpstreamArgs,
     /// Address to listen on; port 0 takes a free port and prints it
     #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
     pub listen: String,
@@ -230,6 +236,8 @@ pub enum AuthMode {
 pub struct Config {
     /// The models, the default first; at least one.
     pub models: Vec<ModelConfig>,
+    /// How engines are asked that write the answers of models.
+    pub upstream: UpstreamOptions,
     /// Address to listen on.
     pub listen: SocketAddr,
     /// Database of settings.
@@ -345,6 +353,42 @@ pub enum ConfigError {
         /// The model.
         model: String,
     },
+    /// An engine is given without the name of a model or a URL.
+    #[error(
+        "engine `{0}` must be NAME=URL or NAME=URL#ENGINE_MODEL, with the name of a model and an http or https URL"
+    )]
+    Upstream(String),
+    /// An engine of a model that is not served.
+    #[error(
+        "engine `{engine}` writes for model `{model}`; models are: {models} (pass --model {model}=SCORER.gguf)"
+    )]
+    UpstreamModel {
+        /// The engine.
+        engine: String,
+        /// The model asked for.
+        model: String,
+        /// The models that are served.
+        models: String,
+    },
+    /// A model with engines has adapters.
+    #[error("model `{0}` has adapters, which engines of --upstream do not have: serve those from the engine")]
+    UpstreamAdapter(String),
+    /// One model has the same engine twice.
+    #[error("model `{model}` has the engine `{engine}` twice")]
+    DuplicateUpstream {
+        /// The engine.
+        engine: String,
+        /// The model.
+        model: String,
+    },
+    /// The engines' key cannot be read.
+    #[error("key of the engines in `{path}`: {reason}")]
+    UpstreamKeyFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A number is out of its bounds.
     #[error("{option} is {value}, it must be {want}")]
     Number {
@@ -369,7 +413,8 @@ impl ServeOptions {
     /// # Errors
     /// Fails with the first setting that cannot be used.
     pub fn check(self) -> Result<Config, ConfigError> {
-        let models = self.models.check()?;
+        let mut models = self.models.check()?;
+        let upstream = self.upstream.check(&mut models)?;
         let listen = listen_address(&self.listen)?;
         if let Some(key) = &self.api_key
             && !visible(key, 512)
@@ -399,6 +444,7 @@ impl ServeOptions {
         let admin = self.admin.clone().check(models[0].path.with_extension("curves.json"))?;
         Ok(Config {
             models,
+            upstream,
             listen,
             database: self.database.parse()?,
             threads: self.threads,
@@ -473,7 +519,8 @@ impl Config {
             ("--connections", self.edge.http.connections_max != new.edge.http.connections_max, false),
             ("limits of requests", self.edge.api != new.edge.api, false),
             ("--tls-cert or --tls-key", self.edge.tls != new.edge.tls, false),
-            ("models and adapters", self.models != new.models, false),
+            ("models, adapters and engines", self.models != new.models, false),
+            ("options of --upstream", self.upstream != new.upstream, false),
             ("--listen", self.listen != new.listen, false),
             ("--database", self.database != new.database, false),
             ("--api-key", self.api_key != new.api_key, false),

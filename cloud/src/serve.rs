@@ -90,6 +90,7 @@ pub async fn serve(
     let console = Console::open(&config, &service, &store).await?;
     let signals = Signals::listen()?;
     let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+    service.watch_engines().await;
     warm_up(&service).await;
     let constraints = service.clone();
     let constraints = tokio::task::spawn_blocking(move || constraints.prepare_constraints());
@@ -171,6 +172,7 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
         clock: Clock::monotonic(),
         metrics: Arc::default(),
         traces,
+        upstream: config.upstream.clone(),
     }
 }
 
@@ -245,7 +247,7 @@ fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Opt
 /// Opens every model and its adapters.
 fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
     let mut setups = Vec::with_capacity(config.models.len());
-    for ModelConfig { name, path, calibration, adapters } in &config.models {
+    for ModelConfig { name, path, calibration, adapters, engines } in &config.models {
         info!(model = name, path = %path.display(), "opening");
         let model = Model::open_repacked(path, u64::from(config.repack_mib) << 20)
             .with_context(|| format!("open model `{}`", path.display()))?;
@@ -258,7 +260,8 @@ fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
             info!(model = name, adapter, matrices = file.matrices(), rank = file.rank_max(), "adapter");
             opened.insert(adapter.clone(), file);
         }
-        setups.push(ModelSetup { name: name.clone(), model, calibration, adapters: opened });
+        let engines = engines.clone();
+        setups.push(ModelSetup { name: name.clone(), model, calibration, adapters: opened, engines });
     }
     Ok(setups)
 }

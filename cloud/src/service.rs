@@ -13,10 +13,12 @@ mod reader;
 mod recorder;
 mod refining;
 mod served;
+mod submit;
 
 pub mod completion;
 pub mod logprobs;
 pub mod stream;
+pub mod upstream;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -26,8 +28,8 @@ use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::{AdapterId, Engine, EngineError, EngineOptions, Model, Sequences};
 use baton_generate::clock::Clock;
-use baton_generate::host::{Host, KvFigures, NotTaken, Stage, Turns};
-use baton_generate::scheduler::{BacklogBound, Refusal, SchedulerStats, Share, StepBudget};
+use baton_generate::host::{Host, KvFigures, Stage, Turns};
+use baton_generate::scheduler::{BacklogBound, SchedulerStats, Share, StepBudget};
 use baton_generate::speculation::{ProposerWithLimits, Speculation, SpeculationError};
 use baton_protocol::{AssistRequest, SceneInfo};
 
@@ -42,9 +44,9 @@ use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::Asked;
 use crate::service::completion::CompletionRequest;
-use crate::service::reader::Prepared;
 use crate::service::recorder::Recorder;
 use crate::service::stream::AssistStream;
+use crate::service::upstream::{EngineView, Upstream, UpstreamOptions};
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
@@ -92,6 +94,8 @@ pub struct ServiceOptions {
     pub metrics: Arc<Metrics>,
     /// Receives traces, if they are sent anywhere.
     pub traces: Option<Traces>,
+    /// How engines are asked that write the answers of models.
+    pub upstream: UpstreamOptions,
 }
 
 impl Default for ServiceOptions {
@@ -112,6 +116,7 @@ impl Default for ServiceOptions {
             speculation: Speculation::default(),
             metrics: Arc::default(),
             traces: None,
+            upstream: UpstreamOptions::default(),
         }
     }
 }
@@ -430,6 +435,7 @@ impl CloudService {
     pub fn render_metrics(&self) -> String {
         let scenes = self.inner.scenes.current();
         self.inner.metrics.render(&Usage {
+            engines: self.upstreams().flat_map(|upstream| upstream.in_use()).collect(),
             models: self.models_in_use(),
             scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
         })
@@ -440,9 +446,10 @@ impl CloudService {
         let used = |served: &Arc<Served>| {
             let (stats, kv) = (served.handle.stats(), served.handle.kv());
             let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
+            let running = served.upstream.as_ref().map_or(stats.running, |upstream| upstream.in_flight());
             ModelUsage {
                 model: served.name.clone(),
-                running: stats.running,
+                running,
                 waiting: stats.waiting,
                 backlog_tokens: stats.backlog_tokens,
                 backlog_seconds: stats.backlog_ms / 1e3,
@@ -454,6 +461,22 @@ impl CloudService {
             }
         };
         self.inner.models.iter().map(used).collect()
+    }
+
+    fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.inner.models.iter().filter_map(|served| served.upstream.as_ref())
+    }
+
+    /// Returns what is known of every engine that writes answers, in the order of the models.
+    pub fn engines(&self) -> Vec<EngineView> {
+        self.upstreams().flat_map(|upstream| upstream.views()).collect()
+    }
+
+    /// Asks all engines how they are, now and from then on until the service stops.
+    pub async fn watch_engines(&self) {
+        for upstream in self.upstreams() {
+            upstream.clone().watch().await;
+        }
     }
 
     /// Prepares constrained answers, so that the first one need not wait.
@@ -536,6 +559,7 @@ impl CloudService {
 
     /// Cancels every answer. The threads of the hosts end after the current pass.
     pub fn stop(&self) {
+        self.upstreams().for_each(|upstream| upstream.stop());
         self.inner.models.iter().for_each(|served| served.handle.stop());
     }
 
@@ -551,43 +575,4 @@ impl CloudService {
             Err(_) => scene.info(name, None),
         }
     }
-
-    fn submit(&self, served: &Served, mut prepared: Prepared, terms: Terms) -> Result<(), ServiceError> {
-        let deadline = terms.deadline.or(*self.inner.deadline.lock().expect("no holder of this lock panics"));
-        prepared.spec.deadline = deadline.map(|within| prepared.reader.arrived_at + within);
-        prepared.spec.bytes = prepared.held_bytes();
-        prepared.spec.share = terms.share;
-        prepared.reader.observer.request = terms.request;
-        prepared.reader.observer.tenant = terms.tenant;
-        served.handle.submit(prepared.into_job()).map_err(|refused| match refused {
-            NotTaken::Draining | NotTaken::Gone => {
-                self.inner.metrics.rejected("stopping");
-                ServiceError::Stopping
-            }
-            NotTaken::Refused(Refusal::TooLarge { need, limit }) => ServiceError::KvTooSmall { need, limit },
-            NotTaken::Refused(Refusal::Full { limit, waiting, backlog, retry_after, .. }) => {
-                self.inner.metrics.rejected("queue_full");
-                let retry_after_ms = retry_after_ms(retry_after);
-                ServiceError::Overloaded { waiting, backlog, limit, retry_after_ms }
-            }
-            NotTaken::Refused(Refusal::Late { first, left, retry_after }) => {
-                self.inner.metrics.rejected("deadline");
-                ServiceError::Late {
-                    first_ms: whole_ms(first),
-                    left_ms: whole_ms(left),
-                    retry_after_ms: retry_after_ms(retry_after),
-                }
-            }
-        })
-    }
-}
-
-/// Limits the time to retry: not so short that all clients come at once, and not so long that clients ignore
-/// it.
-fn retry_after_ms(after: Duration) -> u64 {
-    whole_ms(after).clamp(100, 60_000)
-}
-
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

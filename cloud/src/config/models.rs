@@ -11,6 +11,7 @@ use clap::Args;
 
 use super::{ConfigError, find_demo_model};
 use crate::service::DEFAULT_MODEL;
+use crate::service::upstream::EngineAddress;
 
 /// Options about models, as written.
 #[derive(Debug, Clone, Args)]
@@ -71,6 +72,8 @@ pub struct ModelConfig {
     pub calibration: Option<PathBuf>,
     /// Its adapters: names and files.
     pub adapters: Vec<(String, PathBuf)>,
+    /// Engines that write its answers.
+    pub engines: Vec<EngineAddress>,
 }
 
 impl ModelOptions {
@@ -102,6 +105,7 @@ impl ModelOptions {
                 path: file.path,
                 calibration: named.or(beside),
                 adapters: Vec::new(),
+                engines: Vec::new(),
             });
         }
         for text in &self.adapter {

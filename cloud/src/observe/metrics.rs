@@ -106,6 +106,11 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         Kind::Counter,
         "log-ins at the console, by outcome: begun and wrong ones took a password hash, limited and busy ones none",
     ),
+    ("baton_engine_requests_running", Kind::Gauge, "requests that an upstream engine has from this service"),
+    ("baton_engine_up", Kind::Gauge, "1 while an upstream engine takes requests"),
+    ("baton_engine_faults_total", Kind::Counter, "what went wrong with upstream engines, by model and kind"),
+    ("baton_engine_masks_total", Kind::Counter, "masks for answers of upstream engines, by outcome"),
+    ("baton_engine_tokens_total", Kind::Counter, "tokens as upstream engines count them, by model and kind"),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -149,9 +154,24 @@ pub struct ModelUsage {
     pub accepted: u64,
 }
 
+/// Current use of one upstream engine, read when metrics are requested.
+#[derive(Debug, Clone, Default)]
+pub struct EngineUse {
+    /// The model that it writes for.
+    pub model: String,
+    /// Its URL.
+    pub engine: String,
+    /// Requests of this service that it has.
+    pub in_flight: usize,
+    /// Whether it takes requests.
+    pub is_open: bool,
+}
+
 /// Current use of the service, read when metrics are requested.
 #[derive(Debug, Clone, Default)]
 pub struct Usage {
+    /// Use of every upstream engine.
+    pub engines: Vec<EngineUse>,
     /// Use of every model.
     pub models: Vec<ModelUsage>,
     /// Version of each scene.
@@ -261,6 +281,24 @@ impl Metrics {
         self.histogram("baton_refine_seconds", &[]).record(elapsed);
     }
 
+    /// Counts a fault of an upstream engine.
+    pub fn engine_fault(&self, model: &str, kind: &'static str) {
+        self.counter("baton_engine_faults_total", &[("model", model), ("kind", kind)]).increment(1);
+    }
+
+    /// Counts what became of the mask of an upstream engine's answer: `made`, `late` or `failed`.
+    pub fn engine_mask(&self, model: &str, outcome: &'static str) {
+        self.counter("baton_engine_masks_total", &[("model", model), ("outcome", outcome)]).increment(1);
+    }
+
+    /// Counts the tokens of an answer as its engine reported them.
+    pub fn engine_tokens(&self, model: &str, prompt: u64, cached: u64, completion: u64) {
+        for (kind, tokens) in [("prompt", prompt), ("cached", cached), ("completion", completion)] {
+            let labels: &[(&'static str, &str)] = &[("model", model), ("kind", kind)];
+            self.counter("baton_engine_tokens_total", labels).increment(tokens);
+        }
+    }
+
     /// Records the time of an operation of the database.
     pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
         self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
@@ -308,6 +346,11 @@ impl Metrics {
             self.counter("baton_prefix_cache_hits_total", labels).absolute(usage.prefix_hits);
             self.counter("baton_speculation_proposed_tokens_total", labels).absolute(usage.proposed);
             self.counter("baton_speculation_accepted_tokens_total", labels).absolute(usage.accepted);
+        }
+        for engine in &usage.engines {
+            let labels: &[(&'static str, &str)] = &[("model", &engine.model), ("engine", &engine.engine)];
+            self.gauge("baton_engine_requests_running", labels).set(engine.in_flight as f64);
+            self.gauge("baton_engine_up", labels).set(f64::from(u8::from(engine.is_open)));
         }
         for (scene, version) in &usage.scenes {
             let scene = self.scene(Some(scene));

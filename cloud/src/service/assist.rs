@@ -15,7 +15,7 @@ use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
 use baton_protocol::{
     AnswerFormat, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing,
-    ToolUse,
+    ToolChoice, ToolUse,
 };
 use baton_refine::{Mode, UnknownMode};
 use serde::Serialize;
@@ -31,6 +31,8 @@ use crate::service::logprobs::Logprobs;
 use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
 use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
 use crate::service::stream::AssistStream;
+use crate::service::submit::ForEngine;
+use crate::service::upstream::{Ask, AskPrompt};
 use crate::service::{Served, ServiceError};
 
 /// A checked request and its scene.
@@ -49,6 +51,7 @@ pub(crate) struct Asked<'a> {
 /// Makes the request and the stream of its answer.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, AssistStream), ServiceError> {
     let Asked { request, scene, adapter, trace, owner } = *asked;
+    check_upstream(served, request.tools.as_ref(), false)?;
     let schemas = schemas(request);
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let described = tools.flat_map(|tool| [Some(tool.name.as_str()), tool.description.as_deref()]).flatten();
@@ -76,7 +79,13 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         plan_mask(scoring_model(served), &request.segments, &prompt, mode, keep)?;
     let first = first_event(served, scene, &planned);
     let max_tokens = planned.assist_tokens as usize;
+    let upstream = served.upstream.as_ref().map(|_| AskParts {
+        prompt: AskPrompt::of_segments(&request.segments),
+        format: request.format.clone(),
+        has_tools: request.tools.is_some() || request.segments.iter().any(Segment::is_about_tools),
+    });
     let draft = Draft {
+        upstream,
         prompt: prompt.ids,
         prefixes: PrefixScope { owner, shared_tokens },
         adapter,
@@ -129,9 +138,20 @@ impl std::io::Write for DigestWriter<'_> {
     }
 }
 
+/// What an engine that writes the answer is told besides token ids.
+#[derive(Debug)]
+pub(crate) struct AskParts {
+    pub(crate) prompt: AskPrompt,
+    pub(crate) format: AnswerFormat,
+    /// Whether tools may be called, or were called before.
+    pub(crate) has_tools: bool,
+}
+
 /// The parts of a request, the same for both APIs.
 #[derive(Debug)]
 pub(crate) struct Draft {
+    /// For an engine; `None` if this program's own engine writes the answer.
+    pub(crate) upstream: Option<AskParts>,
     /// Prompt ids; the last ones are those of `continued`.
     pub(crate) prompt: Vec<TokenId>,
     /// Which later requests may reuse the cached prefix of this prompt.
@@ -177,7 +197,7 @@ fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams 
 impl Draft {
     /// Makes the request and its stream.
     pub(crate) fn prepared(
-        self,
+        mut self,
         served: &Served,
         sampling: &Sampling,
     ) -> Result<(Prepared, AssistStream), ServiceError> {
@@ -189,6 +209,22 @@ impl Draft {
         let id = served.handle.new_id();
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens, Some(&served.handle));
         let prompt_tokens = self.prompt.len();
+        let upstream = self.upstream.take().map(|parts| {
+            let AskParts { prompt, format, has_tools } = parts;
+            let PrefixScope { owner, .. } = self.prefixes;
+            let ask = Ask {
+                affinity: affinity(owner, &self.prompt),
+                ids: self.prompt.clone(),
+                continued: self.continued.len(),
+                prompt,
+                sampling: sampling.clone(),
+                penalties: self.extras.penalties,
+                format,
+                has_tools,
+                salt: Some(format!("{owner:032x}")),
+            };
+            Box::new(ForEngine { ask, stop: stop.clone(), ends_at_cap: self.ends_at_cap })
+        });
         stream.set_prompt_tokens(prompt_tokens);
         stream.set_model(&served.name);
         let spec = JobSpec {
@@ -242,8 +278,38 @@ impl Draft {
             window: self.window,
         });
         let (prefixes, adapter) = (self.prefixes, self.adapter);
-        Ok((Prepared { spec, answer, prefixes, adapter, reader }, stream))
+        Ok((Prepared { spec, answer, prefixes, adapter, reader, upstream }, stream))
     }
+}
+
+/// Prompt tokens that decide which engine has the prefix.
+const AFFINITY_TOKENS: usize = 256;
+
+/// Returns the same number for prompts of one tenant that begin alike.
+fn affinity(owner: u128, prompt: &[TokenId]) -> u64 {
+    let mut digest = Sha256::new_with_prefix(owner.to_le_bytes());
+    prompt.iter().take(AFFINITY_TOKENS).for_each(|id| digest.update(id.to_le_bytes()));
+    u64::from_le_bytes(std::array::from_fn(|at| digest.clone().finalize()[at]))
+}
+
+/// Refuses what another engine cannot be held to.
+pub(crate) fn check_upstream(
+    served: &Served,
+    tools: Option<&ToolUse>,
+    logprobs: bool,
+) -> Result<(), ServiceError> {
+    if served.upstream.is_none() {
+        return Ok(());
+    }
+    if logprobs {
+        let message = "the engine of this model is not asked for log probabilities";
+        return Err(ServiceError::EngineCannot { field: "logprobs", message });
+    }
+    if tools.is_some_and(|tools| tools.choice != ToolChoice::Auto) {
+        let message = "the engine of this model cannot be held to a call: leave the choice to it (`auto`)";
+        return Err(ServiceError::EngineCannot { field: "tool_choice", message });
+    }
+    Ok(())
 }
 
 /// Texts up to this many bytes are tokenized without counting their tokens first.
@@ -268,7 +334,7 @@ pub(crate) fn check_text<'t>(
 /// Returns the most tokens of a prompt: the context, or the KV budget if that is smaller, minus one for the
 /// answer.
 pub(crate) fn prompt_tokens_max(served: &Served) -> usize {
-    served.model.config().context_len.min(served.handle.stats().kv_tokens).saturating_sub(1)
+    served.context_tokens().saturating_sub(1)
 }
 
 /// Returns how many tokens fit into the context and into the KV budget after the prompt.
@@ -376,12 +442,15 @@ fn planned(
     let content = if refines { content_tokens(&request.segments, prompt) } else { 0 };
     let wish = Wish { ratio: request.refine.ratio, assist_tokens: request.assist_tokens };
     let known = served.figures.known();
+    let cloud = served.figures.measured();
+    let upstream = served.upstream.as_ref();
+    let at_engines = upstream.map_or(0, |upstream| upstream.backlog_tokens(prompt.ids.len()));
     let situation = Situation {
         device: request.device.as_ref(),
         known: &known,
-        cloud: served.figures.measured(),
-        backlog_tokens: stats.backlog_tokens,
-        backlog_ms: stats.backlog_ms,
+        cloud,
+        backlog_tokens: stats.backlog_tokens + at_engines,
+        backlog_ms: stats.backlog_ms + at_engines as f64 * cloud.prefill_ms_per_token,
         prompt_tokens: prompt.ids.len(),
         content_tokens: content,
         prefix_tokens: prefix_tokens(&request.segments, prompt),

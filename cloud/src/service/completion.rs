@@ -9,10 +9,13 @@ use baton_protocol::{Sampling, Segment};
 
 use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
-use crate::service::assist::{Draft, Extras, check_text, constraint, first_event, room};
+use crate::service::assist::{
+    AskParts, Draft, Extras, check_text, check_upstream, constraint, first_event, room,
+};
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{MaskSource, Prepared};
 use crate::service::stream::AssistStream;
+use crate::service::upstream::AskPrompt;
 use crate::service::{Served, ServiceError, Terms};
 
 /// A checked chat or text completion.
@@ -76,6 +79,7 @@ pub(crate) fn prepare(
     terms: &Terms,
 ) -> Result<(Prepared, AssistStream), ServiceError> {
     request.sampling.check()?;
+    check_upstream(served, request.tools.as_ref(), request.logprobs.is_some())?;
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
     check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
@@ -93,6 +97,7 @@ pub(crate) fn prepare(
     let scene = Scene { id: String::new(), version: 0, settings: SceneSettings::with_system("") };
     let first = first_event(served, &scene, &planned);
     let draft = Draft {
+        upstream: served.upstream.as_ref().map(|_| ask_parts(request)),
         prompt,
         // Every part of a chat may be private to its tenant, so nothing is shared.
         prefixes: PrefixScope { owner: terms.owner, shared_tokens: 0 },
@@ -113,6 +118,18 @@ pub(crate) fn prepare(
         },
     };
     draft.prepared(served, &request.sampling)
+}
+
+fn ask_parts(request: &CompletionRequest) -> AskParts {
+    let messages = request.prompt.messages();
+    let prompt = match &request.prompt {
+        Prompt::Text { text, .. } => AskPrompt::Text(text.clone()),
+        Prompt::Chat(_) => {
+            AskPrompt::of_segments(&messages.iter().cloned().map(Segment::from).collect::<Vec<_>>())
+        }
+    };
+    let has_tools = request.tools.is_some() || messages.iter().any(ChatMessage::is_about_tools);
+    AskParts { prompt, format: request.format.clone(), has_tools }
 }
 
 fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {

@@ -155,6 +155,30 @@ pub enum ServiceError {
         /// Time after which the queue is likely to be short enough, in milliseconds.
         retry_after_ms: u64,
     },
+    /// The engines of the model cannot be asked for this.
+    #[error("field `{field}` cannot be served: {message}")]
+    EngineCannot {
+        /// Its path.
+        field: &'static str,
+        /// Why.
+        message: &'static str,
+    },
+    /// Every engine of the model is full.
+    #[error("every engine of model `{model}` is full")]
+    EnginesFull {
+        /// The model.
+        model: String,
+        /// Time after which there may be room, in milliseconds.
+        retry_after_ms: u64,
+    },
+    /// No engine of the model answers.
+    #[error("no engine of model `{model}` answers")]
+    EnginesDown {
+        /// The model.
+        model: String,
+        /// Time after which one is tried again, in milliseconds.
+        retry_after_ms: u64,
+    },
     /// The service is stopping.
     #[error("the service is stopping")]
     Stopping,
@@ -200,14 +224,19 @@ impl ServiceError {
             ServiceError::Overloaded { .. } | ServiceError::Late { .. } | ServiceError::Quota(_) => {
                 (ErrorCode::Overloaded, None)
             }
-            ServiceError::Stopping => (ErrorCode::Unavailable, None),
+            ServiceError::EngineCannot { field, .. } => {
+                (ErrorCode::InvalidRequest, Some((*field).to_owned()))
+            }
+            ServiceError::EnginesFull { .. } => (ErrorCode::Overloaded, None),
+            ServiceError::Stopping | ServiceError::EnginesDown { .. } => (ErrorCode::Unavailable, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
         body.error.retry_after_ms = match self {
-            ServiceError::Overloaded { retry_after_ms, .. } | ServiceError::Late { retry_after_ms, .. } => {
-                Some(*retry_after_ms)
-            }
+            ServiceError::Overloaded { retry_after_ms, .. }
+            | ServiceError::Late { retry_after_ms, .. }
+            | ServiceError::EnginesFull { retry_after_ms, .. }
+            | ServiceError::EnginesDown { retry_after_ms, .. } => Some(*retry_after_ms),
             ServiceError::Quota(err) => err.retry_after_ms(),
             _ => None,
         };

@@ -64,6 +64,11 @@ impl Figures {
         self.lock().costs.record_refine(elapsed);
     }
 
+    /// Records what a pass cost, of this program's engine or of another one.
+    pub(crate) fn record_pass(&self, pass: cost::PassSample) {
+        self.lock().costs.record_pass(pass);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("nothing panics while the figures are locked")
     }
@@ -76,7 +81,7 @@ impl PassWatch for CostWatch {
     fn pass(&mut self, sample: &PassSample) {
         // A pass with proposals says nothing about the time of a plain one.
         if sample.proposed == 0 {
-            self.0.lock().costs.record_pass(cost::PassSample {
+            self.0.record_pass(cost::PassSample {
                 prefill_tokens: sample.prefill_tokens,
                 decode_rows: sample.decode_rows,
                 elapsed: sample.elapsed,

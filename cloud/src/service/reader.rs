@@ -18,6 +18,7 @@ use baton_protocol::{
     AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
     Usage,
 };
+use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
 
 use crate::gate::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
@@ -25,6 +26,8 @@ use crate::observe::report::Observer;
 use crate::service::figures::Figures;
 use crate::service::refining::MaskJob;
 use crate::service::stream::{Batch, EventSink};
+use crate::service::submit::ForEngine;
+use crate::service::upstream::{ScoreJob, Scored};
 
 /// If the service stops, the time after which a client may retry, in milliseconds: another replica is likely
 /// to be up.
@@ -53,7 +56,12 @@ pub(crate) struct Prepared {
     /// The adapter that the answer is computed with.
     pub(crate) adapter: Option<AdapterId>,
     pub(crate) reader: CloudReader,
+    /// If another engine writes the answer: what it needs.
+    pub(crate) upstream: Option<Box<ForEngine>>,
 }
+
+/// The job that scores a prompt, and where its mask arrives.
+pub(crate) type Scorer = (Job, oneshot::Receiver<Scored>);
 
 impl Prepared {
     /// Reserves quota for the answer. L is lowered if the tenant has less quota left.
@@ -89,6 +97,27 @@ impl Prepared {
             MaskSource::Scores(mask) => mask.held_bytes(),
         };
         self.spec.prompt_tokens * size_of::<TokenId>() + text
+    }
+
+    /// Returns the reader of an answer that another engine writes, and the job that scores the prompt, if the
+    /// mask needs scores. That job writes one token, which nobody reads.
+    pub(crate) fn into_scorer(
+        mut self,
+        score: Option<(ScoreJob, oneshot::Receiver<Scored>)>,
+    ) -> (Box<CloudReader>, Option<Scorer>) {
+        let scorer = score.map(|(sink, mask)| {
+            self.answer.lower(1);
+            let job = Job {
+                spec: JobSpec { max_tokens: 1, floor_tokens: 1, ..self.spec },
+                answer: self.answer,
+                scope: self.prefixes,
+                adapter: self.adapter,
+                cancel: self.reader.sink.cancel().clone(),
+                sink: Box::new(sink),
+            };
+            (job, mask)
+        });
+        (Box::new(self.reader), scorer)
     }
 
     /// Returns the job of the engine's host.
@@ -171,6 +200,36 @@ impl CloudReader {
         }
     }
 
+    /// Takes the mask that another engine's answer has waited for.
+    pub(crate) fn mask_made(&mut self, mask: MaskEvent, elapsed: Duration) {
+        self.mask = MaskSource::Ready(Box::new(mask));
+        self.refined_in(elapsed);
+    }
+
+    /// Goes on without a mask: the device then uses the whole prompt.
+    pub(crate) fn no_mask(&mut self) {
+        self.mask = MaskSource::None;
+    }
+
+    /// The tokens of this answer have no ids of the tokenizer that is known here.
+    pub(crate) fn has_no_ids(&mut self) {
+        self.first.tokenizer_sha256 = None;
+    }
+
+    /// Takes the counts of the engine that wrote the answer.
+    pub(crate) fn counted(&mut self, prompt_tokens: u64, cached_tokens: u64) {
+        if prompt_tokens > 0 {
+            self.prompt_tokens = usize::try_from(prompt_tokens).unwrap_or(self.prompt_tokens);
+            self.cached = usize::try_from(cached_tokens).unwrap_or(0);
+        }
+    }
+
+    fn refined_in(&mut self, elapsed: Duration) {
+        self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
+        self.observer.refine_elapsed(elapsed);
+        self.figures.refined(elapsed);
+    }
+
     /// Queues the mask before the first token. `scores` are those of the last prompt chunk.
     fn put_mask(&mut self, scores: Option<&AttentionScores>) {
         match std::mem::replace(&mut self.mask, MaskSource::None) {
@@ -189,10 +248,7 @@ impl CloudReader {
                     // The device then uses the whole prompt (r = 1): slower, but correct.
                     Err(err) => warn!(request = self.observer.request, %err, "no mask for this answer"),
                 }
-                let elapsed = self.clock.now().saturating_sub(started);
-                self.first.timing.refine_ms = elapsed.as_secs_f64() * 1e3;
-                self.observer.refine_elapsed(elapsed);
-                self.figures.refined(elapsed);
+                self.refined_in(self.clock.now().saturating_sub(started));
             }
         }
     }
@@ -233,7 +289,7 @@ impl CloudReader {
         self.sink.send(batch);
     }
 
-    fn log_end(&self, closed: &Closed, fault: Option<&Fault>) {
+    fn log_fault(&self, closed: &Closed, fault: Option<&Fault>) {
         let job = closed.id.0;
         match fault.filter(|_| closed.reason == CloseReason::Failed) {
             Some(Fault::Constraint(err)) => {
@@ -246,6 +302,10 @@ impl CloudReader {
             Some(err) => error!(job, err = err as &dyn std::error::Error, "the answer cannot go on"),
             None => {}
         }
+    }
+
+    fn log_end(&self, closed: &Closed) {
+        let job = closed.id.0;
         // Answers that only warm up a model belong to nobody.
         if !self.observer.is_of_nobody() {
             info!(
@@ -265,18 +325,17 @@ impl CloudReader {
         }
     }
 
-    /// Returns the terminal event.
-    fn end(&self, closed: &Closed, fault: Option<&Fault>) -> AssistEvent {
+    /// Returns the terminal event. `failure` is the error of an answer that has failed.
+    fn end(&self, closed: &Closed, failure: Option<ErrorBody>) -> AssistEvent {
         let error = |code, message: String| AssistEvent::Error(ErrorBody::new(code, message));
         let reason = match closed.reason {
             CloseReason::Stop => EndReason::Stop,
             CloseReason::Cap => EndReason::Cap,
             CloseReason::Cancelled => EndReason::Cancelled,
             CloseReason::Failed => {
-                if let Some(Fault::Constraint(fault)) = fault {
-                    return error(ErrorCode::InvalidRequest, fault.to_string());
-                }
-                return error(ErrorCode::Internal, "the cloud could not go on with this answer".to_owned());
+                let internal =
+                    || ErrorBody::new(ErrorCode::Internal, "the cloud could not go on with this answer");
+                return AssistEvent::Error(failure.unwrap_or_else(internal));
             }
             CloseReason::Expired => {
                 let waited_ms = closed.times.queue_ms.round();
@@ -338,20 +397,31 @@ impl Sink for CloudReader {
         self.sink.unread().reading()
     }
 
-    fn closed(mut self: Box<Self>, closed: &Closed, answer: Answer) {
+    fn closed(self: Box<Self>, closed: &Closed, answer: Answer) {
         let fault = answer.fault();
+        self.log_fault(closed, fault);
+        let is_of_request = matches!(fault, Some(Fault::Constraint(_)));
+        let failure = fault.filter(|_| is_of_request);
+        let failure = failure.map(|fault| ErrorBody::new(ErrorCode::InvalidRequest, fault.to_string()));
+        self.finish(closed, failure);
+    }
+}
+
+impl CloudReader {
+    /// Ends the answer. `failure` is the error that its reader gets if it has failed.
+    pub(crate) fn finish(mut self: Box<Self>, closed: &Closed, failure: Option<ErrorBody>) {
         self.stamp_first(closed.times.queue_ms, closed.times.prefill_ms);
         self.observer.ended(closed, self.cached, self.sink.cancel().is_set());
-        self.log_end(closed, fault);
+        self.log_end(closed);
         // Dropped before the end is sent, because the reader may send a new request as soon as it sees the
         // end.
         if let Some(mut reservation) = self.reservation.take()
             && matches!(closed.reason, CloseReason::Failed | CloseReason::Stopped)
-            && !matches!(fault, Some(Fault::Constraint(_)))
+            && failure.as_ref().is_none_or(|body| body.error.code != ErrorCode::InvalidRequest)
         {
             reservation.forgive_prompt();
         }
-        let end = self.end(closed, fault);
+        let end = self.end(closed, failure);
         self.outbox.push(end);
         self.send();
     }

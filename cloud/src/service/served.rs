@@ -10,13 +10,14 @@ use baton_engine::{
     Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences, StepSize,
 };
 use baton_generate::clock::Clock;
-use baton_generate::host::{Host, HostHandle, HostOptions, Turns};
+use baton_generate::host::{Host, HostHandle, HostOptions, PassWatch, Turns};
 use baton_generate::scheduler::Limits;
 use baton_generate::speculation::{K_MAX, SpeculationError};
 use baton_protocol::{Markup, limits};
 use baton_refine::Calibration;
 
 use super::prefixes::ScenePrefixes;
+use super::upstream::{ClientError, EngineAddress, Upstream};
 use super::{KV_TOKENS_DEFAULT_MAX, ServiceOptions};
 use crate::learn::cost::Costs;
 use crate::learn::telemetry::Telemetry;
@@ -35,12 +36,21 @@ pub struct ModelSetup {
     pub calibration: Option<Calibration>,
     /// Its adapters, by the names that scenes use.
     pub adapters: BTreeMap<String, Arc<Adapter>>,
+    /// Engines that write this model's answers. The model itself then makes masks alone. If there are none,
+    /// it writes.
+    pub engines: Vec<EngineAddress>,
 }
 
 impl ModelSetup {
     /// Makes a setup without calibrated heads and adapters.
     pub fn named(name: impl Into<String>, model: Arc<Model>) -> ModelSetup {
-        ModelSetup { name: name.into(), model, calibration: None, adapters: BTreeMap::new() }
+        ModelSetup {
+            name: name.into(),
+            model,
+            calibration: None,
+            adapters: BTreeMap::new(),
+            engines: Vec::new(),
+        }
     }
 }
 
@@ -72,6 +82,15 @@ pub enum SetupError {
         /// The cause.
         #[source]
         err: Box<SequenceError>,
+    },
+    /// An engine of a model cannot be asked.
+    #[error("ask the engines of model `{model}`")]
+    Upstream {
+        /// The model.
+        model: String,
+        /// The cause.
+        #[source]
+        err: Box<ClientError>,
     },
     /// The draft model cannot be used.
     #[error("propose tokens for model `{model}`")]
@@ -119,6 +138,8 @@ pub(crate) struct Served {
     pub(crate) clock: Clock,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traces: Option<Traces>,
+    /// The engines that write the answers, if this model makes masks alone.
+    pub(crate) upstream: Option<Arc<Upstream>>,
     /// Beginnings that all tenants' prompts of a scene share.
     pub(crate) scene_prefixes: ScenePrefixes,
     /// The vocabulary in the form for constrained answers; made when the first one is requested.
@@ -133,7 +154,8 @@ impl Served {
         turns: Option<Arc<Turns>>,
         engine: impl FnOnce(Arc<Model>, EngineOptions) -> Result<S, EngineError>,
     ) -> Result<(Served, Host<S>), SetupError> {
-        let ModelSetup { name, model, calibration, adapters: files } = setup;
+        let ModelSetup { name, model, calibration, adapters: files, engines } = setup;
+        let upstream = upstream(&name, &model, engines, options)?;
         let context = model.config().context_len;
         let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
         let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
@@ -185,7 +207,8 @@ impl Served {
                 turns,
                 proposer,
                 idle_sequences: 0,
-                watch: Some(Box::new(CostWatch(figures.clone()))),
+                // What this model's passes cost says nothing about those of other engines.
+                watch: upstream.is_none().then(|| Box::new(CostWatch(figures.clone())) as Box<dyn PassWatch>),
             },
         );
         let text_bytes_max = context.min(kv_tokens).saturating_mul(model.tokenizer().token_bytes_max());
@@ -200,6 +223,7 @@ impl Served {
             clock: options.clock.clone(),
             metrics: options.metrics.clone(),
             traces: options.traces.clone(),
+            upstream,
             scene_prefixes: ScenePrefixes::default(),
             grammars: OnceLock::new(),
         };
@@ -226,7 +250,9 @@ impl Served {
 
     /// Returns the most tokens of prompt and answer together.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.config().context_len.min(self.handle.stats().kv_tokens)
+        let engines = self.upstream.as_ref().and_then(|upstream| upstream.context_tokens());
+        let own = self.model.config().context_len.min(self.handle.stats().kv_tokens);
+        engines.map_or(own, |engines| engines.min(own))
     }
 
     /// Returns how this model writes calls.
@@ -238,4 +264,20 @@ impl Served {
     pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
         self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
     }
+}
+
+/// Makes the clients of a model's engines, if it has some.
+fn upstream(
+    name: &str,
+    model: &Arc<Model>,
+    engines: Vec<EngineAddress>,
+    options: &ServiceOptions,
+) -> Result<Option<Arc<Upstream>>, SetupError> {
+    if engines.is_empty() {
+        return Ok(None);
+    }
+    let own = (options.clock.clone(), options.metrics.clone());
+    let made = Upstream::new((name, model.clone()), engines, options.upstream.clone(), own);
+    let made = made.map_err(|err| SetupError::Upstream { model: name.to_owned(), err: Box::new(err) })?;
+    Ok(Some(Arc::new(made)))
 }

@@ -5,6 +5,7 @@
 //! Events that belong into one packet come as one batch.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use baton_generate::host::HostHandle;
 use baton_generate::scheduler::{JobId, Progress};
@@ -60,6 +61,20 @@ impl EventSink {
 
     pub(crate) fn unread(&self) -> &Unread {
         &self.unread
+    }
+
+    /// Waits until nobody wants the answer any more: its reader has left, or has cancelled it, which is
+    /// looked for this often.
+    pub(crate) fn gone(&self, look_every: Duration) -> impl Future<Output = ()> + Send + use<> {
+        let (batches, cancel) = (self.batches.clone(), self.cancel().clone());
+        async move {
+            while !cancel.is_set() {
+                tokio::select! {
+                    () = batches.closed() => return,
+                    () = tokio::time::sleep(look_every) => {}
+                }
+            }
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Tests the client: streams split at any byte, size limits, statuses, and what leaves the device.
 
-use super::sse::Lines;
 use super::*;
 use crate::privacy::Redactor;
 use baton_protocol::{AssistRequest, RefineOptions, Role, Sampling, Segment, StreamChecksum};
@@ -73,22 +72,6 @@ async fn a_byte_order_mark_is_skipped_and_no_byte_of_it_panics() {
             usize::from((1..3).contains(&cut))
         );
     }
-}
-
-#[tokio::test]
-async fn the_parser_gets_whole_lines_and_few_at_once() {
-    let stream = format!("{}{STREAM}", "\n".repeat(10_000));
-    let mut lines = Lines::default();
-    let mut pieces = Vec::new();
-    for chunk in stream.as_bytes().chunks(777) {
-        pieces.extend(lines.pieces(Some(Ok::<_, ()>(Bytes::copy_from_slice(chunk)))));
-    }
-    pieces.extend(lines.pieces::<()>(None));
-    let pieces: Vec<Vec<u8>> = pieces.into_iter().map(|piece| piece.ok().unwrap()).collect();
-    assert!(pieces.iter().all(|piece| piece.ends_with(b"\n")), "whole lines");
-    let most = pieces.iter().map(|piece| piece.iter().filter(|&&b| b == b'\n').count()).max();
-    assert_eq!(most, Some(64));
-    assert_eq!(pieces.concat(), [b"\n", stream.as_bytes()].concat());
 }
 
 /// Makes a stream as a cloud with checksums sends it.

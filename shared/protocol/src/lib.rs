@@ -23,6 +23,8 @@ mod segmenter;
 mod shape;
 mod tools;
 
+pub mod lines;
+
 pub use checksum::{ChecksumError, StreamChecksum};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use event::{

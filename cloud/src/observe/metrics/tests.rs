@@ -77,6 +77,9 @@ fn full() -> Metrics {
     let mask = baton_protocol::MaskEvent::new(&map, &vec![true; map.len()], 0.25, 0.5);
     metrics.refined(Some("doc-qa"), &mask, 600);
     metrics.ended(ended(Some("doc-qa")));
+    metrics.engine_fault("base", "silent");
+    metrics.engine_mask("base", "made");
+    metrics.engine_tokens("base", 100, 50, 10);
     metrics
 }
 
@@ -90,7 +93,12 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
         prefix_queries: 9,
         ..ModelUsage::default()
     };
-    let usage = Usage { models: vec![of("base", 2), of("other", 3)], scenes: vec![("doc-qa".into(), 3)] };
+    let engine = EngineUse { model: "base".into(), engine: "http://e".into(), in_flight: 4, is_open: true };
+    let usage = Usage {
+        engines: vec![engine],
+        models: vec![of("base", 2), of("other", 3)],
+        scenes: vec![("doc-qa".into(), 3)],
+    };
     let (kinds, samples) = read(&metrics.render(&usage));
     let want: BTreeMap<String, String> = METRICS
         .iter()
@@ -114,6 +122,7 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
         .collect();
     assert_eq!(BTreeMap::from_iter(running), BTreeMap::from([("base", 2.0), ("other", 3.0)]));
     assert_eq!(value("baton_kv_cache_usage_ratio"), 0.5);
+    assert_eq!((value("baton_engine_requests_running"), value("baton_engine_up")), (4.0, 1.0));
     assert_eq!(value("baton_prefix_cache_queries_total"), 9.0);
     assert_eq!(value("baton_scene_config_generation"), 3.0);
     assert_eq!(

@@ -1,0 +1,202 @@
+//! HTTP to one engine: answers as a stream of events, and small replies as JSON.
+//!
+//! Always: replies are bounded, connections are kept and reused, redirects are not followed. Dropping a stream
+//! closes its connection, which ends the answer in the engine.
+
+use std::time::Duration;
+
+use baton_protocol::lines::{Lines, TooLarge};
+use eventsource_stream::{EventStreamError, Eventsource as _};
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, stream};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, Response, Url};
+use serde_json::Value;
+
+use super::ask::Call;
+use super::fault::{Fault, short};
+
+/// Longest time to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for a small reply.
+const SMALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most bytes of a small reply; metrics of an engine are some tens of KiB.
+const SMALL_BYTES_MAX: usize = 4 << 20;
+/// Most bytes of one stream, and of a line in it.
+const STREAM_BYTES_MAX: u64 = 64 << 20;
+const LINE_BYTES_MAX: u64 = 2 << 20;
+/// Longest time that an engine may ask for before it is asked again.
+const RETRY_AFTER_SECS_MAX: u64 = 3600;
+
+/// Why there is no client for an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The address is no URL.
+    #[error("engine address `{0}` is not an http or https URL")]
+    Url(String),
+    /// The key or the name of a header cannot be sent.
+    #[error("{0} cannot be sent in a header")]
+    Header(&'static str),
+    /// TLS or the pool could not be set up.
+    #[error("set up the http client")]
+    Setup(#[source] reqwest::Error),
+}
+
+/// The events of one reply: the data of each.
+pub(super) type Events = BoxStream<'static, Result<String, Fault>>;
+
+/// A client of one engine.
+#[derive(Debug, Clone)]
+pub(super) struct EngineClient {
+    http: Client,
+    base: Url,
+    affinity: Option<HeaderName>,
+}
+
+impl EngineClient {
+    /// Makes a client of the engine at `url`; `key` is sent as a bearer token. Each answer's affinity key is
+    /// sent in the header `affinity`.
+    pub(super) fn new(
+        url: &str,
+        key: Option<&str>,
+        affinity: Option<&str>,
+    ) -> Result<EngineClient, ClientError> {
+        let bad = || ClientError::Url(url.to_owned());
+        let mut base = Url::parse(url).map_err(|_| bad())?;
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            return Err(bad());
+        }
+        // People write the address with or without the version of the API.
+        let path = base.path().trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        base.set_path(&format!("{path}/"));
+        let mut headers = HeaderMap::new();
+        if let Some(key) = key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                .map_err(|_| ClientError::Header("the key of the engines"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let affinity = affinity
+            .map(|name| HeaderName::try_from(name).map_err(|_| ClientError::Header("the affinity header")));
+        // A second installation fails and leaves the first provider in place.
+        let _already_installed = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .default_headers(headers)
+            .user_agent(concat!("baton-cloud/", env!("CARGO_PKG_VERSION")))
+            .no_gzip()
+            .tcp_nodelay(true);
+        if base.scheme() == "http" {
+            builder = builder.tls_certs_only([]);
+        }
+        Ok(EngineClient {
+            http: builder.build().map_err(ClientError::Setup)?,
+            base,
+            affinity: affinity.transpose()?,
+        })
+    }
+
+    /// Asks for an answer; returns its events once the engine has accepted it.
+    pub(super) async fn begin(&self, call: &Call, affinity: u64) -> Result<Events, Fault> {
+        let mut request = self.http.post(self.at(call.path)?).json(&call.body);
+        if let Some(name) = &self.affinity {
+            request = request.header(name, format!("{affinity:016x}"));
+        }
+        let reply = request.send().await.map_err(|err| unreachable(&err))?;
+        if !reply.status().is_success() {
+            return Err(refused(reply).await);
+        }
+        Ok(events(reply))
+    }
+
+    /// Returns the reply to a GET, as text.
+    pub(super) async fn get(&self, path: &str) -> Result<String, Fault> {
+        self.small(self.http.get(self.at(path)?)).await
+    }
+
+    /// Returns the reply to a POST of JSON.
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Fault> {
+        let text = self.small(self.http.post(self.at(path)?).json(body)).await?;
+        serde_json::from_str(&text).map_err(|err| Fault::Garbled { reason: short(&err.to_string()) })
+    }
+
+    async fn small(&self, request: reqwest::RequestBuilder) -> Result<String, Fault> {
+        let reply = request.timeout(SMALL_TIMEOUT).send().await.map_err(|err| unreachable(&err))?;
+        if !reply.status().is_success() {
+            return Err(refused(reply).await);
+        }
+        let bytes = bounded(reply).await?;
+        String::from_utf8(bytes).map_err(|_| Fault::Garbled { reason: "the reply is not UTF-8".to_owned() })
+    }
+
+    fn at(&self, path: &str) -> Result<Url, Fault> {
+        self.base.join(path).map_err(|err| Fault::Unreachable { reason: err.to_string() })
+    }
+}
+
+/// Reads a small body.
+async fn bounded(mut reply: Response) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = reply.chunk().await.map_err(|err| unreachable(&err))? {
+        if bytes.len() + chunk.len() > SMALL_BYTES_MAX {
+            return Err(Fault::Garbled { reason: format!("a reply of more than {SMALL_BYTES_MAX} bytes") });
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+async fn refused(reply: Response) -> Fault {
+    let after = reply.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let after = after.and_then(|text| text.trim().parse::<u64>().ok());
+    let after = after.map(|seconds| Duration::from_secs(seconds.min(RETRY_AFTER_SECS_MAX)));
+    let status = reply.status().as_u16();
+    let body = tokio::time::timeout(SMALL_TIMEOUT, bounded(reply)).await;
+    Fault::of_reply(status, &body.ok().and_then(Result::ok).unwrap_or_default(), after)
+}
+
+fn unreachable(err: &reqwest::Error) -> Fault {
+    let mut reason = err.to_string();
+    let mut source = std::error::Error::source(err);
+    while let Some(err) = source {
+        reason = format!("{reason}: {err}");
+        source = err.source();
+    }
+    Fault::Unreachable { reason: short(&reason) }
+}
+
+/// Why a stream of lines ended early.
+enum Broken {
+    TooLarge(TooLarge),
+    Transport,
+}
+
+fn events(reply: Response) -> Events {
+    let mut lines = Lines::new(STREAM_BYTES_MAX, LINE_BYTES_MAX);
+    let chunks = reply.bytes_stream().map(Some).chain(stream::iter([None]));
+    let pieces = chunks.flat_map(move |chunk| {
+        let pieces = match chunk {
+            Some(Err(_)) => vec![Err(Broken::Transport)],
+            Some(Ok(bytes)) => {
+                lines.pieces(Some(&bytes)).into_iter().map(|piece| piece.map_err(Broken::TooLarge)).collect()
+            }
+            None => lines.pieces(None).into_iter().map(|piece| piece.map_err(Broken::TooLarge)).collect(),
+        };
+        stream::iter(pieces)
+    });
+    let data = pieces.eventsource().map(|event| match event {
+        Ok(event) => Ok(event.data),
+        Err(EventStreamError::Transport(Broken::TooLarge(err))) => {
+            Err(Fault::Garbled { reason: err.to_string() })
+        }
+        Err(EventStreamError::Transport(Broken::Transport)) => Err(Fault::CutOff),
+        Err(EventStreamError::Utf8(_)) => {
+            Err(Fault::Garbled { reason: "the stream is not UTF-8".to_owned() })
+        }
+        Err(EventStreamError::Parser(_)) => {
+            Err(Fault::Garbled { reason: "the stream is not server-sent events".to_owned() })
+        }
+    });
+    data.boxed()
+}
