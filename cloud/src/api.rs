@@ -16,6 +16,7 @@ mod scenes;
 mod sse;
 mod status;
 mod terms;
+mod tokenize;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -198,7 +199,8 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
         .routes(routes!(chat::complete))
         .routes(routes!(chat::continue_text))
         .routes(routes!(chat::respond))
-        .routes(routes!(chat::embed));
+        .routes(routes!(chat::embed))
+        .routes(routes!(tokenize::tokenize));
     let models = OpenApiRouter::default().routes(routes!(status::models)).routes(routes!(status::model));
     let stats = OpenApiRouter::default().routes(routes!(status::stats));
     OpenApiRouter::with_openapi(openapi::frame())
@@ -215,6 +217,8 @@ fn open_routes() -> OpenApiRouter<App> {
         .routes(routes!(status::health))
         .routes(routes!(status::ready))
         .routes(routes!(status::openapi))
+        // The name that vLLM and load generators know.
+        .route("/health", axum::routing::get(status::health))
 }
 
 /// The last part of a path, or an error if it is not UTF-8.

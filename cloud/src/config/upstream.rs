@@ -22,7 +22,7 @@ pub struct UpstreamArgs {
     /// the masks and lays prompts out, and a small model is enough. With the engine's own tokenizer and chat
     /// template, prompts and answers go as token ids, tools included. ENGINE_MODEL is the engine's name for
     /// its model, if it has several
-    #[arg(long, value_name = "NAME=URL[#ENGINE_MODEL]")]
+    #[arg(long, value_name = "NAME=URL[#ENGINE_MODEL]", env = "BATON_UPSTREAM", value_delimiter = ' ')]
     pub upstream: Vec<String>,
     /// File with the key of the engines, sent to them as a bearer token
     #[arg(long, value_name = "FILE", env = "BATON_UPSTREAM_KEY_FILE")]

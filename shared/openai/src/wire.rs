@@ -112,6 +112,22 @@ pub struct ChatCompletionRequest {
     /// No effect: the prefix cache finds prefixes by their tokens.
     #[serde(rename = "prompt_cache_key")]
     pub(crate) _prompt_cache_key: Option<String>,
+    // What clients of vLLM send.
+    /// No effect: an answer ends where the model ends it.
+    #[serde(rename = "ignore_eos")]
+    pub(crate) _ignore_eos: Option<bool>,
+    /// No effect: an answer ends where the model ends it.
+    #[serde(rename = "min_tokens")]
+    pub(crate) _min_tokens: Option<u64>,
+    /// No effect: control tokens are never part of an answer's text.
+    #[serde(rename = "skip_special_tokens")]
+    pub(crate) _skip_special_tokens: Option<bool>,
+    /// No effect: templates get no variables of a request.
+    #[schema(value_type = Option<Object>)]
+    #[serde(rename = "chat_template_kwargs")]
+    pub(crate) _chat_template_kwargs: Option<Value>,
+    /// Not supported; must not be true.
+    pub(crate) continue_final_message: Option<bool>,
     // Other fields.
     #[serde(flatten)]
     #[schema(value_type = BTreeMap<String, MustBeNull>)]
@@ -200,6 +216,9 @@ pub(crate) struct StreamOptions {
     /// No effect.
     #[serde(rename = "include_obfuscation")]
     pub(crate) _include_obfuscation: Option<bool>,
+    /// No effect: the counts come once, at the end.
+    #[serde(rename = "continuous_usage_stats")]
+    pub(crate) _continuous_usage_stats: Option<bool>,
     // Other fields.
     #[serde(flatten)]
     #[schema(value_type = BTreeMap<String, MustBeNull>)]

@@ -18,8 +18,10 @@ use super::{
     version,
 };
 
-/// The volume claim that the operator fills: see "Models" in the operator's page.
-const MODEL_CLAIM: &str = "baton-models";
+/// The volume claims that the operator fills: see "Models" and "Engines" in the operator's page.
+const MODEL_CLAIMS: [&str; 2] = ["baton-models", "engine-models"];
+/// Account of the pods of other people's engines.
+const ENGINE_ACCOUNT: &str = "baton-engine";
 /// The Secret that the operator makes, and its keys.
 const SECRET: (&str, &[&str]) = ("baton-cloud", &["database-url", "database-ca.crt"]);
 
@@ -41,6 +43,11 @@ impl Pods {
     pub(crate) fn container(&self) -> &Container {
         assert_eq!(self.spec.containers.len(), 1, "{}", self.title);
         &self.spec.containers[0]
+    }
+
+    /// Returns whether they run another program than this project's.
+    pub(crate) fn is_engine(&self) -> bool {
+        self.labels.get("app.kubernetes.io/component").is_some_and(|part| part == "engine")
     }
 
     /// Returns the names of the container's ports.
@@ -114,7 +121,8 @@ fn pods_may_do_nothing_that_they_need_not() {
             "has no seccomp profile",
         );
         want(pods.spec.automount_service_account_token == Some(false), "gets a token of the API server");
-        want(pods.spec.service_account_name.as_deref() == Some("baton-cloud"), "has no account of its own");
+        let account = if pods.is_engine() { ENGINE_ACCOUNT } else { "baton-cloud" };
+        want(pods.spec.service_account_name.as_deref() == Some(account), "has no account of its own");
         let container = pods.container().security_context.clone().unwrap_or_default();
         want(container.read_only_root_filesystem == Some(true), "may write to its image");
         want(container.allow_privilege_escalation == Some(false), "may gain privileges");
@@ -142,6 +150,13 @@ fn pods_name_what_they_use() {
 fn images_are_of_this_version() {
     hold("images", |_, pods, offences| {
         let image = pods.container().image.clone().unwrap_or_default();
+        let tag = image.rsplit_once(':').map(|(_, tag)| tag).unwrap_or_default();
+        if pods.is_engine() {
+            if !tag.starts_with('v') {
+                offences.push(format!("{}: `{image}` is of no version", pods.title));
+            }
+            return;
+        }
         if image.rsplit_once(':').map(|(_, tag)| tag) != Some(version()) {
             offences.push(format!("{}: `{image}` is not of version {}", pods.title, version()));
         }
@@ -265,11 +280,38 @@ fn volumes_are_there_and_used() {
             let own = render
                 .of("PersistentVolumeClaim")
                 .any(|object| object["metadata"]["name"] == *claim.claim_name);
-            if !own && claim.claim_name != MODEL_CLAIM {
+            if !own && !MODEL_CLAIMS.contains(&claim.claim_name.as_str()) {
                 offences.push(format!("{}: nobody makes the claim `{}`", pods.title, claim.claim_name));
             }
         }
     });
+}
+
+/// An engine's Service is where the service's own option says, and takes the time that a large model needs.
+#[test]
+fn engines_are_where_the_service_asks_them() {
+    let mut looked_at = 0;
+    for render in renders() {
+        let all = pods(render);
+        for engine in all.iter().filter(|pods| pods.is_engine()) {
+            let name = &engine.labels["app.kubernetes.io/name"];
+            let port = engine.port("http").expect("an engine has a port");
+            let (_, service, _) = served(render);
+            let mut variables = service.container().env.iter().flatten();
+            let upstream = variables.find(|variable| variable.name == "BATON_UPSTREAM").expect("it is asked");
+            let want = format!("baton=http://{name}:{port}");
+            assert_eq!(upstream.value.as_deref(), Some(want.as_str()), "{}", render.name);
+            let container = engine.container();
+            let startup = container.startup_probe.as_ref().expect("a startup probe");
+            assert_eq!(probe(Some(startup)).0, "/health", "{}", render.name);
+            let patience = startup.period_seconds.unwrap_or(10) * startup.failure_threshold.unwrap_or(3);
+            assert!(patience >= 1200, "{}: a large model has {patience} s to load", render.name);
+            let limits = container.resources.clone().and_then(|resources| resources.limits);
+            assert!(limits.is_some_and(|limits| limits.contains_key("nvidia.com/gpu")), "{}", render.name);
+            looked_at += 1;
+        }
+    }
+    assert!(looked_at > 0 || renders().is_empty(), "no render has an engine");
 }
 
 /// The image has no home, and its files cannot be changed. Without a folder of their own a GPU's kernels

@@ -26,7 +26,9 @@ const COMPONENTS: &[&str] = &[
     "postgres-ca",
     "prometheusrule",
     "servicemonitor",
+    "sglang",
     "sqlite",
+    "vllm",
 ];
 const OVERLAYS: &[&str] = &["dev-sqlite", "edge-cpu", "prod-postgres"];
 

@@ -136,7 +136,7 @@ impl Ask {
         put(&mut body, "max_tokens", max_tokens);
         put(&mut body, "temperature", sampling.temperature);
         put(&mut body, "seed", seed(sampling));
-        if let Some(top_p) = sampling.top_p {
+        if let Some(top_p) = sampling.top_p.filter(|_| facts.kind == Kind::OpenAi) {
             put(&mut body, "top_p", top_p);
         }
         if !sampling.stop.is_empty() {
@@ -175,9 +175,6 @@ impl Ask {
             "temperature": self.sampling.temperature,
             "seed": seed(&self.sampling),
         });
-        if let Some(top_p) = self.sampling.top_p {
-            put(&mut body, "top_p", top_p);
-        }
         if !self.sampling.stop.is_empty() {
             put(&mut body, "stop", self.sampling.stop.as_slice());
         }
@@ -201,10 +198,11 @@ impl Ask {
         }
     }
 
-    /// Adds what OpenAI's API does not have. An engine's own defaults may differ, so llama.cpp and vLLM are
-    /// told each time.
+    /// Adds what OpenAI's API does not have, and what llama.cpp, or vLLM by a model's file, has other defaults
+    /// for.
     fn put_beyond_openai(&self, body: &mut Value, repetition: &str) {
         let sampling = &self.sampling;
+        put(body, "top_p", sampling.top_p.unwrap_or(1.0));
         put(body, "top_k", sampling.top_k.map_or(-1, |top_k| i64::from(top_k)));
         put(body, "min_p", sampling.min_p.unwrap_or(0.0));
         put(body, repetition, sampling.repetition_penalty);
@@ -253,8 +251,8 @@ mod tests {
         assert_eq!((vllm.path, vllm.reply), ("v1/completions", ReplyForm::OpenAi { ids: true }));
         let want = json!({
             "prompt": [1, 5, 9], "model": "m", "stream": true, "stream_options": { "include_usage": true },
-            "max_tokens": 5, "temperature": 0.0, "seed": 0, "stop": ["END"], "top_k": 40, "min_p": 0.0,
-            "repetition_penalty": 1.0, "return_token_ids": true, "cache_salt": "salt",
+            "max_tokens": 5, "temperature": 0.0, "seed": 0, "stop": ["END"], "top_k": 40, "top_p": 1.0,
+            "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": true, "cache_salt": "salt",
         });
         assert_eq!(vllm.body, want);
         let llama = ask().call(&facts(Kind::LlamaCpp, Common::Prompts), 5);

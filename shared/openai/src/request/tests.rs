@@ -86,6 +86,9 @@ fn what_asks_for_nothing_is_accepted_by_both() {
         json!({ "top_p": 0, "temperature": 0, "safety_identifier": "s", "truncation": "disabled" }),
         json!({ "truncation": null, "stream": true, "stream_options": { "include_obfuscation": false } }),
         json!({ "stream": true, "stream_options": { "brand_new": null } }),
+        json!({ "stream": true, "stream_options": { "continuous_usage_stats": true }, "ignore_eos": true }),
+        json!({ "min_tokens": 4, "skip_special_tokens": false, "chat_template_kwargs": { "a": 1 } }),
+        json!({ "continue_final_message": false }),
     ];
     check_both(rows.map(|extra| (extra, Yes)));
     let request = cloud(json!({ "tools": weather(), "tool_choice": "none", "logprobs": false }));

@@ -84,6 +84,11 @@ fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> 
         ("logit_bias", wire.logit_bias.as_ref().is_none_or(Map::is_empty), "biases are not supported"),
         ("modalities", only_text, "only `text` is supported"),
         ("truncation", truncation, "must be `auto` or `disabled`"),
+        (
+            "continue_final_message",
+            wire.continue_final_message != Some(true),
+            "the last message is never continued; leave it out",
+        ),
         ("store", wire.store != Some(true), "answers are never stored"),
         ("stream_options", wire.stream_options.is_none() || wire.stream == Some(true), "needs `stream`"),
     ];

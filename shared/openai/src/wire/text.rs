@@ -69,6 +69,16 @@ pub struct TextCompletionRequest {
     /// Describes the caller; no effect.
     #[serde(rename = "user")]
     _user: Option<String>,
+    // What clients of vLLM send.
+    /// No effect: an answer ends where the model ends it.
+    #[serde(rename = "ignore_eos")]
+    _ignore_eos: Option<bool>,
+    /// No effect: an answer ends where the model ends it.
+    #[serde(rename = "min_tokens")]
+    _min_tokens: Option<u64>,
+    /// No effect: control tokens are never part of an answer's text.
+    #[serde(rename = "skip_special_tokens")]
+    _skip_special_tokens: Option<bool>,
     // Other fields.
     #[serde(flatten)]
     #[schema(value_type = BTreeMap<String, MustBeNull>)]
