@@ -9,6 +9,7 @@ pub mod balancer;
 pub mod child;
 pub mod clients;
 pub mod demo;
+pub mod engine;
 pub mod home;
 pub mod hostile;
 pub mod http;

@@ -39,6 +39,7 @@ const ONE_THREAD: &[&str] = &[
     "openai",
     "apis",
     "gpu",
+    "upstream",
 ];
 
 /// Suites of the harness that start no program.
@@ -51,7 +52,7 @@ const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 /// fetches for minutes.
 const BY_NAME: &[&str] = &["dist", "real"];
 /// Suites that run more if they are named.
-const MORE_BY_NAME: &[&str] = &["gpu", "ring"];
+const MORE_BY_NAME: &[&str] = &["gpu", "ring", "upstream"];
 
 /// What `./x test NAME` also does, by programs that cargo does not know as tests.
 const PARTS: &[&str] = &["slow", "fuzz", "arm64", "targets", "loaded"];
