@@ -276,7 +276,7 @@ async fn warm_up(service: &CloudService) {
             max_tokens: Some(4),
             ..CompletionRequest::new(model, vec![ChatMessage::new(Role::User, text.as_str())])
         };
-        match service.complete(&request) {
+        match service.complete_here(&request) {
             Ok(mut answer) => while answer.next().await.is_some() {},
             Err(err) => {
                 warn!(

@@ -341,6 +341,19 @@ impl CloudService {
         self.complete_on(request, Terms::default())
     }
 
+    /// Accepts a chat completion that this program's own engine writes, also if other engines write for the
+    /// model. It warms up what makes masks.
+    ///
+    /// # Errors
+    /// [`ServiceError`], before any event.
+    pub fn complete_here(&self, request: &CompletionRequest) -> Result<AssistStream, ServiceError> {
+        let (served, terms) = (self.named(&request.model)?, Terms::default());
+        let (mut prepared, stream) = completion::prepare(served, request, &terms)?;
+        prepared.upstream = None;
+        self.submit(served, prepared, terms)?;
+        Ok(stream)
+    }
+
     /// Accepts a chat completion, on the caller's terms.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ async fn ids(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Resu
         let tokens = match (asked.prompt, asked.messages) {
             (Some(text), None) => tokenizer.encode(&text),
             (None, Some(messages)) => {
-                let chat = json!({ "messages": messages }).to_string();
+                let chat = json!({ "model": DEFAULT_MODEL, "messages": messages }).to_string();
                 let request = parse(chat.as_bytes(), &Capabilities::CLOUD)?;
                 let messages = request.prompt.messages().iter().cloned();
                 let segments: Vec<Segment> = messages.map(Segment::from).collect();

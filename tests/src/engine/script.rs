@@ -9,6 +9,9 @@ use baton_engine::tokenizer::{TokenId, Tokenizer};
 use futures_util::Stream;
 use serde_json::{Value, json};
 
+/// Time in which written frames leave for their reader.
+const FLUSHED: Duration = Duration::from_millis(200);
+
 /// Whose API the engine speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
@@ -111,6 +114,8 @@ impl Reply {
                     return steps;
                 }
                 Act::Cut(at) if *at == index => {
+                    // What was written before must be on its way.
+                    steps.push(Step::Wait(FLUSHED));
                     steps.push(Step::Cut);
                     return steps;
                 }

@@ -41,7 +41,12 @@ impl LlamaServer {
             .map_err(|err| err.to_string())?;
         let url = format!("http://127.0.0.1:{port}");
         let listening = async {
-            while http::client().get(format!("{url}/health")).send().await.is_err() {
+            // It listens before the model is there.
+            let is_ready = async || {
+                let reply = http::client().get(format!("{url}/health")).send().await;
+                reply.is_ok_and(|reply| reply.status().is_success())
+            };
+            while !is_ready().await {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
