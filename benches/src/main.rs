@@ -34,6 +34,7 @@ mod residency;
 mod ring;
 mod segmenter;
 mod sim;
+mod upstream;
 
 #[derive(Debug, Parser)]
 #[command(name = "baton-bench", version, about = "Measures what the project states figures for")]
@@ -100,6 +101,8 @@ enum Bench {
     /// Simulation of cloud, network, devices and rings in virtual time: checks on many seeds, and planted
     /// bugs
     Sim(sim::Args),
+    /// Engines elsewhere: what the service adds before the first token and to each, and requests/s at L
+    Upstream(upstream::Args),
 }
 
 fn main() -> ExitCode {
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
         Bench::Ring(args) => ring::run(&args),
         Bench::Segmenter(args) => segmenter::run(&args),
         Bench::Sim(args) => sim::run(&args),
+        Bench::Upstream(args) => upstream::run(&args),
     };
     if let (true, Ok(report)) = (cli.json, &mut result) {
         report.print_only_json();

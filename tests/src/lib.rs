@@ -15,6 +15,7 @@ pub mod hostile;
 pub mod http;
 pub mod kustomize;
 pub mod link;
+pub mod llama;
 pub mod pair;
 pub mod postgres;
 pub mod process;

@@ -1,4 +1,4 @@
-"""Runs llama.cpp's own server: server.py MODEL PORT. It ends when it is killed."""
+"""Runs llama.cpp's own server on one thread: server.py MODEL PORT SLOTS TOKENS. It ends when it is killed."""
 
 import sys
 import time
@@ -9,10 +9,11 @@ params = xllamacpp.CommonParams()
 params.model.path = sys.argv[1]
 params.hostnames = ["127.0.0.1"]
 params.port = int(sys.argv[2])
-params.n_ctx = 8192
-params.n_parallel = 2
+params.n_parallel = int(sys.argv[3])
+params.n_ctx = int(sys.argv[4])
 params.endpoint_metrics = True
 params.cpuparams.n_threads = 1
+params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 while True:

@@ -5,56 +5,14 @@
 
 use std::time::Duration;
 
-use baton_e2e::{clients, http, process::models_folder, setting::Setting};
+use baton_e2e::{http, llama::LlamaServer, process::models_folder, setting::Setting};
 use baton_protocol::EndReason;
 use serde_json::{Value, json};
-use tokio::process::Command;
 
 use super::{ASSIST_TOKENS, RECALL_MIN, assist, cloud, model, questions, recalled, request};
 
 /// Questions whose answers devices finish too; each takes seconds on the emulated phone.
 const FINISHED: u64 = 6;
-/// Longest time for the server to listen: a guard against hangs.
-const START_LIMIT: Duration = Duration::from_secs(120);
-
-/// A running server of llama.cpp, killed when dropped.
-struct LlamaServer {
-    _process: tokio::process::Child,
-    url: String,
-}
-
-impl LlamaServer {
-    async fn start() -> Result<LlamaServer, String> {
-        let python = clients::llama()?.join("python");
-        let port = std::net::TcpListener::bind(("127.0.0.1", 0))
-            .and_then(|listener| listener.local_addr())
-            .map_err(|err| err.to_string())?
-            .port();
-        let process = Command::new(python)
-            .arg(clients::scripts().join("llama/server.py"))
-            .arg(models_folder().join("demo-cloud.gguf"))
-            .arg(port.to_string())
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|err| err.to_string())?;
-        let url = format!("http://127.0.0.1:{port}");
-        let listening = async {
-            // It listens before the model is there.
-            let is_ready = async || {
-                let reply = http::client().get(format!("{url}/health")).send().await;
-                reply.is_ok_and(|reply| reply.status().is_success())
-            };
-            while !is_ready().await {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::time::timeout(START_LIMIT, listening).await.map_err(|_| "it does not listen".to_owned())?;
-        Ok(LlamaServer { _process: process, url })
-    }
-}
-
 /// Returns whether this run is to ask real engines, else says so.
 fn is_named() -> bool {
     let named = std::env::var_os("BATON_TEST_ALL").is_some_and(|value| !value.is_empty());
@@ -69,8 +27,9 @@ async fn llama_cpp_writes_a_hundred_beginnings_and_devices_finish() {
     if !is_named() {
         return;
     }
-    match LlamaServer::start().await {
-        Ok(server) => hundred(&server.url, "llamacpp").await,
+    let model = models_folder().join("demo-cloud.gguf");
+    match LlamaServer::start(&model, 2, 8192).await {
+        Ok(server) => hundred(server.url(), "llamacpp").await,
         Err(why) => println!("skipped: upstream: llama.cpp: {why}"),
     }
 }
@@ -83,8 +42,7 @@ async fn vllm_writes_a_hundred_beginnings_and_devices_finish() {
     match std::env::var("BATON_VLLM") {
         Ok(url) => hundred(&url, "vllm").await,
         Err(_) => println!(
-            "skipped: upstream: vLLM: BATON_VLLM has no address of one that serves the demo model \
-             (docs/operators.md says how to start it)"
+            "skipped: upstream: vLLM: BATON_VLLM is not the address of one that serves the demo model"
         ),
     }
 }

@@ -13,8 +13,8 @@ use baton_generate::clock::Clock;
 use baton_generate::job::{JobEvent, Opened, Sink};
 use baton_generate::scheduler::{CloseReason, Closed, JobId, SlotTimes};
 use baton_protocol::MaskEvent;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{debug, warn};
@@ -31,6 +31,8 @@ use crate::service::refining::MaskJob;
 
 /// How often an answer looks whether anybody still wants it, or has read.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Most tokens that go out in one piece.
+const TOGETHER_MAX: usize = 32;
 
 /// A mask, and how long it took to make it from the scores.
 #[derive(Debug)]
@@ -274,24 +276,44 @@ impl Writing {
             self.reader.has_no_ids();
         }
         let mut piece = std::mem::take(&mut begun.piece);
+        let mut out = Vec::new();
         loop {
-            let mut out = Vec::new();
             let ended = self.writer.take(&piece, begun.has_ids, &mut out);
             if let (Ok(None), Some(Finish::Stop)) = (&ended, begun.reply.finish()) {
                 self.writer.end(&mut out);
             }
-            self.put(out);
-            if let Some(finish) = ended?.or(begun.reply.finish()) {
+            let ended = ended.map(|ended| ended.or(begun.reply.finish()));
+            // What has come already goes out in one piece.
+            let next = match ended {
+                Ok(None) if out.len() < TOGETHER_MAX => begun.events.next().now_or_never(),
+                _ => None,
+            };
+            if next.is_none() {
+                self.put(&mut out);
+            }
+            if let Some(finish) = ended? {
                 self.read_usage(begun).await;
                 return Ok(finish);
             }
-            while self.reader.room() == 0 {
-                sleep(LOOK_EVERY).await;
+            let next = match next {
+                Some(next) => next,
+                None => self.next(begun).await?,
+            };
+            let told = next.ok_or(Fault::CutOff).flatten().and_then(|data| begun.reply.event(&data));
+            if told.is_err() {
+                self.put(&mut out);
             }
-            let silence = self.upstream.options.silence;
-            let next = timeout(silence, begun.events.next()).await.map_err(|_| Fault::Silent { silence })?;
-            piece = begun.reply.event(&next.ok_or(Fault::CutOff)??)?;
+            piece = told?;
         }
+    }
+
+    /// Waits until the reader has room, and for the next event.
+    async fn next(&self, begun: &mut Begun) -> Result<Option<Result<String, Fault>>, Fault> {
+        while self.reader.room() == 0 {
+            sleep(LOOK_EVERY).await;
+        }
+        let silence = self.upstream.options.silence;
+        timeout(silence, begun.events.next()).await.map_err(|_| Fault::Silent { silence })
     }
 
     /// Reads on to the engine's counts, if they come at once: they are in the event behind the last token.
@@ -308,13 +330,13 @@ impl Writing {
         }
     }
 
-    fn put(&mut self, out: Vec<Written>) {
+    fn put(&mut self, out: &mut Vec<Written>) {
         if out.is_empty() {
             return;
         }
         let now = self.upstream.clock.now();
         self.last_at = now;
-        for written in out {
+        for written in out.drain(..) {
             self.reader.event(JobEvent::Written(written));
         }
         self.reader.flush(now);

@@ -5,6 +5,7 @@
 
 use baton_engine::tokenizer::TokenId;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::ask::ReplyForm;
@@ -130,17 +131,9 @@ impl ReplyReader {
         if data.trim() == "[DONE]" {
             return Ok(Piece::default());
         }
-        let json: Value = serde_json::from_str(data).map_err(|err| garbled(&err))?;
-        if json.get("error").is_some_and(|error| !error.is_null()) {
-            return Err(Fault::Broke { message: message_in(&json).unwrap_or_default() });
-        }
         let piece = match self.form {
-            ReplyForm::OpenAi { ids } => {
-                self.openai(serde_json::from_value(json).map_err(|err| garbled(&err))?, ids)?
-            }
-            ReplyForm::LlamaCpp => {
-                self.llamacpp(serde_json::from_value(json).map_err(|err| garbled(&err))?)?
-            }
+            ReplyForm::OpenAi { ids } => self.openai(read(data)?, ids)?,
+            ReplyForm::LlamaCpp => self.llamacpp(read(data)?)?,
         };
         if piece.ids.len() > TOKENS_MAX {
             return Err(Fault::Garbled { reason: format!("{} tokens in one event", piece.ids.len()) });
@@ -207,6 +200,17 @@ fn finish(reason: &str) -> Result<Finish, Fault> {
         "length" | "limit" => Ok(Finish::Length),
         other => Err(Fault::Broke { message: format!("the answer ended with `{}`", short(other)) }),
     }
+}
+
+/// Reads an event. An engine may send an error in the place of any of them.
+fn read<T: DeserializeOwned>(data: &str) -> Result<T, Fault> {
+    if data.contains("\"error\"") {
+        let json: Value = serde_json::from_str(data).map_err(|err| garbled(&err))?;
+        if json.get("error").is_some_and(|error| !error.is_null()) {
+            return Err(Fault::Broke { message: message_in(&json).unwrap_or_default() });
+        }
+    }
+    serde_json::from_str(data).map_err(|err| garbled(&err))
 }
 
 fn garbled(err: &serde_json::Error) -> Fault {
