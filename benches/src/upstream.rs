@@ -1,9 +1,9 @@
 //! `baton-bench upstream`: what it costs to stand before an engine that exists, and what its slots gain.
 //!
 //! The engine is llama.cpp's own server on one thread, with a random model whose answers do not end. The
-//! service is asked like a device would: its scorer, a random model of the same vocabulary with about a
-//! sixtieth of the work (as a model of .5 billion weights before one of 32), makes the mask meanwhile. The peer is the same engine asked directly. Prompts are documents of
-//! their own, so that no cache helps either side.
+//! service is asked like a device would. Its scorer is a random model of the same vocabulary with less than a
+//! fiftieth of the work, as a model of .5 billion weights is before one of 32. The peer is the same
+//! engine asked directly. All prompts have the same length and begin differently, so that no cache helps either side.
 //!
 //! The cost of one token is measured with an engine that computes nothing, because on two cores an engine's
 //! own time would hide it.
@@ -54,7 +54,7 @@ const WORDS: usize = 150;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Prompts of each way in the comparison of first tokens
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     prompts: u32,
     /// Answers of each way in the comparison of tokens
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -127,7 +127,7 @@ fn models(folder: &Path) -> Result<(PathBuf, PathBuf)> {
         ..SyntheticModel::small("llama", Quant::Q4KM, 7)
     };
     let (big, small) = (folder.join("engine.gguf"), folder.join("scorer.gguf"));
-    for (path, model) in [(&big, shape(512, 8)), (&small, shape(128, 2))] {
+    for (path, model) in [(&big, shape(320, 6)), (&small, shape(64, 1))] {
         std::fs::write(path, model.to_gguf().context("make a model")?).context("write a model")?;
     }
     Ok((big, small))

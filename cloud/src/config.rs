@@ -373,14 +373,9 @@ pub enum ConfigError {
     /// A model with engines has adapters.
     #[error("model `{0}` has adapters, which engines of --upstream do not have: serve those from the engine")]
     UpstreamAdapter(String),
-    /// One model has the same engine twice.
-    #[error("model `{model}` has the engine `{engine}` twice")]
-    DuplicateUpstream {
-        /// The engine.
-        engine: String,
-        /// The model.
-        model: String,
-    },
+    /// A model has the same engine twice.
+    #[error("{0} is given twice")]
+    DuplicateUpstream(String),
     /// The engines' key cannot be read.
     #[error("key of the engines in `{path}`: {reason}")]
     UpstreamKeyFile {

@@ -19,8 +19,8 @@ pub struct LlamaServer {
 }
 
 impl LlamaServer {
-    /// Starts the server with a model file, and waits until it is ready. `slots` answers share `tokens` tokens
-    /// of KV cache.
+    /// Starts the server with a model file, and waits until it is ready. `slots` answers share `tokens`
+    /// tokens of KV cache.
     ///
     /// # Errors
     /// Python or its registry is missing, or the server does not start; the message says which.

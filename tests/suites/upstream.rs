@@ -1,8 +1,8 @@
 //! Engines elsewhere write the first L tokens, the cloud's own model makes the mask, and the device finishes.
 //!
 //! A scripted engine replays what real ones were seen to do. If the suite is called by its name, llama.cpp's
-//! own server answers a hundred questions too, and vLLM if `BATON_VLLM` has the address of one that serves the
-//! demo model. No test checks a time.
+//! own server answers a hundred questions too, and vLLM if `BATON_VLLM` has the address of one that serves
+//! the demo model. No test checks a time.
 
 #[path = "upstream/faults.rs"]
 mod faults;

@@ -61,7 +61,7 @@ impl UpstreamArgs {
                 return Err(ConfigError::UpstreamAdapter(name));
             }
             if model.engines.contains(&engine) {
-                return Err(ConfigError::DuplicateUpstream { engine: engine.url, model: name });
+                return Err(ConfigError::DuplicateUpstream(format!("engine `{name}={}`", engine.url)));
             }
             model.engines.push(engine);
         }

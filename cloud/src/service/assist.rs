@@ -195,6 +195,24 @@ fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams 
 }
 
 impl Draft {
+    /// Returns what an engine that writes the answer needs, if one does.
+    fn for_engine(&mut self, sampling: &Sampling, stop: &StopStrings) -> Option<Box<ForEngine>> {
+        let AskParts { prompt, format, has_tools } = self.upstream.take()?;
+        let PrefixScope { owner, .. } = self.prefixes;
+        let ask = Ask {
+            affinity: affinity(owner, &self.prompt),
+            ids: self.prompt.clone(),
+            continued: self.continued.len(),
+            prompt,
+            sampling: sampling.clone(),
+            penalties: self.extras.penalties,
+            format,
+            has_tools,
+            salt: Some(format!("{owner:032x}")),
+        };
+        Some(Box::new(ForEngine { ask, stop: stop.clone(), ends_at_cap: self.ends_at_cap }))
+    }
+
     /// Makes the request and its stream.
     pub(crate) fn prepared(
         mut self,
@@ -209,22 +227,7 @@ impl Draft {
         let id = served.handle.new_id();
         let (sink, mut stream) = AssistStream::new(id, self.max_tokens, Some(&served.handle));
         let prompt_tokens = self.prompt.len();
-        let upstream = self.upstream.take().map(|parts| {
-            let AskParts { prompt, format, has_tools } = parts;
-            let PrefixScope { owner, .. } = self.prefixes;
-            let ask = Ask {
-                affinity: affinity(owner, &self.prompt),
-                ids: self.prompt.clone(),
-                continued: self.continued.len(),
-                prompt,
-                sampling: sampling.clone(),
-                penalties: self.extras.penalties,
-                format,
-                has_tools,
-                salt: Some(format!("{owner:032x}")),
-            };
-            Box::new(ForEngine { ask, stop: stop.clone(), ends_at_cap: self.ends_at_cap })
-        });
+        let upstream = self.for_engine(sampling, &stop);
         stream.set_prompt_tokens(prompt_tokens);
         stream.set_model(&served.name);
         let spec = JobSpec {

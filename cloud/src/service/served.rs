@@ -172,15 +172,7 @@ impl Served {
         };
         let mut engine = engine(model.clone(), engine_options.clone())
             .map_err(|err| SetupError::Engine { model: name.clone(), err: Box::new(err) })?;
-        let mut adapters = BTreeMap::new();
-        for (adapter, file) in files {
-            let id = engine.add_adapter(file).map_err(|err| SetupError::Adapter {
-                model: name.clone(),
-                name: adapter.clone(),
-                err: Box::new(err),
-            })?;
-            adapters.insert(adapter, id);
-        }
+        let adapters = take_in(&mut engine, &name, files)?;
         let proposer = options
             .proposer(&model, engine_options)
             .map_err(|err| SetupError::Speculation { model: name.clone(), err: Box::new(err) })?;
@@ -207,8 +199,7 @@ impl Served {
                 turns,
                 proposer,
                 idle_sequences: 0,
-                // What this model's passes cost says nothing about those of other engines.
-                watch: upstream.is_none().then(|| Box::new(CostWatch(figures.clone())) as Box<dyn PassWatch>),
+                watch: watch(&figures, upstream.is_some()),
             },
         );
         let text_bytes_max = context.min(kv_tokens).saturating_mul(model.tokenizer().token_bytes_max());
@@ -264,6 +255,25 @@ impl Served {
     pub(crate) fn grammars(&self) -> Result<&Grammars, ConstraintError> {
         self.grammars.get_or_init(|| Grammars::new(self.model.tokenizer())).as_ref().map_err(Clone::clone)
     }
+}
+
+/// Gives the engine a model's adapters.
+fn take_in<S: Sequences>(
+    engine: &mut S,
+    model: &str,
+    files: BTreeMap<String, Arc<Adapter>>,
+) -> Result<BTreeMap<String, AdapterId>, SetupError> {
+    let taken = files.into_iter().map(|(name, file)| match engine.add_adapter(file) {
+        Ok(id) => Ok((name, id)),
+        Err(err) => Err(SetupError::Adapter { model: model.to_owned(), name, err: Box::new(err) }),
+    });
+    taken.collect()
+}
+
+/// Returns what learns from the passes. What a scorer's passes cost says nothing about those of other
+/// engines.
+fn watch(figures: &Arc<Figures>, is_scorer: bool) -> Option<Box<dyn PassWatch>> {
+    (!is_scorer).then(|| Box::new(CostWatch(figures.clone())) as Box<dyn PassWatch>)
 }
 
 /// Makes the clients of a model's engines, if it has some.

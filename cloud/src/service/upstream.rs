@@ -7,7 +7,8 @@
 //! the device goes on behind their text.
 //!
 //! Always: an engine is asked again, or another one, before the first token only. Closing the connection is
-//! how an answer ends early, so an engine's slot is free as soon as L tokens are there, or the device is gone.
+//! how an answer ends early, so an engine's slot is free as soon as L tokens are there, or the device is
+//! gone.
 
 pub mod facts;
 pub mod fault;
@@ -131,8 +132,8 @@ pub(crate) enum NoLease {
     None(NoEngine),
 }
 
-/// A place at an engine. Dropped, it is given back: whoever drops it early has lost interest, and the engine is
-/// not to blame.
+/// A place at an engine. Dropped, it is given back: whoever drops it early has lost interest, and the engine
+/// is not to blame.
 #[derive(Debug)]
 pub(crate) struct Lease {
     upstream: Arc<Upstream>,

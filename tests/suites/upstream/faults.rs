@@ -92,7 +92,8 @@ async fn before_the_first_token_another_engine_is_asked() {
         Act::Cut(0),
         Act::Garble(0),
     ] {
-        // Both orders of the addresses: whichever engine suits the prompt, the answer comes from the good one.
+        // Both orders of the addresses: whichever engine suits the prompt, the answer comes from the good
+        // one.
         let cloud = cloud(&[bad.url(), good.url()], SHORT).await;
         bad.act(act.clone());
         let reply = assist(&cloud, &request(&asked[0]), None).await;

@@ -198,12 +198,12 @@ impl Ask {
         }
     }
 
-    /// Adds what OpenAI's API does not have, and what llama.cpp, or vLLM by a model's file, has other defaults
-    /// for.
+    /// Adds what OpenAI's API does not have, and what llama.cpp, or vLLM by a model's file, has other
+    /// defaults for.
     fn put_beyond_openai(&self, body: &mut Value, repetition: &str) {
         let sampling = &self.sampling;
         put(body, "top_p", sampling.top_p.unwrap_or(1.0));
-        put(body, "top_k", sampling.top_k.map_or(-1, |top_k| i64::from(top_k)));
+        put(body, "top_k", sampling.top_k.map_or(-1, i64::from));
         put(body, "min_p", sampling.min_p.unwrap_or(0.0));
         put(body, repetition, sampling.repetition_penalty);
     }

@@ -1,11 +1,11 @@
 //! Which engine gets the next request, and which engines get none for a while.
 //!
 //! Pure: the caller says what happened and what time it is. Requests with the same beginning go to the same
-//! engine, because it may still hold that prefix: rendezvous hashing (Thaler, Ravishankar 1998). An engine that
-//! has much more to do than the others is passed over, as in consistent hashing with bounded loads (Mirrokni,
-//! Thorup, Zadimoghaddam 2018). An engine that fails again and again is left alone for a time that doubles; then
-//! one request tries it. An engine that is much slower than the others rests too. Always: an engine never has
-//! more requests of this service than its places.
+//! engine, because it may still hold that prefix: rendezvous hashing (Thaler, Ravishankar 1998). An engine
+//! that has much more to do than the others is passed over, as in consistent hashing with bounded loads
+//! (Mirrokni, Thorup, Zadimoghaddam 2018). An engine that fails again and again is left alone for a time that
+//! doubles; then one request tries it. An engine that is much slower than the others rests too. Always: an
+//! engine never has more requests of this service than its places.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! HTTP to one engine: answers as a stream of events, and small replies as JSON.
 //!
-//! Always: replies are bounded, connections are kept and reused, redirects are not followed. Dropping a stream
-//! closes its connection, which ends the answer in the engine.
+//! Always: replies are bounded, connections are kept and reused, redirects are not followed. Dropping a
+//! stream closes its connection, which ends the answer in the engine.
 
 use std::time::Duration;
 

@@ -49,7 +49,8 @@ pub(crate) struct ScoreJob {
 }
 
 impl ScoreJob {
-    /// Makes the job's reader, and the end where the mask arrives. If the scorer fails, the sender is dropped.
+    /// Makes the job's reader, and the end where the mask arrives. If the scorer fails, the sender is
+    /// dropped.
     pub(crate) fn new(mask: Box<MaskJob>, clock: Clock) -> (ScoreJob, oneshot::Receiver<Scored>) {
         let (to, from) = oneshot::channel();
         (ScoreJob { mask, to: Some(to), clock }, from)

@@ -1,5 +1,5 @@
-//! What is known of one engine: its kind, its model, and whether it makes the same prompt of a conversation as
-//! this service.
+//! What is known of one engine: its kind, its model, and whether it makes the same prompt of a conversation
+//! as this service.
 
 use std::fmt;
 

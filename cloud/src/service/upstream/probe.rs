@@ -1,7 +1,7 @@
 //! Asks an engine what it is, whether it is well, and how much it has to do.
 //!
-//! Never: takes an engine's word for its tokenizer. Texts with much that tokenizers differ in are tokenized by
-//! both, and a conversation is laid out by both; only what is equal counts as common.
+//! Never: takes an engine's word for its tokenizer. Texts with much that tokenizers differ in are tokenized
+//! by both, and a conversation is laid out by both; only what is equal counts as common.
 
 use baton_constrain::tools;
 use baton_engine::Model;

@@ -1,7 +1,7 @@
 //! Reads the streamed reply of an engine, event by event.
 //!
-//! Pure. Always: an answer counts as ended only if the engine says why it ended. vLLM sends `[DONE]` behind an
-//! error too, so that word alone means nothing.
+//! Pure. Always: an answer counts as ended only if the engine says why it ended. vLLM sends `[DONE]` behind
+//! an error too, so that word alone means nothing.
 
 use baton_engine::tokenizer::TokenId;
 use serde::Deserialize;

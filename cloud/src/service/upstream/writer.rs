@@ -1,7 +1,7 @@
 //! Turns the pieces of an engine's reply into tokens of an answer.
 //!
-//! Pure. Always: at most as many tokens as were promised, one index each; the end token of a turn is never
-//! written; text and stop strings are those that this service's own engine would give for the same ids.
+//! Pure. Always: at most as many tokens as were promised, one index each. The end token of a turn is never
+//! written. Text and stop strings are those that this service's own engine would give for the same ids.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ impl Writer {
         self.written
     }
 
-    /// Takes a piece; returns how the answer ends, if it ends here. With `ids`, the ids decide and the text of
-    /// the piece is not used.
+    /// Takes a piece; returns how the answer ends, if it ends here. With `ids`, the ids decide and the text
+    /// of the piece is not used.
     pub(super) fn take(
         &mut self,
         piece: &Piece,
