@@ -3,7 +3,8 @@
 //! The engine is llama.cpp's own server on one thread, with a random model whose answers do not end. The
 //! service is asked like a device would. Its scorer is a random model of the same vocabulary with less than a
 //! fiftieth of the work, as a model of .5 billion weights is before one of 32. The peer is the same
-//! engine asked directly. All prompts have the same length and begin differently, so that no cache helps either side.
+//! engine asked directly. All prompts have the same length and begin differently, so that no cache helps
+//! either side.
 //!
 //! The cost of one token is measured with an engine that computes nothing, because on two cores an engine's
 //! own time would hide it.
