@@ -355,7 +355,7 @@ pub enum ConfigError {
     },
     /// An engine is given without the name of a model or a URL.
     #[error(
-        "engine `{0}` must be NAME=URL or NAME=URL#ENGINE_MODEL, with the name of a model and an http or https URL"
+        "engine `{0}` must be NAME=URL or NAME=URL#ENGINE_MODEL, with the name of a model and an http or https URL without a password"
     )]
     Upstream(String),
     /// An engine of a model that is not served.

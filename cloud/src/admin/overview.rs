@@ -15,6 +15,7 @@ use super::chart::{Axis, Bars, Chart, Line, grouped};
 use crate::learn::traffic::{Histogram, MINUTE_MS, TTFT_BOUNDS_MS, TrafficRow, TrafficSums};
 use crate::observe::metrics::ModelUsage;
 use crate::service::CloudService;
+use crate::service::upstream::EngineView;
 use crate::store::now_ms;
 
 /// How often the load is sampled.
@@ -146,6 +147,40 @@ impl From<ModelUsage> for ModelNow {
     }
 }
 
+/// An engine elsewhere that writes the answers of a model, as this replica sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(super) struct EngineNow {
+    /// The model that it writes for.
+    pub model: String,
+    /// Its URL.
+    pub url: String,
+    /// `vllm`, `llamacpp` or `openai`; null if it has not answered yet.
+    pub kind: Option<String>,
+    /// The name of its model there; null if it has not answered yet.
+    pub engine_model: Option<String>,
+    /// What it has in common with the scorer: `prompts`, `tokens` or `text`; null if it has not answered yet.
+    pub common: Option<String>,
+    /// Whether it takes requests.
+    pub open: bool,
+    /// Requests of this replica that it has.
+    pub in_flight: usize,
+}
+
+impl From<EngineView> for EngineNow {
+    fn from(view: EngineView) -> EngineNow {
+        let facts = view.facts.as_ref();
+        EngineNow {
+            kind: facts.map(|facts| facts.kind.as_str().to_owned()),
+            engine_model: facts.map(|facts| facts.model.clone()),
+            common: facts.map(|facts| facts.common.as_str().to_owned()),
+            model: view.model,
+            url: view.url,
+            open: view.is_open,
+            in_flight: view.in_flight,
+        }
+    }
+}
+
 /// Figures of the running service.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(super) struct OverviewView {
@@ -153,6 +188,8 @@ pub(super) struct OverviewView {
     pub model: String,
     /// Every model, the default first.
     pub models: Vec<ModelNow>,
+    /// The engines elsewhere that write answers, in the order of the models.
+    pub engines: Vec<EngineNow>,
     /// `open`, `draining` or `failed`.
     pub state: String,
     /// Why the sums could not be read; null if they were.
@@ -194,6 +231,7 @@ pub(super) async fn read(admin: &Admin) -> OverviewView {
     OverviewView {
         model: service.model_name().to_owned(),
         models: service.models_in_use().into_iter().map(ModelNow::from).collect(),
+        engines: service.engines().into_iter().map(EngineNow::from).collect(),
         state: state.to_owned(),
         database_problem,
         away_since_ms: health.away_since_ms,
@@ -249,6 +287,15 @@ fn buckets(histogram: &Histogram) -> Vec<Bucket> {
 }
 
 impl OverviewView {
+    /// Returns the models whose engines all take no requests.
+    pub(super) fn without_engine(&self) -> Vec<&str> {
+        let is_down = |model: &str| {
+            let mut engines = self.engines.iter().filter(|engine| engine.model == model).peekable();
+            engines.peek().is_some() && engines.all(|engine| !engine.open)
+        };
+        self.models.iter().map(|model| model.model.as_str()).filter(|model| is_down(model)).collect()
+    }
+
     /// Returns the figures above the charts: name, value, unit.
     pub(super) fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
         let longest = TTFT_BOUNDS_MS.last().copied().unwrap_or(f64::INFINITY);
@@ -420,6 +467,24 @@ mod tests {
         TrafficRow { period_ms: MINUTE_MS, start_ms, key: TrafficKey::default(), sums }
     }
 
+    fn empty() -> OverviewView {
+        OverviewView {
+            model: "m".into(),
+            models: Vec::new(),
+            engines: Vec::new(),
+            state: "open".into(),
+            database_problem: None,
+            away_since_ms: None,
+            not_writable_since_ms: None,
+            slots: 1,
+            queue: 1,
+            now: LoadSample { at_ms: 0, slots_used: 0, queue_len: 0, backlog_s: 0.0, kv_used: 0.0 },
+            looks: Vec::new(),
+            minutes: Vec::new(),
+            totals: totals(&[]),
+        }
+    }
+
     #[test]
     fn rows_of_one_minute_are_summed() {
         let rows = [row(0, 40.0, 9), row(0, 400.0, 30), row(MINUTE_MS, 20.0, 9)];
@@ -438,18 +503,9 @@ mod tests {
     #[test]
     fn minutes_without_a_first_token_are_a_gap() {
         let view = OverviewView {
-            model: "m".into(),
-            models: Vec::new(),
-            state: "open".into(),
-            database_problem: None,
-            away_since_ms: None,
-            not_writable_since_ms: None,
-            slots: 1,
-            queue: 1,
-            now: LoadSample { at_ms: 0, slots_used: 0, queue_len: 0, backlog_s: 0.0, kv_used: 0.0 },
-            looks: Vec::new(),
             minutes: minutes(&[row(0, 40.0, 9), row(MINUTE_MS, 50.0, 9), row(9 * MINUTE_MS, 90_000.0, 9)], 0),
             totals: totals(&[row(0, 700_000.0, 9)]),
+            ..empty()
         };
         let charts = view.charts();
         let ttft = charts.iter().find(|chart| chart.id == "first-token").unwrap();
@@ -459,6 +515,26 @@ mod tests {
         assert_eq!(ttft.table_rows()[5][1], "–");
         assert!(ttft.y.max > 75_000.0, "a minute and a half is not cut at one: {:?}", ttft.y);
         assert_eq!(view.figures()[1].1, "> 600,000");
+    }
+
+    #[test]
+    fn a_model_is_without_engine_if_none_of_its_own_is_open() {
+        let engine = |model: &str, open| EngineNow {
+            model: model.into(),
+            url: "http://e".into(),
+            kind: None,
+            engine_model: None,
+            common: None,
+            open,
+            in_flight: 0,
+        };
+        let model = |name: &str| ModelNow::from(ModelUsage { model: name.into(), ..ModelUsage::default() });
+        let view = OverviewView {
+            models: vec![model("own"), model("half"), model("down")],
+            engines: vec![engine("half", false), engine("half", true), engine("down", false)],
+            ..empty()
+        };
+        assert_eq!(view.without_engine(), ["down"]);
     }
 
     #[test]

@@ -101,7 +101,8 @@ fn engine(text: &str) -> Result<(String, EngineAddress), ConfigError> {
         None => (url, None),
     };
     let is_http = url.starts_with("http://") || url.starts_with("https://");
-    if !is_model_name(name) || !is_http {
+    // A password would stand in the log and the console; keys have a file.
+    if !is_model_name(name) || !is_http || url.contains('@') {
         return Err(bad());
     }
     Ok((name.to_owned(), EngineAddress { url: url.trim_end_matches('/').to_owned(), model }))
@@ -168,6 +169,7 @@ mod tests {
         refused(&["--upstream", "http://a"], "must be NAME=URL");
         refused(&["--upstream", "chat=a:8000"], "must be NAME=URL");
         refused(&["--upstream", "chat=http://a#"], "must be NAME=URL");
+        refused(&["--upstream", "chat=http://me:secret@a"], "must be NAME=URL");
         refused(&["--upstream", "other=http://a"], "models are: chat, law");
         refused(&["--upstream", "law=http://a"], "`law` has adapters");
         refused(&["--upstream", "chat=http://a", "--upstream", "chat=http://a/"], "twice");

@@ -12,7 +12,7 @@ use super::{Frame, PageQuery, PageResult, is_own, page};
 use crate::admin::chart::{Bars, Chart, grouped};
 use crate::admin::guard::Fields;
 use crate::admin::login::LoginClient;
-use crate::admin::overview::ModelNow;
+use crate::admin::overview::{EngineNow, ModelNow};
 use crate::admin::problem::Kind;
 use crate::admin::session::{COOKIE, Session, cookie};
 use crate::admin::{Admin, overview};
@@ -93,11 +93,40 @@ impl From<&ModelNow> for ModelRow {
     }
 }
 
+/// The row of an engine elsewhere.
+struct EngineRow {
+    model: String,
+    url: String,
+    what: String,
+    common: String,
+    in_flight: usize,
+    open: bool,
+}
+
+impl From<&EngineNow> for EngineRow {
+    fn from(engine: &EngineNow) -> EngineRow {
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "–".to_owned());
+        let what = match (&engine.kind, &engine.engine_model) {
+            (Some(kind), Some(model)) => format!("{kind}, {model}"),
+            _ => "has not answered yet".to_owned(),
+        };
+        EngineRow {
+            model: engine.model.clone(),
+            url: engine.url.clone(),
+            what,
+            common: known(&engine.common),
+            in_flight: engine.in_flight,
+            open: engine.open,
+        }
+    }
+}
+
 #[derive(Template)]
 #[template(path = "overview.html")]
 struct OverviewPage {
     frame: Frame,
     models: Vec<ModelRow>,
+    engines: Vec<EngineRow>,
     warnings: Vec<(&'static str, String)>,
     figures: Vec<Figure>,
     charts: Vec<Chart>,
@@ -118,6 +147,12 @@ pub(super) async fn overview(
         }
         _ => {}
     }
+    for model in view.without_engine() {
+        let why = format!(
+            "No engine of model {model} takes requests: devices answer alone. See the log for what they said."
+        );
+        warnings.push(("bad", why));
+    }
     if view.away_since_ms.is_some() || view.database_problem.is_some() {
         let why = "The database does not answer. Requests are answered with the last good settings; nothing can be changed.";
         warnings.push(("bad", why.to_owned()));
@@ -131,6 +166,7 @@ pub(super) async fn overview(
     let shown = OverviewPage {
         frame: Frame::of(&session, "/admin", "Overview").with_notice(&asked),
         models: view.models.iter().map(ModelRow::from).collect(),
+        engines: view.engines.iter().map(EngineRow::from).collect(),
         warnings,
         figures: view.figures().into_iter().map(figure).collect(),
         charts: view.charts(),
