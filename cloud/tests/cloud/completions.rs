@@ -265,6 +265,7 @@ async fn the_document_holds_every_route() {
             "/healthz",
             "/openapi.json",
             "/readyz",
+            "/tokenize",
             "/v1/assist",
             "/v1/assist/{id}",
             "/v1/chat/completions",
