@@ -21,6 +21,7 @@ mod probe;
 mod reply;
 mod writer;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ use crate::observe::metrics::{EngineUse, Metrics};
 
 /// How often engines are asked how they are.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
+/// Every so many rounds they are asked what they are, too.
+const FACTS_EVERY: u32 = 30;
 
 /// An engine, as written in the settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +94,8 @@ struct Engine {
     client: EngineClient,
     /// `None` until it has answered for the first time.
     facts: Mutex<Option<Facts>>,
+    /// Whether the facts still hold. After a failed health check another program may be at the address.
+    is_sure: AtomicBool,
 }
 
 /// The engines of one model.
@@ -157,7 +162,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.is_over {
-            self.upstream.balance().give_back(self.at, Ended::Well, self.upstream.clock.now());
+            self.upstream.balance().give_back(self.at, Ended::Unused, self.upstream.clock.now());
         }
     }
 }
@@ -177,7 +182,7 @@ impl Upstream {
         let engine = |address: EngineAddress| {
             let client =
                 EngineClient::new(&address.url, options.key.as_deref(), options.affinity_header.as_deref())?;
-            Ok(Engine { address, client, facts: Mutex::default() })
+            Ok(Engine { address, client, facts: Mutex::default(), is_sure: AtomicBool::new(false) })
         };
         let engines = addresses.into_iter().map(engine).collect::<Result<_, ClientError>>()?;
         let (stop, _) = watch::channel(false);
@@ -189,7 +194,8 @@ impl Upstream {
     pub(crate) fn lease(self: &Arc<Self>, ask: &Ask, tried: &[usize]) -> Result<Lease, NoLease> {
         let known: Vec<Option<Facts>> = self.engines.iter().map(Engine::facts).collect();
         let refusal = |at: usize| known[at].as_ref().map(|facts| ask.refusal(facts));
-        let may = |at: usize| !tried.contains(&at) && refusal(at) == Some(None);
+        let is_sure = |at: usize| self.engines[at].is_sure.load(Ordering::Acquire);
+        let may = |at: usize| !tried.contains(&at) && is_sure(at) && refusal(at) == Some(None);
         let taken = self.balance().take(ask.affinity, self.clock.now(), may);
         match taken {
             Ok(at) => {
@@ -236,7 +242,7 @@ impl Upstream {
             EngineView {
                 model: self.model.clone(),
                 url: engine.address.url.clone(),
-                is_open: facts.is_some() && balance.is_open(at, now),
+                is_open: engine.is_sure.load(Ordering::Acquire) && balance.is_open(at, now),
                 in_flight: balance.in_flight(at),
                 facts,
             }
@@ -258,15 +264,15 @@ impl Upstream {
     /// Asks every engine how it is, now and again until the service stops. The first round is over when this
     /// returns.
     pub(crate) async fn watch(self: Arc<Self>) -> Vec<tokio::task::JoinHandle<()>> {
-        let first = (0..self.engines.len()).map(|at| self.probe(at));
+        let first = (0..self.engines.len()).map(|at| self.probe(at, true));
         futures_util::future::join_all(first).await;
         let each = |at: usize| {
             let upstream = self.clone();
             tokio::spawn(async move {
                 let mut stop = upstream.stop.subscribe();
-                loop {
+                for round in (1..FACTS_EVERY).chain([0]).cycle() {
                     tokio::select! {
-                        () = tokio::time::sleep(PROBE_EVERY) => upstream.probe(at).await,
+                        () = tokio::time::sleep(PROBE_EVERY) => upstream.probe(at, round == 0).await,
                         () = stopped(&mut stop) => return,
                     }
                 }
@@ -275,20 +281,28 @@ impl Upstream {
         (0..self.engines.len()).map(each).collect()
     }
 
-    async fn probe(&self, at: usize) {
+    /// Asks an engine how it is, and what it is if that is in doubt or `anew`.
+    async fn probe(&self, at: usize, anew: bool) {
         let engine = &self.engines[at];
         let (is_well, load) = probe::health(&engine.client).await;
-        let known = engine.facts();
         self.balance().probed(at, is_well, load);
-        if !is_well || known.is_some() {
+        if !is_well {
+            engine.is_sure.store(false, Ordering::Release);
+            return;
+        }
+        if engine.is_sure.load(Ordering::Acquire) && !anew {
             return;
         }
         let url = &engine.address.url;
         match probe::facts(&engine.client, engine.address.model.as_deref(), &self.scorer).await {
             Ok(facts) => {
                 let Facts { kind, model, common, context_tokens } = &facts;
-                info!(model = self.model, url, %kind, engine_model = model, common = common.as_str(), context_tokens, "engine");
-                *engine.facts.lock().expect("nothing panics while the facts are locked") = Some(facts);
+                let mut known = engine.facts.lock().expect("nothing panics while the facts are locked");
+                if known.as_ref() != Some(&facts) {
+                    info!(model = self.model, url, %kind, engine_model = model, common = common.as_str(), context_tokens, "engine");
+                    *known = Some(facts);
+                }
+                engine.is_sure.store(true, Ordering::Release);
             }
             Err(fault) => warn!(model = self.model, url, %fault, "the engine does not say what it is"),
         }

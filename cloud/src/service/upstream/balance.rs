@@ -39,8 +39,10 @@ pub(crate) struct Load {
 /// How a request ended, as far as the engine is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It answered, or nobody wanted the answer any more.
+    /// It answered.
     Well,
+    /// Nobody wanted the answer any more, which says nothing of the engine.
+    Unused,
     /// It is at fault.
     Badly,
     /// It has no room for this long.
@@ -137,6 +139,7 @@ impl Balance {
                 engine.rests = 0;
                 engine.is_on_trial = false;
             }
+            Ended::Unused => {}
             Ended::Busy(rest) => engine.until = Some(now + rest.clamp(Duration::from_millis(50), REST_MAX)),
             Ended::Badly => {
                 engine.failures += 1;
@@ -158,7 +161,7 @@ impl Balance {
         engine.load = load.map(|load| (load, engine.in_flight));
     }
 
-    /// Takes the time to a first token. If the engine is much slower than the others, it rests; at most half
+    /// Takes the time to a first token, or the time that passed in vain until another engine's. If the engine is much slower than the others, it rests; at most half
     /// of the engines rest for that.
     pub(crate) fn first_token(&mut self, at: usize, elapsed: Duration, now: Duration) {
         let ms = elapsed.as_secs_f64() * 1e3;
@@ -306,6 +309,24 @@ mod tests {
         let at = all.take(1, now, |_| true).unwrap();
         all.give_back(at, Ended::Well, now);
         assert!(all.take(1, now, |_| true).is_ok() && all.take(2, now, |_| true).is_ok());
+    }
+
+    #[test]
+    fn an_answer_that_nobody_waited_for_says_nothing_of_the_engine() {
+        let mut all = balance(1, 9);
+        let end = |all: &mut Balance, ended, now| {
+            let at = all.take(1, now, |_| true).unwrap();
+            all.give_back(at, ended, now);
+        };
+        for ended in [Ended::Badly, Ended::Unused, Ended::Badly, Ended::Unused, Ended::Badly] {
+            end(&mut all, ended, SECOND);
+        }
+        assert!(all.take(1, SECOND, |_| true).is_err(), "it failed {FAILURES_MAX} times in a row");
+        end(&mut all, Ended::Unused, 2 * SECOND);
+        let at = all.take(1, 2 * SECOND, |_| true).unwrap();
+        assert!(all.take(2, 2 * SECOND, |_| true).is_err(), "it is still to be tried by one");
+        all.give_back(at, Ended::Well, 2 * SECOND);
+        assert!(all.take(1, 2 * SECOND, |_| true).is_ok() && all.take(2, 2 * SECOND, |_| true).is_ok());
     }
 
     #[test]

@@ -96,6 +96,8 @@ pub(crate) struct Job {
 /// An engine that has begun to write.
 struct Begun {
     lease: Lease,
+    /// When this engine was asked; others may have been asked before.
+    asked_at: Duration,
     events: Events,
     reply: ReplyReader,
     has_ids: bool,
@@ -178,8 +180,7 @@ impl Writing {
         let mut begun = self.begin(lease, within).await?;
         let first = self.upstream.clock.now();
         self.first_at = Some(first);
-        let elapsed = first.saturating_sub(self.asked_at);
-        self.upstream.balance().first_token(begun.lease.at, elapsed, first);
+        self.upstream.balance().first_token(begun.lease.at, first.saturating_sub(begun.asked_at), first);
         self.take_mask().await;
         let done = self.pass_on(&mut begun).await;
         self.usage = begun.reply.usage();
@@ -196,6 +197,7 @@ impl Writing {
     async fn begin(&self, lease: Lease, within: Duration) -> Result<Begun, Fault> {
         let until = Instant::now() + within;
         let mut tried = vec![lease.at];
+        let mut waiting = vec![(lease.at, self.upstream.clock.now())];
         let mut attempts = FuturesUnordered::new();
         attempts.push(self.attempt(lease, (until, within)));
         let hedge = self.upstream.options.hedge;
@@ -210,23 +212,44 @@ impl Writing {
         let mut last = Fault::CutOff;
         loop {
             tokio::select! {
-                begun = attempts.next() => match begun {
-                    Some(Ok(begun)) => return Ok(begun),
-                    Some(Err(fault)) if fault.is_of_request() => return Err(fault),
-                    Some(Err(fault)) => last = fault,
-                    None => return Err(last),
-                },
+                ended = attempts.next() => {
+                    let Some((at, begun)) = ended else { return Err(last) };
+                    waiting.retain(|(other, _)| *other != at);
+                    match begun {
+                        Ok(begun) => {
+                            self.too_late(&waiting);
+                            return Ok(begun);
+                        }
+                        Err(fault) if fault.is_of_request() => return Err(fault),
+                        Err(fault) => last = fault,
+                    }
+                }
                 () = &mut slow, if !is_hedged => is_hedged = true,
             }
             if let Ok(lease) = self.upstream.lease(&self.ask, &tried) {
                 tried.push(lease.at);
+                waiting.push((lease.at, self.upstream.clock.now()));
                 attempts.push(self.attempt(lease, (until, within)));
             }
         }
     }
 
-    /// Asks one engine, and waits for its first token.
-    async fn attempt(&self, lease: Lease, (until, within): (Instant, Duration)) -> Result<Begun, Fault> {
+    /// Notes how long each engine was waited for in vain, so that one that hangs counts as slow.
+    fn too_late(&self, waiting: &[(usize, Duration)]) {
+        let now = self.upstream.clock.now();
+        let mut balance = self.upstream.balance();
+        for &(at, asked_at) in waiting {
+            balance.first_token(at, now.saturating_sub(asked_at), now);
+        }
+    }
+
+    /// Asks one engine, and waits for its first token. Returns which engine it was, too.
+    async fn attempt(&self, lease: Lease, until: (Instant, Duration)) -> (usize, Result<Begun, Fault>) {
+        (lease.at, self.first_of(lease, until).await)
+    }
+
+    async fn first_of(&self, lease: Lease, (until, within): (Instant, Duration)) -> Result<Begun, Fault> {
+        let asked_at = self.upstream.clock.now();
         let call = self.ask.call(&lease.facts, self.max_tokens);
         let (form, has_ids) = (call.reply, call.reply.has_ids());
         let begin = async {
@@ -242,7 +265,9 @@ impl Writing {
             }
         };
         let fault = match timeout_at(until, begin).await {
-            Ok(Ok((events, reply, piece))) => return Ok(Begun { lease, events, reply, has_ids, piece }),
+            Ok(Ok((events, reply, piece))) => {
+                return Ok(Begun { lease, asked_at, events, reply, has_ids, piece });
+            }
             Ok(Err(fault)) => fault,
             Err(_) => Fault::Late { within },
         };

@@ -51,24 +51,29 @@ pub(super) async fn facts(
     let kind = Kind::of_owner(model["owned_by"].as_str().unwrap_or_default());
     let name = named.or(model["id"].as_str()).unwrap_or_default().to_owned();
     let context = model["max_model_len"].as_u64().or(model["meta"]["n_ctx"].as_u64());
-    let common = common(client, kind, &name, scorer).await;
+    let common = common(client, kind, &name, scorer).await?;
     let context_tokens = context.and_then(|tokens| usize::try_from(tokens).ok());
     Ok(Facts { kind, model: name, common, context_tokens })
 }
 
-/// Compares the engine's tokenizer and template with the scorer's. What cannot be asked is not common.
-async fn common(client: &EngineClient, kind: Kind, name: &str, scorer: &Model) -> Common {
+/// Compares the engine's tokenizer and template with the scorer's. What the engine refuses to tell is not
+/// common; if it does not reply, nothing is known.
+async fn common(client: &EngineClient, kind: Kind, name: &str, scorer: &Model) -> Result<Common, Fault> {
     if kind == Kind::OpenAi {
-        return Common::Text;
+        return Ok(Common::Text);
     }
     for text in PROBES {
-        let Ok(mut theirs) = tokenized(client, kind, name, text).await else { return Common::Text };
+        let mut theirs = match tokenized(client, kind, name, text).await {
+            Ok(theirs) => theirs,
+            Err(fault @ Fault::Unreachable { .. }) => return Err(fault),
+            Err(_) => return Ok(Common::Text),
+        };
         // Some engines put a token for the beginning before every text.
         if theirs.first().is_some_and(|first| Some(*first) == scorer.tokenizer().bos()) {
             theirs.remove(0);
         }
         if theirs != scorer.tokenizer().encode(text) {
-            return Common::Text;
+            return Ok(Common::Text);
         }
     }
     let segments = [
@@ -78,8 +83,9 @@ async fn common(client: &EngineClient, kind: Kind, name: &str, scorer: &Model) -
     let ours =
         tools::prompt(scorer.tokenizer(), scorer.template(), &segments, &[]).ok().map(|prompt| prompt.ids);
     match (laid_out(client, kind, name, &segments).await, ours) {
-        (Ok(theirs), Some(ours)) if theirs == ours => Common::Prompts,
-        _ => Common::Tokens,
+        (Ok(theirs), Some(ours)) if theirs == ours => Ok(Common::Prompts),
+        (Err(fault @ Fault::Unreachable { .. }), _) => Err(fault),
+        _ => Ok(Common::Tokens),
     }
 }
 
