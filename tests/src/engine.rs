@@ -7,7 +7,7 @@
 mod script;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ struct Inner {
     asked: Mutex<Vec<Value>>,
     running: AtomicUsize,
     /// Whether its tokenizer is told. If not, it is an engine that is known to speak OpenAI's API only.
-    tells_tokens: bool,
+    tells_tokens: AtomicBool,
 }
 
 /// A running engine; it ends when dropped.
@@ -89,7 +89,7 @@ impl ScriptedEngine {
             act: Mutex::new(Act::Write),
             asked: Mutex::default(),
             running: AtomicUsize::new(0),
-            tells_tokens,
+            tells_tokens: AtomicBool::new(tells_tokens),
         });
         let app = Router::new()
             .route("/health", get(health))
@@ -119,6 +119,11 @@ impl ScriptedEngine {
     /// From now on it does this with requests for answers.
     pub fn act(&self, act: Act) {
         *self.inner.act.lock().expect("no holder of this lock panics") = act;
+    }
+
+    /// From now on it is an engine that does not tell its tokens.
+    pub fn hide_tokens(&self) {
+        self.inner.tells_tokens.store(false, Ordering::SeqCst);
     }
 
     /// Returns the bodies of the requests for answers so far.
@@ -238,7 +243,7 @@ async fn models(State(inner): Engine) -> Response {
 
 async fn tokenize(State(inner): Engine, body: Bytes) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    if !inner.tells_tokens {
+    if !inner.tells_tokens.load(Ordering::SeqCst) {
         return StatusCode::NOT_FOUND.into_response();
     }
     let tokenizer = inner.model.tokenizer();

@@ -47,7 +47,7 @@ pub enum Act {
     Garble(usize),
     /// Writes more tokens than were asked for.
     TooMany,
-    /// Fails its health check, and refuses.
+    /// Fails its health check. What is asked all the same is answered.
     Unhealthy,
 }
 
@@ -103,7 +103,7 @@ impl Reply {
             steps.push(Step::Wait(*time));
         }
         if self.is_chat {
-            steps.push(self.frame(json!({ "role": "assistant", "content": "" }), &[], None));
+            steps.push(self.first_frame());
         }
         let mut detokenizer = Detokenizer::new(self.tokenizer.clone());
         for (index, &id) in answer.iter().enumerate() {
@@ -137,6 +137,17 @@ impl Reply {
         steps.push(self.frame(json!({ "content": "" }), &end, Some(is_whole)));
         steps.extend(self.counts(answer.len()));
         steps
+    }
+
+    /// Makes the event before the first token of a chat, in which vLLM also tells the prompt's ids.
+    fn first_frame(&self) -> Step {
+        let delta = json!({ "role": "assistant", "content": "" });
+        let mut body =
+            json!({ "object": "chunk", "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] });
+        if self.ids && self.dialect == Dialect::Vllm {
+            body["prompt_token_ids"] = json!(self.prompt);
+        }
+        Step::Frame(format!("data: {body}\n\n"))
     }
 
     /// Makes one event; `end` says whether the answer is whole, in its last event.

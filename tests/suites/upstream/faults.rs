@@ -11,7 +11,7 @@ use baton_e2e::setting::Setting;
 use baton_protocol::{EndReason, ErrorCode};
 use serde_json::Value;
 
-use super::{ASSIST_TOKENS, answers, assist, cloud, model, questions, request, scorer};
+use super::{ASSIST_TOKENS, Asked, Reply, answers, assist, cloud, model, questions, request, scorer};
 
 /// A limit that tests wait for on purpose.
 const SHORT: &[&str] = &["--upstream-first-token-ms", "2000", "--upstream-silence-ms", "1000"];
@@ -49,7 +49,7 @@ async fn a_fault_in_the_middle_is_typed_and_no_token_is_lost() {
 }
 
 /// Returns answers that are longer than L.
-fn long(asked: &[super::Asked]) -> Vec<(String, String)> {
+fn long(asked: &[Asked]) -> Vec<(String, String)> {
     let answers = answers(asked).into_iter();
     answers.map(|(question, answer)| (question, format!("{answer} ").repeat(8))).collect()
 }
@@ -58,49 +58,68 @@ fn long(asked: &[super::Asked]) -> Vec<(String, String)> {
 async fn devices_finish_answers_of_engines_that_fail() {
     let setting = Setting::new(&model(), 4, 900).expect("there is such a document");
     let known = vec![(setting.asked.question.text.clone(), setting.asked.question.answer.clone())];
-    let engine = ScriptedEngine::start(Dialect::Vllm, model(), known).await.expect("an engine");
-    let cloud = cloud(&[engine.url()], SHORT).await;
-    let url = format!("http://{}", cloud.address());
-    let length = ASSIST_TOKENS.to_string();
-    for (act, from_cloud) in [
-        (Act::Die(BEFORE), BEFORE),
-        (Act::Garble(BEFORE), BEFORE),
-        (Act::Refuse { status: 429, retry_after: Some(1) }, 0),
-        (Act::Refuse { status: 404, retry_after: None }, 0),
+    let refused = |status| (Act::Refuse { status, retry_after: None }, 0);
+    let broken = [Act::Die(BEFORE), Act::Cut(BEFORE), Act::Silence(BEFORE), Act::Garble(BEFORE)];
+    let broken = broken.map(|act| (act, BEFORE));
+    for (dialect, tells_tokens, acts) in [
+        (Dialect::Vllm, true, [&broken[..], &[refused(429), refused(404)]].concat()),
+        (Dialect::LlamaCpp, true, broken[..2].to_vec()),
+        (Dialect::Vllm, false, broken[..1].to_vec()),
     ] {
-        engine.act(act.clone());
-        let report =
-            setting.ask(&url, &["--assist-tokens", &length, "--no-resume"]).await.expect("an answer");
-        assert_eq!(report.tokens_from_cloud, from_cloud, "{act:?}");
-        assert!(report.tokens_from_device > 0 && !report.notes.is_empty(), "{act:?}: {:?}", report.notes);
-        if from_cloud > 0 {
-            assert_eq!(report.answer.trim(), setting.asked.question.answer, "{act:?}");
+        let engine = ScriptedEngine::start_as(dialect, model(), known.clone(), tells_tokens).await;
+        let engine = engine.expect("an engine");
+        let cloud = cloud(&[engine.url()], SHORT).await;
+        let url = format!("http://{}", cloud.address());
+        let length = ASSIST_TOKENS.to_string();
+        for (act, from_cloud) in acts {
+            let what = format!("{dialect:?} {tells_tokens} {act:?}");
+            engine.act(act);
+            let options = ["--assist-tokens", &length, "--no-resume"];
+            let report = setting.ask(&url, &options).await.expect("an answer");
+            assert_eq!(report.tokens_from_cloud, from_cloud, "{what}");
+            assert!(report.tokens_from_device > 0, "{what}");
+            assert!(!report.notes.is_empty(), "{what}: the device says what happened");
+            if from_cloud > 0 {
+                assert_eq!(report.answer.trim(), setting.asked.question.answer, "{what}");
+            }
+            engine.idle().await.expect("the connection is closed");
+            // A whole answer between, so that the engine does not rest.
+            engine.act(Act::Write);
+            let whole = setting.ask(&url, &options).await.expect("an answer");
+            assert_eq!(whole.answer.trim(), setting.asked.question.answer, "after {what}");
         }
-        engine.act(Act::Write);
     }
 }
 
 #[tokio::test]
 async fn before_the_first_token_another_engine_is_asked() {
-    let asked = questions(1);
+    let asked = questions(100);
     let bad = ScriptedEngine::start(Dialect::Vllm, model(), long(&asked)).await.expect("an engine");
     let good = ScriptedEngine::start(Dialect::LlamaCpp, model(), long(&asked)).await.expect("an engine");
+    let refuse = |status, retry_after| Act::Refuse { status, retry_after };
     for act in [
-        Act::Refuse { status: 500, retry_after: None },
-        Act::Refuse { status: 429, retry_after: Some(1) },
+        refuse(500, None),
+        refuse(404, None),
+        refuse(503, None),
+        refuse(429, Some(1)),
         Act::Die(0),
         Act::Cut(0),
         Act::Garble(0),
     ] {
-        // Both orders of the addresses: whichever engine suits the prompt, the answer comes from the good
-        // one.
         let cloud = cloud(&[bad.url(), good.url()], SHORT).await;
+        let before = bad.asked().len();
         bad.act(act.clone());
-        let reply = assist(&cloud, &request(&asked[0]), None).await;
-        assert_eq!(reply.ids.len(), ASSIST_TOKENS as usize, "{act:?}: {:?}", reply.error);
+        // Documents suit one engine or the other; some of these suit the bad one.
+        for one in asked.iter().step_by(5) {
+            let reply = assist(&cloud, &request(one), None).await;
+            assert_eq!(reply.ids.len(), ASSIST_TOKENS as usize, "{act:?}: {:?}", reply.error);
+            if bad.asked().len() > before {
+                break;
+            }
+        }
+        assert_eq!(bad.asked().len(), before + 1, "{act:?}");
         bad.act(Act::Write);
     }
-    assert!(!good.asked().is_empty());
     // A request that is itself wrong is not sent to every engine.
     let before = bad.asked().len() + good.asked().len();
     let wrong = Act::Refuse { status: 400, retry_after: None };
@@ -163,14 +182,54 @@ async fn an_engine_that_is_down_is_told_at_once_and_used_when_it_is_back() {
     assert!(error.retry_after_ms.is_some(), "{}", error.message);
     assert!(engine.asked().is_empty(), "nothing is sent to an engine that is down");
     engine.act(Act::Write);
+    asked_until(&cloud, &asked[0], true).await;
+}
+
+/// Asks again and again until the answer is whole, or until there is none. The limit is a guard against hangs.
+async fn asked_until(cloud: &CloudProcess, asked: &Asked, is_whole: bool) -> Reply {
     for _ in 0..600 {
-        let reply = assist(&cloud, &request(&asked[0]), None).await;
-        if reply.end.is_some() {
-            return;
+        let reply = assist(cloud, &request(asked), None).await;
+        if reply.end.is_some() == is_whole {
+            return reply;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("the engine is well again, and is not used");
+    panic!("the health of the engine makes no difference");
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_as_another_is_asked_in_another_way() {
+    let asked = questions(1);
+    let engine = ScriptedEngine::start(Dialect::Vllm, model(), long(&asked)).await.expect("an engine");
+    let cloud = cloud(&[engine.url()], SHORT).await;
+    let before = assist(&cloud, &request(&asked[0]), None).await;
+    assert!(before.end.is_some(), "{:?}", before.error);
+    engine.act(Act::Unhealthy);
+    asked_until(&cloud, &asked[0], false).await;
+    engine.hide_tokens();
+    engine.act(Act::Write);
+    let after = asked_until(&cloud, &asked[0], true).await;
+    let bodies = engine.asked();
+    assert!(bodies[0]["prompt"].is_array(), "by ids at first");
+    let last = bodies.last().expect("it was asked");
+    assert!(last["messages"].is_array(), "its tokens are not known any more: {last}");
+    assert_eq!(after.first.expect("a token").tokenizer_sha256, None);
+}
+
+#[tokio::test]
+async fn an_engine_without_the_model_gets_nothing_and_a_slow_one_is_waited_for() {
+    let asked = questions(1);
+    let engine = ScriptedEngine::start(Dialect::Vllm, model(), long(&asked)).await.expect("an engine");
+    let other = cloud(&[format!("{}#other", engine.url())], SHORT).await;
+    let error = assist(&other, &request(&asked[0]), None).await.error.expect("an error").error;
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(engine.asked().is_empty(), "it has no model of that name");
+    engine.act(Act::Slow(Duration::from_millis(300)));
+    let own = cloud(&[format!("{}#m", engine.url())], &[]).await;
+    let reply = assist(&own, &request(&asked[0]), None).await;
+    assert_eq!(reply.end.expect("an end").reason, EndReason::Cap);
+    assert!(reply.kept.is_some(), "the scorer was quicker");
+    assert_eq!(engine.asked()[0]["model"], "m");
 }
 
 #[tokio::test]
