@@ -141,7 +141,8 @@ impl Reply {
 
     /// Makes the event before the first token of a chat, in which vLLM also tells the prompt's ids.
     fn first_frame(&self) -> Step {
-        let delta = json!({ "role": "assistant", "content": "" });
+        let text = if self.dialect == Dialect::Vllm { json!("") } else { Value::Null };
+        let delta = json!({ "role": "assistant", "content": text });
         let mut body =
             json!({ "object": "chunk", "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] });
         if self.ids && self.dialect == Dialect::Vllm {

@@ -185,7 +185,7 @@ async fn an_engine_that_is_down_is_told_at_once_and_used_when_it_is_back() {
     asked_until(&cloud, &asked[0], true).await;
 }
 
-/// Asks again and again until the answer is whole, or until there is none. The limit is a guard against hangs.
+/// Asks again and again until the answer is whole, or until there is none. The limit guards against hangs.
 async fn asked_until(cloud: &CloudProcess, asked: &Asked, is_whole: bool) -> Reply {
     for _ in 0..600 {
         let reply = assist(cloud, &request(asked), None).await;

@@ -161,8 +161,8 @@ impl Balance {
         engine.load = load.map(|load| (load, engine.in_flight));
     }
 
-    /// Takes the time to a first token, or the time that passed in vain until another engine's. If the engine is much slower than the others, it rests; at most half
-    /// of the engines rest for that.
+    /// Takes the time to a first token, or the time that passed in vain until another engine's. If the engine
+    /// is much slower than the others, it rests; at most half of the engines rest for that.
     pub(crate) fn first_token(&mut self, at: usize, elapsed: Duration, now: Duration) {
         let ms = elapsed.as_secs_f64() * 1e3;
         let engine = &mut self.engines[at];
