@@ -23,8 +23,8 @@ fn choosing(cloud: &str, settings: &Settings, prefill_ms_per_token: f64) -> Agen
         ..EngineOptions::default()
     };
     let engine = Engine::new(model(), options).unwrap();
-    // It writes no faster than the cloud. Else it could finish an answer before the cloud's end is read, which
-    // says what the cloud has computed.
+    // It writes no faster than the cloud. Else it could finish an answer before the cloud's end is read,
+    // which says what the cloud has computed.
     let slow = PassCost { prefill_ms_per_token, decode_ms: 20.0, ..PassCost::default() };
     let local = LocalOptions { emulation: slow, ..LocalOptions::new(1024) };
     let worker = EngineWorker::start(engine, local).unwrap();
