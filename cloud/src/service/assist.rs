@@ -208,7 +208,7 @@ impl Draft {
             penalties: self.extras.penalties,
             format,
             has_tools,
-            salt: Some(format!("{owner:032x}")),
+            salt: format!("{owner:032x}"),
         };
         Some(Box::new(ForEngine { ask, stop: stop.clone(), ends_at_cap: self.ends_at_cap }))
     }
@@ -292,7 +292,8 @@ const AFFINITY_TOKENS: usize = 256;
 fn affinity(owner: u128, prompt: &[TokenId]) -> u64 {
     let mut digest = Sha256::new_with_prefix(owner.to_le_bytes());
     prompt.iter().take(AFFINITY_TOKENS).for_each(|id| digest.update(id.to_le_bytes()));
-    u64::from_le_bytes(std::array::from_fn(|at| digest.clone().finalize()[at]))
+    let digest = digest.finalize();
+    u64::from_le_bytes(std::array::from_fn(|at| digest[at]))
 }
 
 /// Refuses what another engine cannot be held to.

@@ -263,10 +263,10 @@ impl Upstream {
 
     /// Asks every engine how it is, now and again until the service stops. The first round is over when this
     /// returns.
-    pub(crate) async fn watch(self: Arc<Self>) -> Vec<tokio::task::JoinHandle<()>> {
+    pub(crate) async fn watch(self: Arc<Self>) {
         let first = (0..self.engines.len()).map(|at| self.probe(at, true));
         futures_util::future::join_all(first).await;
-        let each = |at: usize| {
+        for at in 0..self.engines.len() {
             let upstream = self.clone();
             tokio::spawn(async move {
                 let mut stop = upstream.stop.subscribe();
@@ -276,9 +276,8 @@ impl Upstream {
                         () = stopped(&mut stop) => return,
                     }
                 }
-            })
-        };
-        (0..self.engines.len()).map(each).collect()
+            });
+        }
     }
 
     /// Asks an engine how it is, and what it is if that is in doubt or `anew`.

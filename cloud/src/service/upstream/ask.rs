@@ -27,8 +27,8 @@ pub(crate) struct Ask {
     pub(crate) format: AnswerFormat,
     /// Whether tools may be called, or were called before.
     pub(crate) has_tools: bool,
-    /// Keeps the tenant's prefixes apart in the engine's cache; `None` if there is one tenant alone.
-    pub(crate) salt: Option<String>,
+    /// Keeps the tenant's prefixes apart in the engine's cache.
+    pub(crate) salt: String,
     /// Decides which engine has the prefix.
     pub(crate) affinity: u64,
 }
@@ -143,7 +143,9 @@ impl Ask {
             put(&mut body, "stop", sampling.stop.as_slice());
         }
         self.put_penalties(&mut body);
-        if facts.kind != Kind::OpenAi {
+        if facts.kind == Kind::OpenAi {
+            self.put_asked_beyond_openai(&mut body);
+        } else {
             let repetition = if is_vllm { "repetition_penalty" } else { "repeat_penalty" };
             self.put_beyond_openai(&mut body, repetition);
         }
@@ -159,8 +161,8 @@ impl Ask {
         if ids {
             put(&mut body, "return_token_ids", true);
         }
-        if let Some(salt) = self.salt.as_deref().filter(|_| is_vllm) {
-            put(&mut body, "cache_salt", salt);
+        if is_vllm {
+            put(&mut body, "cache_salt", self.salt.as_str());
         }
         Call { path, body, reply: ReplyForm::OpenAi { ids } }
     }
@@ -195,6 +197,21 @@ impl Ask {
         }
         if presence != 0.0 {
             put(body, "presence_penalty", presence);
+        }
+    }
+
+    /// Adds what OpenAI's API does not have, if the request asks for it. An engine that does not know a field
+    /// may refuse it; nothing is dropped here.
+    fn put_asked_beyond_openai(&self, body: &mut Value) {
+        let sampling = &self.sampling;
+        if let Some(top_k) = sampling.top_k {
+            put(body, "top_k", top_k);
+        }
+        if let Some(min_p) = sampling.min_p {
+            put(body, "min_p", min_p);
+        }
+        if sampling.repetition_penalty != 1.0 {
+            put(body, "repetition_penalty", sampling.repetition_penalty);
         }
     }
 
@@ -236,7 +253,7 @@ mod tests {
             penalties: Penalties::default(),
             format: AnswerFormat::Text,
             has_tools: false,
-            salt: Some("salt".into()),
+            salt: "salt".into(),
             affinity: 7,
         }
     }
@@ -278,7 +295,8 @@ mod tests {
             assert_eq!(call.body["messages"], want, "{kind}");
             assert_eq!(call.body.get("return_token_ids").is_some(), ids, "{kind}");
             assert_eq!(call.body.get("cache_salt").is_some(), kind == Kind::Vllm, "{kind}");
-            assert_eq!(call.body.get("top_k").is_some(), kind != Kind::OpenAi, "{kind}");
+            assert_eq!(call.body["top_k"], 40, "{kind}");
+            assert_eq!(call.body.get("min_p").is_some(), kind != Kind::OpenAi, "{kind}");
         }
     }
 

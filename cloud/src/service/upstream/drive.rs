@@ -143,6 +143,7 @@ impl Job {
             prompt_tokens,
             max_tokens,
             asked_at: now,
+            writer_asked_at: now,
             first_at: None,
             last_at: now,
             usage: None,
@@ -168,6 +169,8 @@ struct Writing {
     prompt_tokens: usize,
     max_tokens: usize,
     asked_at: Duration,
+    /// When the engine that writes was asked; others may have failed before.
+    writer_asked_at: Duration,
     first_at: Option<Duration>,
     last_at: Duration,
     usage: Option<EngineUsage>,
@@ -179,7 +182,7 @@ impl Writing {
         self.reader.computing(self.prompt_tokens);
         let mut begun = self.begin(lease, within).await?;
         let first = self.upstream.clock.now();
-        self.first_at = Some(first);
+        (self.writer_asked_at, self.first_at) = (begun.asked_at, Some(first));
         self.upstream.balance().first_token(begun.lease.at, first.saturating_sub(begun.asked_at), first);
         self.take_mask().await;
         let done = self.pass_on(&mut begun).await;
@@ -410,7 +413,7 @@ impl Writing {
         self.reader.figures.record_pass(PassSample {
             prefill_tokens: self.prompt_tokens.saturating_sub(cached),
             decode_rows: 0,
-            elapsed: first.saturating_sub(self.asked_at),
+            elapsed: first.saturating_sub(self.writer_asked_at),
         });
         let tokens = u32::try_from(self.writer.written().saturating_sub(1)).unwrap_or(0);
         if tokens > 0 {
