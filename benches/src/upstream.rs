@@ -17,9 +17,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, anyhow};
 use baton_e2e::engine::{Dialect, ScriptedEngine};
 use baton_e2e::llama::LlamaServer;
-use baton_e2e::pair::{Question, demo_model};
+use baton_e2e::pair::{Question, demo_model, messages};
 use baton_pacing::refit::median;
-use baton_protocol::{AnswerFormat, AssistRequest, PROTOCOL_VERSION, RefineOptions};
+use baton_protocol::AssistRequest;
 use baton_random::SplitMix64;
 use baton_synthetic::{Quant, SyntheticModel};
 use serde_json::{Value, json};
@@ -75,23 +75,8 @@ impl Documents {
         let mut question = Question::about(&document, "What is it about?", WHOLE);
         question.segments[0].text =
             format!("{:016x} {}", SplitMix64::new(seed).next_u64(), question.segments[0].text);
-        AssistRequest {
-            protocol: PROTOCOL_VERSION,
-            request_id: serde_json::from_value(json!(format!("{seed:032x}"))).expect("hex digits are an id"),
-            scene: "doc-qa".to_owned(),
-            scene_version: None,
-            model: "default".to_owned(),
-            tokenizer_sha256: None,
-            segments: question.segments,
-            tools: None,
-            format: AnswerFormat::Text,
-            continue_from: None,
-            device: None,
-            sampling: baton_protocol::Sampling::default(),
-            refine: RefineOptions::default(),
-            assist_tokens: None,
-            resume: false,
-        }
+        let request_id = serde_json::from_value(json!(format!("{seed:032x}")));
+        AssistRequest { request_id: request_id.expect("hex digits are an id"), ..question.request("doc-qa") }
     }
 }
 
@@ -153,15 +138,7 @@ struct Took {
 
 /// Asks the engine directly, for the same messages.
 fn ask_engine(address: &str, request: &AssistRequest, tokens: usize) -> Result<Took> {
-    let mut messages: Vec<(&str, String)> = Vec::new();
-    for segment in &request.segments {
-        match messages.last_mut() {
-            Some((role, text)) if *role == segment.role.as_str() => text.push_str(&segment.text),
-            _ => messages.push((segment.role.as_str(), segment.text.clone())),
-        }
-    }
-    let messages: Vec<Value> =
-        messages.into_iter().map(|(role, text)| json!({ "role": role, "content": text })).collect();
+    let messages = messages(&request.segments);
     let body = json!({ "model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0,
         "stream": true });
     read(address, "/v1/chat/completions", &body, |event| {

@@ -83,6 +83,41 @@ impl Question {
     }
 }
 
+impl Question {
+    /// Makes the request of a device that says nothing of itself, in this scene.
+    #[must_use]
+    pub fn request(&self, scene: &str) -> AssistRequest {
+        AssistRequest {
+            protocol: baton_protocol::PROTOCOL_VERSION,
+            request_id: uuid::Uuid::nil(),
+            scene: scene.to_owned(),
+            scene_version: None,
+            model: "default".to_owned(),
+            tokenizer_sha256: None,
+            segments: self.segments.clone(),
+            tools: None,
+            format: baton_protocol::AnswerFormat::Text,
+            continue_from: None,
+            device: None,
+            sampling: self.sampling.clone(),
+            refine: RefineOptions { ratio: None, mode: self.refine_mode.clone() },
+            assist_tokens: self.assist_tokens,
+            resume: false,
+        }
+    }
+}
+
+/// Returns the same prompt as the messages of a chat: neighbours of one role are one message.
+#[must_use]
+pub fn messages(segments: &[Segment]) -> Vec<serde_json::Value> {
+    let alike = segments.chunk_by(|one, next| one.role == next.role);
+    let message = |alike: &[Segment]| {
+        let text: String = alike.iter().map(|segment| segment.text.as_str()).collect();
+        serde_json::json!({ "role": alike[0].role.as_str(), "content": text })
+    };
+    alike.map(message).collect()
+}
+
 /// Opens a demo model by its file name in `models/`.
 ///
 /// # Errors
@@ -167,18 +202,8 @@ impl Pair {
             network_ms: None,
         };
         AssistRequest {
-            protocol: baton_protocol::PROTOCOL_VERSION,
-            request_id: uuid::Uuid::nil(),
-            scene: SCENE.to_owned(),
-            scene_version: None,
-            model: "default".to_owned(),
             tokenizer_sha256: Some(self.device.model().tokenizer().digest_hex().to_owned()),
-            segments: question.segments.clone(),
-            tools: None,
-            format: baton_protocol::AnswerFormat::Text,
-            continue_from: None,
             device: Some(device).filter(|_| !alone),
-            sampling: question.sampling.clone(),
             refine: match alone {
                 true => none,
                 false => RefineOptions { ratio: None, mode: question.refine_mode.clone() },
@@ -187,7 +212,7 @@ impl Pair {
                 true => u32::try_from(question.tokens_max).ok(),
                 false => question.assist_tokens,
             },
-            resume: false,
+            ..question.request(SCENE)
         }
     }
 

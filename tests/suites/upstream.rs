@@ -23,8 +23,7 @@ use baton_e2e::{
 };
 use baton_engine::Model;
 use baton_protocol::{
-    AnswerFormat, AssistEvent, AssistRequest, EndEvent, EndReason, ErrorBody, FirstEvent, PROTOCOL_VERSION,
-    RefineOptions, Sampling, SentenceMap,
+    AssistEvent, AssistRequest, EndEvent, EndReason, ErrorBody, FirstEvent, RefineOptions, SentenceMap,
 };
 use serde_json::{Value, json};
 
@@ -86,21 +85,11 @@ fn answers(asked: &[Asked]) -> Vec<(String, String)> {
 fn request(asked: &Asked) -> AssistRequest {
     let question = pair::Question::about(&asked.document, &asked.question.text, 100);
     AssistRequest {
-        protocol: PROTOCOL_VERSION,
         request_id: uuid::Uuid::new_v4(),
-        scene: "doc-qa".to_owned(),
-        scene_version: None,
-        model: "default".to_owned(),
         tokenizer_sha256: Some(model().tokenizer().digest_hex().to_owned()),
-        segments: question.segments,
-        tools: None,
-        format: AnswerFormat::Text,
-        continue_from: None,
-        device: None,
-        sampling: Sampling::default(),
         refine: RefineOptions { ratio: Some(RATIO), mode: None },
         assist_tokens: Some(ASSIST_TOKENS),
-        resume: false,
+        ..question.request("doc-qa")
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use baton_e2e::{http, llama::LlamaServer, process::models_folder, setting::Setting};
+use baton_e2e::{http, llama::LlamaServer, pair::messages, process::models_folder, setting::Setting};
 use baton_protocol::EndReason;
 use serde_json::{Value, json};
 
@@ -88,15 +88,7 @@ async fn hundred(engine: &str, owner: &str) {
 
 /// Returns the first tokens of the engine's own answer to the same messages, as text.
 async fn directly(engine: &str, name: &str, request: &baton_protocol::AssistRequest) -> String {
-    let mut messages: Vec<(&str, String)> = Vec::new();
-    for segment in &request.segments {
-        match messages.last_mut() {
-            Some((role, text)) if *role == segment.role.as_str() => text.push_str(&segment.text),
-            _ => messages.push((segment.role.as_str(), segment.text.clone())),
-        }
-    }
-    let messages: Vec<Value> =
-        messages.into_iter().map(|(role, text)| json!({ "role": role, "content": text })).collect();
+    let messages = messages(&request.segments);
     let body = json!({ "model": name, "messages": messages, "max_tokens": ASSIST_TOKENS, "temperature": 0,
         "top_k": -1, "top_p": 1.0, "min_p": 0.0 });
     let reply = http::client().post(format!("{engine}/v1/chat/completions")).json(&body).send().await;
