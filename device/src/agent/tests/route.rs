@@ -4,12 +4,16 @@ use super::*;
 use crate::agent::{RouteOptions, RouteReport};
 use crate::settings::Settings;
 
-/// A reply of a cloud that says what it took: 60 ms and 0.1 ms a token, with 20 ms for each token written.
+/// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes more than a second:
+/// a loaded machine reads the cloud's end, which says what it has computed, before the device ends the answer.
+const DECODE_MS: f64 = 100.0;
+
+/// A reply of a cloud that says what it took: 60 ms and 0.1 ms a token, with [`DECODE_MS`] for each written one.
 fn told(prompt_tokens: u64) -> String {
     let body = stream(&["So", " it", " is."]);
     let prefill_ms = 60.0 + 0.1 * prompt_tokens as f64;
     let timing = format!(
-        "\"timing\":{{\"queue_ms\":0,\"prefill_ms\":{prefill_ms},\"refine_ms\":0,\"decode_ms\":20}},\"index\":0"
+        "\"timing\":{{\"queue_ms\":0,\"prefill_ms\":{prefill_ms},\"refine_ms\":0,\"decode_ms\":{DECODE_MS}}},\"index\":0"
     );
     let usage = format!("\"usage\":{{\"prompt_tokens\":{prompt_tokens},");
     body.replacen("\"index\":0", &timing, 1).replace("\"usage\":{", &usage)
@@ -23,9 +27,7 @@ fn choosing(cloud: &str, settings: &Settings, prefill_ms_per_token: f64) -> Agen
         ..EngineOptions::default()
     };
     let engine = Engine::new(model(), options).unwrap();
-    // It writes no faster than the cloud. Else it could finish an answer before the cloud's end is read,
-    // which says what the cloud has computed.
-    let slow = PassCost { prefill_ms_per_token, decode_ms: 20.0, ..PassCost::default() };
+    let slow = PassCost { prefill_ms_per_token, decode_ms: DECODE_MS, ..PassCost::default() };
     let local = LocalOptions { emulation: slow, ..LocalOptions::new(1024) };
     let worker = EngineWorker::start(engine, local).unwrap();
     let client = CloudClient::new(cloud, None).unwrap();
