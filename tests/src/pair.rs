@@ -195,6 +195,7 @@ impl Pair {
         let device = DeviceInfo {
             class: "phone".to_owned(),
             model: "demo-device".to_owned(),
+            pair: None,
             prefill_ms_per_token: Some(self.device_cost.prefill_ms_per_token),
             prefill_ms_per_token2: 0.0,
             decode_ms: Some(self.device_cost.decode_ms),

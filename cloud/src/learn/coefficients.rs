@@ -136,6 +136,7 @@ mod tests {
         let mut device = DeviceInfo {
             class: "tablet".into(),
             model: "m".into(),
+            pair: None,
             prefill_ms_per_token: Some(7.0),
             prefill_ms_per_token2: 0.0,
             decode_ms: None,

@@ -24,6 +24,7 @@ fn question() -> AssistRequest {
     request.device = Some(baton_protocol::DeviceInfo {
         class: "phone".into(),
         model: "m".into(),
+        pair: None,
         // Slow enough that L is well above the scene's floor.
         prefill_ms_per_token: Some(8.0),
         prefill_ms_per_token2: 0.0,

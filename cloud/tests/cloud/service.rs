@@ -299,6 +299,7 @@ fn l_follows_the_device() {
         request.device = Some(baton_protocol::DeviceInfo {
             class: "phone".into(),
             model: "m".into(),
+            pair: None,
             prefill_ms_per_token: ms_per_token,
             prefill_ms_per_token2: 0.0,
             decode_ms: ms_per_token.map(|_| 45.0),

@@ -190,6 +190,7 @@ impl Redactor {
         let DeviceInfo {
             class,
             model,
+            pair,
             prefill_ms_per_token,
             prefill_ms_per_token2,
             decode_ms,
@@ -199,6 +200,8 @@ impl Redactor {
         Ok(DeviceInfo {
             class: self.redact(class)?.0,
             model: self.redact(model)?.0,
+            // The cloud itself gave the names.
+            pair: pair.clone(),
             prefill_ms_per_token: *prefill_ms_per_token,
             prefill_ms_per_token2: *prefill_ms_per_token2,
             decode_ms: *decode_ms,

@@ -44,6 +44,8 @@ pub enum ErrorCode {
     SceneChanged,
     /// No such model.
     UnknownModel,
+    /// The registry does not allow the device's model and adapter; the message says what to do.
+    PairNotAllowed,
     /// The prompt does not fit into the model's context.
     PromptTooLong,
     /// The key is missing or wrong.
@@ -74,6 +76,7 @@ impl ErrorCode {
             Self::UnknownScene => "unknown_scene",
             Self::SceneChanged => "scene_changed",
             Self::UnknownModel => "unknown_model",
+            Self::PairNotAllowed => "pair_not_allowed",
             Self::PromptTooLong => "prompt_too_long",
             Self::Unauthorized => "unauthorized",
             Self::Forbidden => "forbidden",
@@ -138,6 +141,7 @@ mod tests {
             ErrorCode::UnknownScene,
             ErrorCode::SceneChanged,
             ErrorCode::UnknownModel,
+            ErrorCode::PairNotAllowed,
             ErrorCode::PromptTooLong,
             ErrorCode::Unauthorized,
             ErrorCode::Forbidden,

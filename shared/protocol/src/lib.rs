@@ -15,6 +15,7 @@ mod event;
 mod map;
 mod mask;
 mod mask_event;
+mod pair;
 mod progress;
 mod range;
 mod request;
@@ -36,6 +37,7 @@ pub use mask::{
     MASK_OVERHEAD_MAX, MaskError, decode_mask, decode_token_mask, encode_mask, encode_token_mask,
 };
 pub use mask_event::MaskEvent;
+pub use pair::{BadModelVersion, ModelPair, ModelVersion};
 pub use progress::{ProgressEvent, ProgressStage};
 pub use range::{Bounded, NumberRange, OutOfRange};
 pub use request::{AssistRequest, DeviceInfo, RefineOptions, RequestError, Role, Sampling, Segment, limits};

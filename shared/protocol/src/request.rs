@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::PROTOCOL_VERSION;
 use crate::error::{ErrorBody, ErrorCode};
+use crate::pair::ModelPair;
 use crate::range::OutOfRange;
 use crate::shape::{ShapeError, check_shape};
 use crate::tools::{AnswerFormat, PastCall, ToolUse};
@@ -210,6 +211,10 @@ pub struct DeviceInfo {
     pub class: String,
     /// Model on the device.
     pub model: String,
+    /// Versions of the model and its adapter, if the device has them from the service's registry. A pair that
+    /// the registry does not allow is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<ModelPair>,
     /// Prefill time per token (k_d); `None` takes the usual k_d and q_d of the device's class.
     #[serde(default)]
     pub prefill_ms_per_token: Option<f64>,

@@ -216,6 +216,7 @@ fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistReque
     let device = DeviceInfo {
         class: "phone".to_owned(),
         model: "sim".to_owned(),
+        pair: None,
         prefill_ms_per_token: Some(shape.cost.prefill_ms_per_token),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(shape.cost.decode_ms),

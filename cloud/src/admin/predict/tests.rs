@@ -177,6 +177,7 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
     let device = baton_protocol::DeviceInfo {
         class: class.to_owned(),
         model: String::new(),
+        pair: None,
         prefill_ms_per_token: None,
         prefill_ms_per_token2: 0.0,
         decode_ms: None,

@@ -35,6 +35,7 @@ fn requests_are_written_down_whole() {
     let device = DeviceInfo {
         class: "phone".into(),
         model: "m".into(),
+        pair: Some("m@1+law@2".parse().unwrap()),
         prefill_ms_per_token: Some(1.0),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(1.0),
