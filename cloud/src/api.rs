@@ -1,5 +1,5 @@
-//! The HTTP API: `/v1/scenes`, `/v1/assist`, OpenAI's chat, text completion and responses API, health and
-//! figures.
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/registry`, OpenAI's chat, text completion and responses API,
+//! health and figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
 //! prompt. Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`. Only
@@ -12,6 +12,7 @@ mod chat;
 mod error;
 mod kept;
 mod openapi;
+mod registry;
 mod scenes;
 mod sse;
 mod status;
@@ -194,7 +195,11 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
         routes.route_layer(middleware::from_fn_with_state(guarded, guard))
     };
     let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
-    let assist = OpenApiRouter::default().routes(routes!(assist::assist)).routes(routes!(assist::resume));
+    let assist = OpenApiRouter::default()
+        .routes(routes!(assist::assist))
+        .routes(routes!(assist::resume))
+        .routes(routes!(registry::sync))
+        .routes(routes!(registry::blob));
     let chat = OpenApiRouter::default()
         .routes(routes!(chat::complete))
         .routes(routes!(chat::continue_text))

@@ -5,6 +5,8 @@ mod bootstrap;
 mod calibrate;
 mod columns;
 mod keys;
+mod registry;
+mod rollouts;
 mod scenes;
 mod tenants;
 mod users;
@@ -26,6 +28,8 @@ pub use self::audit::{AuditAction, AuditCommand};
 pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
 pub use self::keys::{KeyCommand, KeysCommand};
+pub use self::registry::{KindArg, PublishArgs, ReadArgs, RegistryAction, RegistryCommand};
+pub use self::rollouts::{RolloutAction, RolloutsCommand};
 pub use self::scenes::{SceneCommand, SceneSet};
 pub use self::tenants::{TenantCommand, TenantSet, TenantsCommand};
 pub use self::users::{UserCommand, UsersCommand};
@@ -54,6 +58,10 @@ pub enum Command {
     Keys(keys::KeysCommand),
     /// List tenants and set their weights and limits
     Tenants(tenants::TenantsCommand),
+    /// Keep models for devices by version: make a key, publish, list, verify
+    Registry(RegistryCommand),
+    /// Say which models the devices of a class have: set, start a rollout, pause it, roll it back
+    Rollouts(RolloutsCommand),
     /// List, add and change users of the admin console
     Users(users::UsersCommand),
     /// Show who changed what, and check that the audit log was not altered
@@ -178,6 +186,14 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Tenants(command) => {
             start_log(LogForm::Text)?;
             tenants::run(command, &mut baton_terminal::stdout()).await
+        }
+        Command::Registry(command) => {
+            start_log(LogForm::Text)?;
+            registry::run(command, &mut baton_terminal::stdout()).await
+        }
+        Command::Rollouts(command) => {
+            start_log(LogForm::Text)?;
+            rollouts::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Users(command) => {
             start_log(LogForm::Text)?;

@@ -9,6 +9,7 @@ mod edge;
 pub mod file;
 mod models;
 pub(crate) mod numbers;
+mod registry;
 mod upstream;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -20,11 +21,13 @@ use baton_edge::HttpLimits;
 use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use baton_gpu::{GpuChoice, VramLimit};
+use baton_registry::layout::BadLocation;
 use clap::{Args, ValueEnum};
 
 pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
 pub use self::models::{ModelConfig, ModelOptions, NamedFile};
+pub use self::registry::{RegistryArgs, RegistryConfig};
 pub use self::upstream::UpstreamArgs;
 use crate::access::book::KeyPolicy;
 use crate::service::upstream::UpstreamOptions;
@@ -53,6 +56,9 @@ pub struct ServeOptions {
     /// Engines that write the answers of models.
     #[command(flatten)]
     pub upstream: UpstreamArgs,
+    /// The registry of models for devices.
+    #[command(flatten)]
+    pub registry: RegistryArgs,
     /// Address to listen on; port 0 takes a free port and prints it
     #[arg(long, default_value = "127.0.0.1:8300", value_name = "ADDRESS")]
     pub listen: String,
@@ -238,6 +244,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// How engines are asked that write the answers of models.
     pub upstream: UpstreamOptions,
+    /// The registry of models for devices.
+    pub registry: Option<RegistryConfig>,
     /// Address to listen on.
     pub listen: SocketAddr,
     /// Database of settings.
@@ -327,6 +335,15 @@ pub enum ConfigError {
     /// The first model is named twice.
     #[error("the first model is named by both `{0}` and --model-name")]
     TwoNames(String),
+    /// The registry's address is wrong.
+    #[error(transparent)]
+    Registry(BadLocation),
+    /// Nothing would say which versions of the registry are good.
+    #[error("--registry needs --registry-key KEY; `baton-cloud registry key` prints it")]
+    RegistryKey,
+    /// Options of a registry without one.
+    #[error("--registry-key and --registry-mirror are for --registry")]
+    NoRegistry,
     /// Two models have one name.
     #[error("two models are named `{0}`: pass --model NAME=FILE")]
     DuplicateModel(String),
@@ -440,6 +457,7 @@ impl ServeOptions {
         Ok(Config {
             models,
             upstream,
+            registry: self.registry.check()?,
             listen,
             database: self.database.parse()?,
             threads: self.threads,
@@ -516,6 +534,7 @@ impl Config {
             ("--tls-cert or --tls-key", self.edge.tls != new.edge.tls, false),
             ("models, adapters and engines", self.models != new.models, false),
             ("options of --upstream", self.upstream != new.upstream, false),
+            ("options of --registry", self.registry != new.registry, false),
             ("--listen", self.listen != new.listen, false),
             ("--database", self.database != new.database, false),
             ("--api-key", self.api_key != new.api_key, false),

@@ -13,7 +13,7 @@
 //! | [`observe`] | metrics and traces of requests |
 //! | [`calibrate`] | finds the heads of a model that attend to the answer of a question |
 //! | [`store`] | scenes, tenants, keys, users, usage in the database |
-//! | [`access`], [`scene`] | the values of these: tenants, keys, users; scenes |
+//! | [`access`], [`scene`], [`fleet`] | the values of these: tenants, keys, users; scenes; models of devices, and their registry |
 //!
 //! Modules further down this table know nothing of those further up.
 //!
@@ -25,6 +25,7 @@ pub mod api;
 pub mod calibrate;
 pub mod cli;
 pub mod config;
+pub mod fleet;
 pub mod gate;
 pub mod http;
 pub mod learn;

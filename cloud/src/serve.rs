@@ -6,6 +6,7 @@ pub mod upkeep;
 
 mod console;
 mod gpu;
+mod registry;
 mod reload;
 
 use std::collections::BTreeMap;
@@ -91,6 +92,7 @@ pub async fn serve(
     let signals = Signals::listen()?;
     let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     service.watch_engines().await;
+    let fleet = registry::watch(config.registry.as_ref(), service.fleet().clone(), store.clone()).await?;
     warm_up(&service).await;
     let constraints = service.clone();
     let constraints = tokio::task::spawn_blocking(move || constraints.prepare_constraints());
@@ -114,7 +116,7 @@ pub async fn serve(
 
     let _ = constraints.await;
     console.end().await;
-    for task in [reload, signals].into_iter().chain(scrapes) {
+    for task in [reload, signals, fleet].into_iter().chain(scrapes) {
         task.abort();
         let _ = task.await;
     }
@@ -173,6 +175,7 @@ fn options(config: &Config, coefficients: Coefficients, traces: Option<Traces>) 
         metrics: Arc::default(),
         traces,
         upstream: config.upstream.clone(),
+        fleet: registry::fleet(config.registry.as_ref()),
     }
 }
 

@@ -34,6 +34,7 @@ use baton_generate::speculation::{ProposerWithLimits, Speculation, SpeculationEr
 use baton_protocol::{AssistRequest, SceneInfo};
 
 use crate::access::DeviceClass;
+use crate::fleet::Fleet;
 use crate::gate::Payer;
 use crate::learn::coefficients::Coefficients;
 use crate::learn::cost::Measured;
@@ -96,6 +97,8 @@ pub struct ServiceOptions {
     pub traces: Option<Traces>,
     /// How engines are asked that write the answers of models.
     pub upstream: UpstreamOptions,
+    /// The models of devices.
+    pub fleet: Fleet,
 }
 
 impl Default for ServiceOptions {
@@ -117,6 +120,7 @@ impl Default for ServiceOptions {
             metrics: Arc::default(),
             traces: None,
             upstream: UpstreamOptions::default(),
+            fleet: Fleet::default(),
         }
     }
 }
@@ -147,6 +151,7 @@ struct Inner {
     /// The first one is the default.
     models: Vec<Arc<Served>>,
     scenes: SceneBook,
+    fleet: Fleet,
     metrics: Arc<Metrics>,
     deadline: Mutex<Option<Duration>>,
 }
@@ -223,7 +228,7 @@ impl CloudService {
         if models.is_empty() {
             return Err(SetupError::NoModel);
         }
-        let inner = Inner { models, scenes, metrics, deadline };
+        let inner = Inner { models, scenes, fleet: options.fleet.clone(), metrics, deadline };
         Ok((CloudService { inner: Arc::new(inner) }, hosts))
     }
 
@@ -314,6 +319,12 @@ impl CloudService {
     ) -> Result<AssistStream, ServiceError> {
         request.check()?;
         let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
+        if let Some(device) = &request.device
+            && let Some(pair) = &device.pair
+        {
+            let now_s = u64::try_from(now_ms() / 1000).unwrap_or(0);
+            self.inner.fleet.targets.check(&request.scene, &device.class, pair, now_s)?;
+        }
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
         let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
         let (mut prepared, mut stream) = assist::prepare(served, &asked)?;
@@ -414,6 +425,11 @@ impl CloudService {
     /// Returns the current scenes, which are replaced if the database has newer ones.
     pub fn scene_book(&self) -> &SceneBook {
         &self.inner.scenes
+    }
+
+    /// Returns what is known of devices' models.
+    pub fn fleet(&self) -> &Fleet {
+        &self.inner.fleet
     }
 
     /// Returns the name of the default model in the API.

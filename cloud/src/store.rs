@@ -25,6 +25,7 @@ mod scenes;
 mod sessions;
 mod snapshot;
 mod sql;
+mod targets;
 pub mod testing;
 mod usage;
 mod users;
@@ -51,6 +52,7 @@ pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};
 pub use self::scenes::{Publication, SceneHead, SceneHistory, SceneVersion, VersionState};
 pub use self::sessions::{LoginError, NewSession, SESSION_IDLE_MS, SESSION_MAX_MS, Session};
 pub use self::snapshot::{POLL_POSTGRES, POLL_SQLITE, Snapshot, StoreHealth, Watch};
+pub use self::targets::DeviceReport;
 pub use self::usage::{DayUsage, SharedUsage, UsageDelta};
 pub use self::users::{UserChange, user_json};
 

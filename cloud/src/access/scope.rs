@@ -8,7 +8,7 @@ use super::AccessError;
 /// One kind of call that a key may allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// `POST /v1/assist`, and the calls that continue an answer.
+    /// `POST /v1/assist`, the calls that continue an answer, and `/v1/registry`: what a device needs.
     Assist,
     /// `POST /v1/chat/completions` and `POST /v1/completions`.
     Chat,

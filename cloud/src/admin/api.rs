@@ -6,6 +6,7 @@
 
 mod access;
 mod body;
+mod rollouts;
 mod scenes;
 mod session;
 mod status;
@@ -28,7 +29,7 @@ use crate::store::Expected;
 #[openapi(
     info(
         title = "Baton admin API",
-        description = "Scenes, device classes, tenants, keys, users and audit of a Baton cloud service. Log in with \
+        description = "Scenes, device classes, models of devices, tenants, keys, users and audit of a Baton cloud service. Log in with \
                        `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
                        GET, its `csrf_token` as `x-csrf-token`."
     ),
@@ -66,6 +67,9 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(scenes::roll_back))
         .routes(routes!(access::classes))
         .routes(routes!(access::class, access::set_class, access::remove_class))
+        .routes(routes!(rollouts::registry))
+        .routes(routes!(rollouts::list))
+        .routes(routes!(rollouts::show, rollouts::set, rollouts::change, rollouts::remove))
         .routes(routes!(access::tenants))
         .routes(routes!(access::tenant, access::set_tenant))
         .routes(routes!(access::keys, access::create_key))

@@ -7,6 +7,7 @@ mod access;
 mod audit;
 mod form;
 mod front;
+mod rollouts;
 mod scene;
 mod scenes;
 mod users;
@@ -47,6 +48,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/scenes/{id}/versions/{version}", get(scenes::version))
         .route("/admin/scenes/{id}/rollback", post(scenes::roll_back))
         .route("/admin/device-classes", get(access::classes).post(access::set_class))
+        .route("/admin/rollouts", get(rollouts::list).post(rollouts::change))
         .route("/admin/tenants", get(access::tenants).post(access::set_tenant))
         .route("/admin/keys", get(access::keys).post(access::create_key))
         .route("/admin/keys/{id}/revoke", post(access::revoke_key))
@@ -126,6 +128,7 @@ impl Frame {
             ("/admin", "Overview", false),
             ("/admin/scenes", "Scenes", false),
             ("/admin/device-classes", "Device classes", false),
+            ("/admin/rollouts", "Rollouts", false),
             ("/admin/keys", "Keys", false),
             ("/admin/tenants", "Tenants", false),
             ("/admin/users", "Users", true),

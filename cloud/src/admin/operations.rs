@@ -4,6 +4,8 @@
 //! Never: makes a change without the revision that it is based on, or without the user who makes it. Always:
 //! reports a failure of the database, and logs it with its whole chain of causes.
 
+mod rollouts;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -77,6 +79,7 @@ impl From<StoreError> for Problem {
                 format!("{what} `{id}` is at revision {current}, the change is based on {expected}"),
             ),
             StoreError::State { .. } => Problem::new(Kind::Conflict, err.to_string()),
+            StoreError::Rollout(err) => Problem::new(Kind::Conflict, err.to_string()),
             StoreError::Scene(err) => Problem::of_scene(err),
             StoreError::Access(err) => Problem::from(err),
             _ => {

@@ -108,7 +108,7 @@ fn engine(text: &str) -> Result<(String, EngineAddress), ConfigError> {
     Ok((name.to_owned(), EngineAddress { url: url.trim_end_matches('/').to_owned(), model }))
 }
 
-fn key(path: PathBuf) -> Result<String, ConfigError> {
+pub(super) fn key(path: PathBuf) -> Result<String, ConfigError> {
     let text = std::fs::read_to_string(&path);
     let text =
         text.map_err(|err| ConfigError::UpstreamKeyFile { path: path.clone(), reason: err.to_string() })?;

@@ -48,10 +48,11 @@ pub struct RunningUpkeep {
 impl Upkeep {
     /// Applies settings.
     pub fn apply(&self, snapshot: Snapshot) {
-        let Snapshot { generation, scenes, tenants, keys, classes } = snapshot;
+        let Snapshot { generation, scenes, tenants, keys, classes, targets } = snapshot;
         debug!(generation, "settings are in force");
         self.service.scene_book().replace(scenes);
         self.service.set_classes(&classes);
+        self.service.fleet().targets.replace(targets);
         self.book.replace(tenants, keys);
     }
 

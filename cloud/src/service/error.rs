@@ -9,6 +9,7 @@ use baton_engine::stop::StopError;
 use baton_protocol::{ErrorBody, ErrorCode, RequestError};
 use baton_refine::RefineError;
 
+use crate::fleet::book::PairError;
 use crate::gate::QuotaError;
 use crate::learn::planning::PlanError;
 use crate::scene::book::SceneLookupError;
@@ -82,6 +83,9 @@ pub enum ServiceError {
         /// The adapters that are served, as text.
         served: String,
     },
+    /// The registry does not allow the device's models.
+    #[error(transparent)]
+    Pair(#[from] PairError),
     /// A segment to refine has no text.
     #[error("field `segments[{0}].text` has no content to refine")]
     EmptyContent(usize),
@@ -203,6 +207,7 @@ impl ServiceError {
             ServiceError::SceneModel { .. } | ServiceError::SceneAdapter { .. } => {
                 (ErrorCode::UnknownModel, Some("scene".into()))
             }
+            ServiceError::Pair(_) => (ErrorCode::PairNotAllowed, Some("device.pair".into())),
             ServiceError::EmptyContent(at) => {
                 (ErrorCode::InvalidRequest, Some(format!("segments[{at}].text")))
             }

@@ -1,6 +1,7 @@
 //! The errors of the store.
 
 use baton_edge::tls::TlsError;
+use baton_registry::rollout::ChangeError;
 
 use crate::access::AccessError;
 use crate::scene::SceneError;
@@ -96,6 +97,9 @@ pub enum StoreError {
         /// Why not.
         why: &'static str,
     },
+    /// The change of a rollout makes no sense now.
+    #[error(transparent)]
+    Rollout(#[from] ChangeError),
     /// A scene's setting is out of its bounds.
     #[error(transparent)]
     Scene(#[from] SceneError),

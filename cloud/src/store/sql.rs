@@ -101,6 +101,30 @@ statements! {
          decode_ms = $6, updated_ms = $7, updated_by = $8 WHERE id = $1";
     CLASS_REMOVE: "remove a device class" = "DELETE FROM device_classes WHERE id = $1";
 
+    // Models of devices.
+    TARGETS: "read targets of models" =
+        "SELECT id, revision, scene, class, target, updated_ms, updated_by FROM model_targets ORDER BY id";
+    TARGET: "read a target of models" =
+        "SELECT id, revision, scene, class, target, updated_ms, updated_by FROM model_targets WHERE id = $1";
+    TARGET_ADD: "add a target of models" =
+        "INSERT INTO model_targets (id, revision, scene, class, target, updated_ms, updated_by) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    TARGET_CHANGE: "change a target of models" =
+        "UPDATE model_targets SET revision = $2, scene = $3, class = $4, target = $5, updated_ms = $6, updated_by = $7 \
+         WHERE id = $1";
+    TARGET_REMOVE: "remove a target of models" = "DELETE FROM model_targets WHERE id = $1";
+    REPORT_PUT: "note what a device has" =
+        "INSERT INTO model_reports (device_hash, scene, class, active, failed, seen_ms) VALUES ($1, $2, $3, $4, $5, $6) \
+         ON CONFLICT (device_hash, scene) DO UPDATE SET class = excluded.class, active = excluded.active, \
+         failed = excluded.failed, seen_ms = excluded.seen_ms";
+    REPORTS_ACTIVE: "count what devices have" =
+        "SELECT active AS pair, COUNT(*) AS devices FROM model_reports WHERE scene = $1 AND class = $2 AND seen_ms > $3 \
+         GROUP BY active ORDER BY active";
+    REPORTS_FAILED: "count what devices could not load" =
+        "SELECT failed AS pair, COUNT(*) AS devices FROM model_reports WHERE scene = $1 AND class = $2 AND seen_ms > $3 \
+         AND failed <> '' GROUP BY failed ORDER BY failed";
+    REPORTS_FORGET: "forget devices" = "DELETE FROM model_reports WHERE seen_ms <= $1";
+
     // Tenants.
     TENANTS: "read tenants" = "SELECT ", tenant!(), " FROM tenants ORDER BY id";
     TENANT: "read a tenant" = "SELECT ", tenant!(), " FROM tenants WHERE id = $1";

@@ -273,6 +273,8 @@ async fn the_document_holds_every_route() {
             "/v1/embeddings",
             "/v1/models",
             "/v1/models/{id}",
+            "/v1/registry/blobs/sha256/{digest}",
+            "/v1/registry/sync",
             "/v1/responses",
             "/v1/scenes",
             "/v1/scenes/{id}",

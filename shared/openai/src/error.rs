@@ -165,7 +165,7 @@ pub fn status(code: ErrorCode) -> u16 {
         ErrorCode::Forbidden => 403,
         ErrorCode::UnknownScene | ErrorCode::UnknownModel => 404,
         ErrorCode::Timeout => 408,
-        ErrorCode::SceneChanged => 409,
+        ErrorCode::SceneChanged | ErrorCode::PairNotAllowed => 409,
         ErrorCode::Gone => 410,
         ErrorCode::Overloaded => 429,
         ErrorCode::Unavailable => 503,

@@ -402,6 +402,9 @@ pub struct Device {
     /// Model on the device.
     #[schema(min_length = 1, max_length = 128)]
     model: String,
+    /// Versions of the model and its adapter, if the device has them from the service's registry. A pair that
+    /// the registry does not allow is refused.
+    pair: Option<DevicePair>,
     /// Prefill time per token (k_d).
     #[schema(minimum = 0, maximum = 10000)]
     prefill_ms_per_token: Option<f64>,
@@ -417,6 +420,18 @@ pub struct Device {
     /// Time that the network added to recent times to first token.
     #[schema(minimum = 0, maximum = 60000)]
     network_ms: Option<f64>,
+}
+
+/// A base and, if the scene has one, an adapter of it. Each is `NAME@VERSION`.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DevicePair {
+    /// The base.
+    #[schema(pattern = "^[a-z0-9][a-z0-9._-]{0,63}@[1-9][0-9]{0,9}$")]
+    base: String,
+    /// The adapter.
+    #[schema(pattern = "^[a-z0-9][a-z0-9._-]{0,63}@[1-9][0-9]{0,9}$")]
+    adapter: Option<String>,
 }
 
 impl From<TextOr<Vec<Part>>> for Content {

@@ -169,6 +169,12 @@ impl OciManifest {
         }
     }
 
+    /// Returns whether its layers are these files.
+    pub fn has_layers(&self, files: &[FileEntry]) -> bool {
+        let layers = self.layers.iter().map(|layer| layer.digest);
+        layers.eq(files.iter().map(|file| file.digest))
+    }
+
     /// Reads an OCI manifest.
     ///
     /// # Errors

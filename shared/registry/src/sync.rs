@@ -48,6 +48,9 @@ pub struct SyncReply {
     /// Where bytes are, in the order in which they should be tried.
     #[serde(default)]
     pub locations: Vec<Location>,
+    /// Whether the cloud itself has bytes too, under `/v1/registry/blobs/sha256/HEX`.
+    #[serde(default)]
+    pub serves: bool,
     /// When to ask again, in seconds.
     pub again_s: u64,
 }

@@ -16,6 +16,7 @@ fn reply(wanted: &str, leases: &[(&str, u64)]) -> SyncReply {
         leases: leases.collect(),
         models: Vec::new(),
         locations: Vec::new(),
+        serves: true,
         again_s: 300,
     }
 }
