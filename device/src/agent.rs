@@ -37,6 +37,7 @@ use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
 use crate::client::{CloudClient, OutgoingRequest};
+use crate::fleet::PairLease;
 use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PrivateNames, RedactError};
@@ -47,7 +48,8 @@ use baton_engine::{AdapterId, Model};
 use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
-    AnswerFormat, Corrector, ProgressStage, RefineOptions, Sampling, SceneInfo, Segment, ToolUse,
+    AnswerFormat, Corrector, ErrorCode, ModelPair, ProgressStage, RefineOptions, Sampling, SceneInfo,
+    Segment, ToolUse,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -169,6 +171,8 @@ pub struct Agent {
     running: RunningAnswers,
     /// When the last answer began or ended.
     used: Mutex<Instant>,
+    /// With which models the cloud may be asked, if its registry rules them.
+    lease: Option<PairLease>,
 }
 
 impl Agent {
@@ -199,7 +203,20 @@ impl Agent {
             reading: Mutex::default(),
             running: RunningAnswers::default(),
             used: Mutex::new(Instant::now()),
+            lease: None,
         }
+    }
+
+    /// Sets with which models the cloud may be asked. Without a lease this device answers alone.
+    #[must_use]
+    pub fn with_lease(mut self, lease: PairLease) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Returns the versions of the device's models, if a registry rules them and they may be asked with.
+    fn pair(&self) -> Option<ModelPair> {
+        self.lease.as_ref()?.pair()
     }
 
     /// Sets the kind of network that the agent reports to the cloud's optimizer.
@@ -396,6 +413,9 @@ impl Agent {
         let Some(request) = &prepared.request else {
             return Err(prepared.redacted.as_ref().err().cloned().unwrap_or_else(no_cloud));
         };
+        if prepared.mode != RelayMode::CloudOnly && self.lease.is_some() && self.pair().is_none() {
+            return Err(not_allowed());
+        }
         let client = self.client()?;
         prepared.is_sent = true;
         Ok(CloudStream::open(client.clone(), request.clone()))
@@ -432,6 +452,11 @@ impl Agent {
     /// Remembers for how long an overloaded cloud asked not to be called.
     fn remember_pause(&self, event: &RelayEvent) {
         let RelayEvent::CloudLost(fault) = event else { return };
+        if let (CloudFault::Refused { status: 1.., code, .. }, Some(lease)) = (fault, &self.lease)
+            && code == ErrorCode::PairNotAllowed.as_str()
+        {
+            lease.refused();
+        }
         if let CloudFault::Overloaded { status, retry_after_ms: Some(ms) } = fault
             && *status != 0
         {
@@ -448,6 +473,15 @@ async fn tell(commands: Option<&Commands>, command: EngineCommand) -> Option<Rel
         None => false,
     };
     (!told).then_some(RelayEvent::EngineLost)
+}
+
+/// Returns the fault for a device whose models the cloud does not allow now, as far as this device knows.
+fn not_allowed() -> CloudFault {
+    CloudFault::Refused {
+        status: 0,
+        code: ErrorCode::PairNotAllowed.as_str().to_owned(),
+        message: "the cloud did not say lately that it allows this device's models".to_owned(),
+    }
 }
 
 fn no_cloud() -> CloudFault {

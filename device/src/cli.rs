@@ -10,6 +10,7 @@ mod document;
 mod gpu;
 mod interrupts;
 mod load;
+mod managed;
 mod model;
 mod open;
 mod prefix;
@@ -170,6 +171,15 @@ struct CommonArgs {
     /// Folder of the pulled models [default: the platform's folder for data]
     #[arg(long, env = crate::models::MODELS_DIR_ENV, value_name = "DIR", hide_short_help = true, help_heading = heading::MODEL)]
     models_dir: Option<PathBuf>,
+    /// Run the models that the cloud's registry has for this class of devices, in place of --model
+    ///
+    /// They are fetched at the first start. While `baton serve` runs, newer ones are fetched behind the
+    /// answers and used as soon as they load; the ones before are kept, and the cloud can go back to them.
+    #[arg(long, env = "BATON_MANAGED", conflicts_with_all = ["model", "adapter", "ring"], requires_all = ["cloud", "registry_key"], hide_short_help = true, help_heading = heading::MODEL)]
+    managed: bool,
+    /// Public key that signs the registry's versions (may be repeated)
+    #[arg(long, env = "BATON_REGISTRY_KEY", value_name = "KEY", value_delimiter = ' ', hide_short_help = true, help_heading = heading::MODEL)]
+    registry_key: Vec<baton_registry::envelope::PublicKey>,
     /// LoRA adapter (a GGUF file) for both programs' models, by a scene's name for it (may be repeated)
     #[arg(long, value_name = "NAME=FILE", value_parser = values::adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<values::AdapterFile>,

@@ -15,6 +15,7 @@ use crate::privacy::PublicName;
 use crate::relay::CloudFault;
 use crate::relay::fault_of;
 use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo, StreamChecksum};
+use baton_registry::sync::{SyncReply, SyncRequest};
 use futures_util::Stream;
 use reqwest::header::{
     AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER,
@@ -157,6 +158,17 @@ impl CloudClient {
         let scene: SceneInfo = serde_json::from_slice(&body).map_err(|err| malformed(err.to_string()))?;
         scene.check().map_err(|err| malformed(err.to_string()))?;
         Ok(SceneReply::Scene { scene: Box::new(scene), etag })
+    }
+
+    /// Asks which models this device should have. The request has no text of the user.
+    ///
+    /// # Errors
+    /// [`CloudFault`] if the cloud cannot be reached, refuses, or sends no valid reply.
+    pub async fn sync(&self, request: &SyncRequest) -> Result<SyncReply, CloudFault> {
+        let post = self.http.post(self.url("v1/registry/sync")?).timeout(SCENE_TIMEOUT).json(request);
+        let response = accepted(post.send().await.map_err(unreachable)?, "application/json").await?;
+        let body = bounded_body(response).await?;
+        serde_json::from_slice(&body).map_err(|err| CloudFault::Malformed { reason: err.to_string() })
     }
 
     /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection,

@@ -14,6 +14,7 @@ pub mod client;
 pub mod context;
 pub mod conversations;
 pub mod documents;
+pub mod fleet;
 pub mod local;
 pub mod machine;
 pub mod models;

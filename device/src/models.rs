@@ -16,6 +16,7 @@ mod index;
 mod lock;
 mod part;
 pub mod pull;
+pub mod registry;
 mod source;
 pub mod store;
 mod wheel;

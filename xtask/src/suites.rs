@@ -40,6 +40,7 @@ const ONE_THREAD: &[&str] = &[
     "apis",
     "gpu",
     "upstream",
+    "rollout",
 ];
 
 /// Suites of the harness that start no program.

@@ -133,6 +133,7 @@ impl Agent {
         let device = self.device.as_ref().map(|device| DeviceInfo {
             class: self.device_class.clone(),
             model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
+            pair: self.pair(),
             prefill_ms_per_token: Some(cost.prefill_ms_per_token),
             prefill_ms_per_token2: cost.prefill_ms_per_token2,
             decode_ms: Some(cost.decode_ms),

@@ -36,7 +36,7 @@ const LINES_MAX: usize = 64;
 pub struct ServedModel(OnceLock<ModelFacts>);
 
 /// Where models are kept. One model is pulled at a time.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ModelStore {
     store: Option<Store>,
     pulls: Arc<Semaphore>,

@@ -74,8 +74,8 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let document = document::read(&args.doc).await?;
     let relays = !args.answer.for_a_cloud().is_empty();
-    let used = Use { answers: 1, relays, reads_ahead: false, asked_by: Some("baton ask") };
-    let opened = open(&args.common, used).await?;
+    let used = Use { answers: 1, relays, reads_ahead: false, replaces: false, asked_by: Some("baton ask") };
+    let opened = open(&args.common, &used, interrupts).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {

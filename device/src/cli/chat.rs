@@ -54,9 +54,10 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         answers: 1,
         relays: !args.answer.for_a_cloud().is_empty(),
         reads_ahead: !args.no_read_ahead,
+        replaces: false,
         asked_by: (!args.private).then_some("baton chat"),
     };
-    let opened = open(&args.common, used).await?;
+    let opened = open(&args.common, &used, interrupts).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
     if let Some(note) = note {

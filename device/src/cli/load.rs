@@ -60,7 +60,7 @@ impl Loading {
     /// Fails if they contradict each other.
     pub(super) fn new(
         common: &CommonArgs,
-        path: PathBuf,
+        (path, adapters): (PathBuf, Vec<AdapterFile>),
         answers: usize,
         settings: &Settings,
     ) -> anyhow::Result<Self> {
@@ -80,7 +80,7 @@ impl Loading {
             kv_format: common.kv,
             repack_bytes: u64::from(common.repack_mib) << 20,
             speculation: common.speculate.clone(),
-            adapters: common.adapter.clone(),
+            adapters,
             emulation: super::open::emulation(common)?,
             answers,
             ring: common.ring,

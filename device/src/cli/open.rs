@@ -1,11 +1,15 @@
 //! Makes an agent from the options: consent, model, cloud client, scene.
 
+use super::interrupts::Interrupts;
 use super::load::Loading;
+use super::managed;
+use super::values::AdapterFile;
 use super::{AnswerArgs, CommonArgs, ModeArg};
 use crate::agent::{Agent, Question, RouteOptions};
 use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::conversations::Conversations;
+use crate::fleet::{ManagedModels, PairLease};
 use crate::models::store;
 use crate::privacy::PrivateNames;
 use crate::relay::{Note, RelayMode};
@@ -32,6 +36,8 @@ pub(super) struct Opened {
     pub(super) mode: RelayMode,
     /// The ring, if devices compute together.
     pub(super) ring: Option<RingView>,
+    /// The models, if the cloud's registry rules them.
+    pub(super) managed: Option<ManagedModels>,
 }
 
 /// How a command uses the agent.
@@ -44,22 +50,53 @@ pub(super) struct Use {
     pub(super) reads_ahead: bool,
     /// The command, for records of its answers; `None` if it keeps none.
     pub(super) asked_by: Option<&'static str>,
+    /// The command gets newer models of the cloud's registry while it runs.
+    pub(super) replaces: bool,
 }
 
 /// Opens everything.
-pub(super) async fn open(common: &CommonArgs, used: Use) -> anyhow::Result<Opened> {
+pub(super) async fn open(common: &CommonArgs, used: &Use, interrupts: &Interrupts) -> anyhow::Result<Opened> {
     let settings = Settings::open(common.config_dir.clone());
     let cloud = cloud(common, &settings)?;
+    if !common.managed {
+        let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
+        let files = (path, common.adapter.clone());
+        return opened(common, used, (settings, cloud), files, None).await;
+    }
+    let Some(cloud) = cloud else {
+        bail!("--managed needs the cloud: allow it by --yes, and pass neither --no-cloud nor --mode device");
+    };
+    let (managed, files) = managed::open(common, &cloud, &settings, interrupts).await?;
+    let lease = managed.lease();
+    let opened = opened(common, used, (settings, Some(cloud)), managed::files(files), Some(lease)).await?;
+    if used.replaces {
+        return Ok(Opened { managed: Some(managed), ..opened });
+    }
+    // Ends with the program.
+    tokio::spawn(managed.renew());
+    Ok(opened)
+}
+
+/// Opens everything with these models: a base and adapters.
+pub(super) async fn opened(
+    common: &CommonArgs,
+    used: &Use,
+    (settings, cloud): (Settings, Option<CloudClient>),
+    files: (PathBuf, Vec<AdapterFile>),
+    lease: Option<PairLease>,
+) -> anyhow::Result<Opened> {
     let cloud_url = common.cloud.clone().unwrap_or_default();
     let mode = mode(common, cloud.is_some());
-    let path = model_path(common.model.as_deref(), common.models_dir.clone())?;
-    let loading = Loading::new(common, path, used.answers, &settings)?;
+    let loading = Loading::new(common, files, used.answers, &settings)?;
     let load = move || loading.load();
     let (device, ring) = tokio::task::spawn_blocking(load).await.context("load the model")??;
     let tokenizer = device.model.tokenizer().clone();
     let mut agent = Agent::new(Some(device), tokenizer, cloud, common.device_class.clone())
         .with_network(common.network.clone())
         .with_names(PrivateNames::new(!common.no_names, &common.private_name));
+    if let Some(lease) = lease {
+        agent = agent.with_lease(lease);
+    }
     if common.mode.unwrap_or(if used.relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
         let options = RouteOptions { is_metered: common.metered, reads_ahead: used.reads_ahead };
         agent = agent.with_routes(options, &settings, &cloud_url);
@@ -70,7 +107,7 @@ pub(super) async fn open(common: &CommonArgs, used: Use) -> anyhow::Result<Opene
             Err(err) => errln!("note: answers are not recorded: {}", chain(&*err)),
         }
     }
-    Ok(Opened { agent, settings, cloud_url, mode, ring })
+    Ok(Opened { agent, settings, cloud_url, mode, ring, managed: None })
 }
 
 async fn records(common: &CommonArgs) -> anyhow::Result<Conversations> {
@@ -90,7 +127,7 @@ fn mode(common: &CommonArgs, has_cloud: bool) -> RelayMode {
 }
 
 /// Returns the cloud client if a cloud is wanted and allowed. Prints a note if it is wanted and not allowed.
-fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<CloudClient>> {
+pub(super) fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<Option<CloudClient>> {
     let wanted = !common.no_cloud && common.mode != Some(ModeArg::Device);
     let Some(url) = common.cloud.as_deref().filter(|_| wanted) else {
         match common.mode {

@@ -2,15 +2,21 @@
 
 use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
-use super::open::{Use, open, scene_of};
+use super::managed;
+use super::open::{Use, open, opened, scene_of};
 use super::values::{KeepAlive, address, keep_alive, whole};
 use crate::api::{
     ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
     served_host,
 };
+use crate::fleet::{Load, PairFiles, PairLease};
 use crate::machine::power::Power;
 use crate::models::Store;
+use crate::settings::Settings;
 use anyhow::{Context, anyhow};
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::extract::Request;
 use baton_edge::{HttpLimits, Phase, Server};
 use baton_pacing::PaceMode;
 use baton_terminal::{errln, outln};
@@ -21,6 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
+use tower::ServiceExt as _;
 use tracing::info;
 
 /// Limits of connections. All clients on this machine have the same address.
@@ -99,8 +106,9 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         relays: false,
         reads_ahead: !args.no_read_ahead,
         asked_by: Some("baton serve"),
+        replaces: true,
     };
-    let opened = open(&args.common, used).await?;
+    let opened = open(&args.common, &used, interrupts).await?;
     let (scene, note) = scene_of(&opened, &args.scene).await?;
     if let Some(note) = note {
         errln!("note: {note}");
@@ -109,7 +117,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     let address = listener.local_addr().context("read the bound address")?;
     let mut hosts = args.host;
     hosts.extend(listening_host(address));
-    let state = Arc::new(ApiState {
+    let state = ApiState {
         agent: opened.agent,
         scene,
         mode: opened.mode,
@@ -123,23 +131,101 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         places: Arc::new(Semaphore::new(ANSWERS_MAX)),
         bodies: Bodies::default(),
         served: ServedModel::default(),
-        models: ModelStore::new(Store::open(args.common.models_dir).ok()),
-    });
+        models: ModelStore::new(Store::open(args.common.models_dir.clone()).ok()),
+    };
+    let current = Current::new(state);
     outln!("listening on http://{address}")?;
     let (phase, phases) = watch::channel(Phase::Serving);
-    let stopping = tokio::spawn(stop_on_signal(interrupts.watch(), phase, state.places.clone()));
-    let unloading = tokio::spawn(unload_when_idle(Arc::clone(&state), args.keep_alive));
-    let server = Server::plain(listener, router(state), LIMITS.within_open_files());
+    let places = current.state().places.clone();
+    let stopping = tokio::spawn(stop_on_signal(interrupts.watch(), phase, places));
+    let unloading = tokio::spawn(unload_when_idle(current.clone(), args.keep_alive));
+    let app = current.app();
+    let replacing = opened.managed.map(|managed| {
+        let lease = managed.lease();
+        let replace = Replace { common: args.common, used, settings: opened.settings, lease, current };
+        tokio::spawn(managed.run(replace))
+    });
+    let server = Server::plain(listener, app, LIMITS.within_open_files());
     baton_edge::serve(server, phases, || ()).await;
-    stopping.abort();
-    unloading.abort();
+    for task in [Some(stopping), Some(unloading), replacing].into_iter().flatten() {
+        task.abort();
+    }
     Ok(())
 }
 
+/// What requests are answered with now. It is replaced as a whole; requests under way end with what they began
+/// with.
+#[derive(Debug, Clone)]
+struct Current(Arc<ArcSwap<(Arc<ApiState>, Router)>>);
+
+impl Current {
+    fn new(state: ApiState) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(Self::routed(state))))
+    }
+
+    fn routed(state: ApiState) -> (Arc<ApiState>, Router) {
+        let state = Arc::new(state);
+        (Arc::clone(&state), router(state))
+    }
+
+    fn state(&self) -> Arc<ApiState> {
+        Arc::clone(&self.0.load().0)
+    }
+
+    fn replace(&self, state: ApiState) {
+        self.0.store(Arc::new(Self::routed(state)));
+    }
+
+    /// Returns the routes, which answer with what is current when a request comes.
+    fn app(&self) -> Router {
+        let current = self.clone();
+        Router::new().fallback_service(tower::service_fn(move |request: Request| {
+            let router = current.0.load().1.clone();
+            async move { router.oneshot(request).await }
+        }))
+    }
+}
+
+/// Answers with newer models once they load.
+struct Replace {
+    common: CommonArgs,
+    used: Use,
+    settings: Settings,
+    lease: PairLease,
+    current: Current,
+}
+
+impl Load for Replace {
+    async fn load(&mut self, files: PairFiles) -> anyhow::Result<()> {
+        let before = self.current.state();
+        let cloud = before.agent.cloud().cloned();
+        let (settings, lease) = (self.settings.clone(), Some(self.lease.clone()));
+        let new = opened(&self.common, &self.used, (settings, cloud), managed::files(files), lease).await?;
+        self.current.replace(ApiState {
+            agent: new.agent,
+            scene: before.scene.clone(),
+            mode: new.mode,
+            pace: before.pace,
+            steadies: before.steadies,
+            model_name: before.model_name.clone(),
+            key: before.key.clone(),
+            device_keys: before.device_keys.clone(),
+            ring: new.ring,
+            hosts: before.hosts.clone(),
+            places: before.places.clone(),
+            bodies: before.bodies.clone(),
+            served: ServedModel::default(),
+            models: before.models.clone(),
+        });
+        Ok(())
+    }
+}
+
 /// Frees the model's memory whenever nothing was asked for a while; sooner if programs wait for memory.
-async fn unload_when_idle(state: Arc<ApiState>, keep: KeepAlive) {
+async fn unload_when_idle(current: Current, keep: KeepAlive) {
     let KeepAlive::For(keep) = keep else { return };
     loop {
+        let state = current.state();
         let left = keep.saturating_sub(state.agent.idle_for());
         tokio::time::sleep(left.clamp(LOOK, SHORT_LOOK)).await;
         let idle = state.agent.idle_for();

@@ -151,6 +151,14 @@ pub enum PullError {
         /// Where the other one came from.
         source_there: String,
     },
+    /// The manifest of a version is not what a trusted key has signed.
+    #[error("the manifest of {model} is refused: {reason}")]
+    Manifest {
+        /// The version.
+        model: String,
+        /// Why.
+        reason: String,
+    },
     /// A file cannot be read or written.
     #[error("{what} `{}`", path.display())]
     File {
@@ -189,6 +197,7 @@ impl PullError {
             Self::Unsupported(_) => "unsupported",
             Self::NoModel { .. } => "no_model",
             Self::NameTaken { .. } => "name_taken",
+            Self::Manifest { .. } => "manifest",
             Self::File { .. } => "file",
             Self::Stopped => "stopped",
         }

@@ -7,7 +7,7 @@
 use super::PullError;
 use super::http::{Http, asked, host_of, offline, reason, refused};
 use super::hub;
-use super::part::Part;
+use super::part::{Part, Written};
 use super::pull::{Meter, Stop};
 use bytes::Bytes;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, RANGE, RETRY_AFTER};
@@ -252,23 +252,25 @@ async fn body(
     let (pieces, mut waiting) = mpsc::channel::<Bytes>(PIECES);
     let counted = meter.clone();
     let mut left = part.bytes().map(|bytes| bytes - part.len());
-    let writer = tokio::task::spawn_blocking(move || -> Result<(Part, Look), PullError> {
+    let writer = tokio::task::spawn_blocking(move || -> Result<(Part, Look, bool), PullError> {
         let failed = |part: &Part| {
             let path = part.path().to_owned();
             move |err| super::fit::full_or(err, &path)
         };
         while let Some(piece) = waiting.blocking_recv() {
-            let completed = part.write(&piece).map_err(failed(&part))?;
-            counted.at(part.len());
-            if completed {
-                look(&part)?;
+            match part.write(&piece).map_err(failed(&part))? {
+                Written::Some => {}
+                Written::Chunk => look(&part)?,
+                // What is still on its way belongs behind the bytes that are dropped.
+                Written::Damaged => return Ok((part, look, true)),
             }
+            counted.at(part.len());
         }
         part.commit().map_err(failed(&part))?;
         if part.is_whole() {
             look(&part)?;
         }
-        Ok((part, look))
+        Ok((part, look, false))
     });
     let ended = loop {
         let next = async {
@@ -297,8 +299,9 @@ async fn body(
         }
     };
     drop(pieces);
-    let (part, look) = writer.await.expect("the writing thread does not panic")?;
+    let (part, look, damaged) = writer.await.expect("the writing thread does not panic")?;
     stop.check()?;
+    let ended = if damaged { Some("a part of it was damaged on the way".to_owned()) } else { ended };
     Ok((ended, part, look))
 }
 

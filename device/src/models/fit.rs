@@ -183,7 +183,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for got in (1..=bytes.len()).step_by(step) {
             let path = folder.path().join("m.gguf.part");
-            let want = Want { url: String::new(), bytes: None, sha256: None };
+            let want = Want { url: String::new(), bytes: None, sha256: None, chunks: None };
             let mut part = Part::open(&path, want, |_| Ok(())).unwrap();
             part.clear().unwrap();
             part.write(&bytes[..got]).unwrap();

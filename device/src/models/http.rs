@@ -100,6 +100,23 @@ impl Http {
         }
     }
 
+    /// Fetches bytes that are not more than `max`.
+    pub(super) async fn small(&self, url: &Url, max: usize) -> Result<Vec<u8>, PullError> {
+        let mut response = self.get(url).send().await.map_err(|err| offline(url, &err))?;
+        if !response.status().is_success() {
+            return Err(refused(url, response.status()));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|err| offline(url, &err))? {
+            if body.len() + chunk.len() > max {
+                let what = format!("it sent more than {max} bytes for `{}`", url.path());
+                return Err(PullError::Reply { host: host_of(url), what });
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
     /// Fetches a list: a body of JSON that is not too long. Returns its headers too.
     pub(super) async fn list(&self, url: &Url, accept: &'static str) -> Result<List, PullError> {
         let request = self.get(url).header(ACCEPT, accept);

@@ -6,11 +6,13 @@
 //! is found.
 
 use super::PullError;
+use baton_registry::digest::Digest as ChunkDigest;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes between two points from which a download can go on.
 pub const CHUNK: u64 = 4 << 20;
@@ -28,6 +30,9 @@ pub(super) struct Want {
     pub(super) bytes: Option<u64>,
     /// The SHA-256 in lower-case hex, if the server's list says it.
     pub(super) sha256: Option<String>,
+    /// The digests of its chunks of [`CHUNK`] bytes, if a signed manifest says them. A damaged chunk is then
+    /// found as soon as it is there, and only it is downloaded again.
+    pub(super) chunks: Option<Arc<[ChunkDigest]>>,
 }
 
 /// What the state file says.
@@ -64,6 +69,21 @@ pub(super) struct Part {
     digest: Sha256,
     /// Bytes that were written; [`State::verified`] of them are durable.
     len: u64,
+    chunks: Option<Arc<[ChunkDigest]>>,
+    /// The digest of the present chunk so far, and that of the file before it.
+    chunk: Sha256,
+    before: Sha256,
+}
+
+/// What came of writing bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// They are there.
+    Some,
+    /// A chunk was completed and is durable.
+    Chunk,
+    /// A chunk was damaged on its way. It is dropped, with the bytes after it.
+    Damaged,
 }
 
 /// Returns the path of the state of the file that is downloaded to `path`.
@@ -92,7 +112,16 @@ impl Part {
         let etag = kept.filter(|state| state.url == want.url).and_then(|state| state.etag);
         file.set_len(verified).map_err(failed)?;
         let state = State { url: want.url, etag, bytes, sha256: want.sha256, verified };
-        let mut part = Self { path: path.to_owned(), file, state, digest: Sha256::new(), len: 0 };
+        let mut part = Self {
+            path: path.to_owned(),
+            file,
+            state,
+            digest: Sha256::new(),
+            len: 0,
+            chunks: want.chunks,
+            chunk: Sha256::new(),
+            before: Sha256::new(),
+        };
         part.read_again(verified, &mut on_read)?;
         Ok(part)
     }
@@ -110,12 +139,56 @@ impl Part {
                 // Somebody cut the file meanwhile: go on after what is there.
                 break;
             }
-            self.digest.update(&buffer[..read]);
-            self.len += read as u64;
+            let mut rest = &buffer[..read];
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(self.in_chunk(rest.len()));
+                if !self.count(now) {
+                    // The disk has damaged it: it is downloaded again.
+                    return self.drop_chunk().map_err(PullError::file("cut", &self.path));
+                }
+                rest = later;
+            }
             on_read(self.len)?;
         }
         self.state.verified = self.len;
         Ok(())
+    }
+
+    /// Returns how many of `len` bytes are of the present chunk.
+    fn in_chunk(&self, len: usize) -> usize {
+        usize::try_from(CHUNK - self.len % CHUNK).unwrap_or(usize::MAX).min(len)
+    }
+
+    /// Counts bytes that are there; they are of one chunk. Returns whether the chunk is right, as far as it is
+    /// known.
+    fn count(&mut self, bytes: &[u8]) -> bool {
+        self.digest.update(bytes);
+        self.len += bytes.len() as u64;
+        let Some(chunks) = &self.chunks else { return true };
+        self.chunk.update(bytes);
+        let is_last = self.state.bytes == Some(self.len);
+        if !self.len.is_multiple_of(CHUNK) && !is_last {
+            return true;
+        }
+        let at = usize::try_from((self.len - 1) / CHUNK).unwrap_or(usize::MAX);
+        let found: [u8; 32] = self.chunk.finalize_reset().into();
+        if chunks.get(at).is_none_or(|want| *want.bytes() != found) {
+            return false;
+        }
+        self.before = self.digest.clone();
+        true
+    }
+
+    /// Drops the present chunk, which is damaged.
+    fn drop_chunk(&mut self) -> io::Result<()> {
+        let begin = (self.len - 1) / CHUNK * CHUNK;
+        self.digest = self.before.clone();
+        self.chunk = Sha256::new();
+        self.len = begin;
+        self.state.verified = self.state.verified.min(begin);
+        write_state(&state_path(&self.path), &self.state)?;
+        self.file.set_len(begin)?;
+        self.file.seek(SeekFrom::Start(begin)).map(drop)
     }
 
     /// Returns the number of bytes that are there.
@@ -168,25 +241,27 @@ impl Part {
         self.file.set_len(0).map_err(failed)?;
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
         (self.len, self.digest) = (0, Sha256::new());
+        (self.chunk, self.before) = (Sha256::new(), Sha256::new());
         Ok(())
     }
 
-    /// Appends bytes. Returns whether a chunk was completed and is durable.
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<bool> {
-        let mut completed = false;
+    /// Appends bytes.
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<Written> {
+        let mut written = Written::Some;
         while !bytes.is_empty() {
-            let room = self.state.verified + CHUNK - self.len;
-            let (now, later) = bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            let (now, later) = bytes.split_at(self.in_chunk(bytes.len()));
             self.file.write_all(now)?;
-            self.digest.update(now);
-            self.len += now.len() as u64;
-            if self.len == self.state.verified + CHUNK {
+            if !self.count(now) {
+                self.drop_chunk()?;
+                return Ok(Written::Damaged);
+            }
+            if self.len.is_multiple_of(CHUNK) {
                 self.commit()?;
-                completed = true;
+                written = Written::Chunk;
             }
             bytes = later;
         }
-        Ok(completed)
+        Ok(written)
     }
 
     /// Makes everything that was written durable.
@@ -225,7 +300,7 @@ mod tests {
     use super::*;
 
     fn want(bytes: u64, sha256: Option<&str>) -> Want {
-        Want { url: "http://a/m".into(), bytes: Some(bytes), sha256: sha256.map(str::to_owned) }
+        Want { url: "http://a/m".into(), bytes: Some(bytes), sha256: sha256.map(str::to_owned), chunks: None }
     }
 
     fn open(path: &Path, want: Want) -> Part {
@@ -246,7 +321,7 @@ mod tests {
         part.told(Some("\"1\"".into()), None);
         let mut completed = 0;
         for piece in bytes[..CHUNK as usize + 777].chunks(10_007) {
-            completed += usize::from(part.write(piece).unwrap());
+            completed += usize::from(part.write(piece).unwrap() == Written::Chunk);
         }
         assert_eq!((completed, part.len()), (1, CHUNK + 777));
         // A killed program makes nothing durable; the system may even keep more than the state says.
@@ -264,6 +339,43 @@ mod tests {
         drop(part);
         let part = open(&path, want);
         assert!(part.is_whole() && part.digest() == digest);
+    }
+
+    #[test]
+    fn a_damaged_chunk_is_found_and_only_it_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.part");
+        let bytes = pattern(2 * CHUNK as usize + 12_345);
+        let chunks: Vec<ChunkDigest> = bytes.chunks(CHUNK as usize).map(ChunkDigest::of).collect();
+        let want = Want { chunks: Some(chunks.into()), ..want(bytes.len() as u64, Some("aa")) };
+        let mut part = open(&path, want.clone());
+        let mut damaged = bytes.clone();
+        damaged[CHUNK as usize + 5] ^= 1;
+        assert_eq!(part.write(&damaged[..CHUNK as usize + 99]).unwrap(), Written::Chunk);
+        let rest = &damaged[CHUNK as usize + 99..];
+        let found = rest
+            .chunks(10_007)
+            .map(|piece| part.write(piece).unwrap())
+            .find(|done| *done == Written::Damaged);
+        assert_eq!((found, part.len()), (Some(Written::Damaged), CHUNK));
+        // Its end counts as a chunk too.
+        part.write(&bytes[CHUNK as usize..bytes.len() - 1]).unwrap();
+        assert_eq!(part.write(&[bytes[bytes.len() - 1] ^ 1]).unwrap(), Written::Damaged);
+        assert_eq!(part.len(), 2 * CHUNK);
+        part.write(&bytes[2 * CHUNK as usize..]).unwrap();
+        part.commit().unwrap();
+        assert!(part.is_whole());
+        assert_eq!(part.digest(), hex::encode(Sha256::digest(&bytes)));
+        drop(part);
+        // A disk that loses a bit costs a chunk, and what follows it.
+        let mut on_disk = std::fs::read(&path).unwrap();
+        on_disk[CHUNK as usize + 7] ^= 4;
+        std::fs::write(&path, &on_disk).unwrap();
+        let mut part = open(&path, want.clone());
+        assert_eq!(part.len(), CHUNK);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), CHUNK);
+        part.write(&bytes[CHUNK as usize..]).unwrap();
+        assert_eq!(part.digest(), hex::encode(Sha256::digest(&bytes)));
     }
 
     #[test]

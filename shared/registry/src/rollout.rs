@@ -19,7 +19,7 @@ use crate::sync::Lease;
 /// Longest time for which a device may ask with a pair after it was told, in seconds.
 pub const LEASE_S: u64 = 900;
 /// Longest time until a replica knows of a change and a sent request has arrived, in seconds.
-pub const SETTLE_S: u64 = 60;
+pub const SETTLE_S: u64 = 10;
 /// How long a pair stays allowed after it was given up, in seconds.
 pub const GRACE_S: u64 = LEASE_S + 2 * SETTLE_S;
 /// When a device asks again, in seconds.

@@ -118,7 +118,7 @@ impl Stop {
     }
 
     /// Returns [`PullError::Stopped`] if it is time to stop.
-    pub(in crate::models) fn check(&self) -> Result<(), PullError> {
+    pub(crate) fn check(&self) -> Result<(), PullError> {
         if *self.0.borrow() { Err(PullError::Stopped) } else { Ok(()) }
     }
 

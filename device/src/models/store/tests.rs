@@ -139,7 +139,7 @@ fn what_was_begun_is_listed_and_removed() {
     let staging = store.staging("a").unwrap();
     for (file, verified) in [("m-00001-of-00002.gguf", 10), ("m-00002-of-00002.gguf", 0)] {
         let part = part_path(&staging, file);
-        let want = part::Want { url: "http://x/m".into(), bytes: Some(100), sha256: None };
+        let want = part::Want { url: "http://x/m".into(), bytes: Some(100), sha256: None, chunks: None };
         let mut open = part::Part::open(&part, want, |_| Ok(())).unwrap();
         open.write(&vec![1; verified]).unwrap();
         open.commit().unwrap();

@@ -1,0 +1,281 @@
+//! The real programs: a registry in a folder, a mirror that damages bytes, a rollout while `baton serve` runs, a
+//! roll back and a revocation.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::{Path as UrlPath, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use baton_e2e::http::client;
+use baton_e2e::process::{AgentProcess, CloudProcess, cpu_program, models_folder};
+use baton_registry::digest::Digest;
+use baton_registry::rollout::SETTLE_S;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+/// A hang guard, not a measurement.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A folder with a registry, a database, and a device's models and settings.
+struct Place {
+    folder: tempfile::TempDir,
+    key: String,
+}
+
+impl Place {
+    /// Makes a registry with small@1 and small@2, which are the two demo models of devices.
+    fn new() -> Self {
+        let mut place = Self { folder: tempfile::tempdir().unwrap(), key: String::new() };
+        let key_file = place.path("registry.key");
+        place.key = place.cloud(&["registry", "key", &key_file]).trim().to_owned();
+        for (version, file) in [("small@1", "demo-device.gguf"), ("small@2", "demo-device-b.gguf")] {
+            let file = models_folder().join(file).display().to_string();
+            let line = [
+                "registry",
+                "publish",
+                &file,
+                "--as",
+                version,
+                "--licence",
+                "Apache-2.0",
+                "--key",
+                &key_file,
+            ];
+            place.cloud(&[&line[..], &["--to", &place.path("registry")]].concat());
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// Runs a command of `baton-cloud`; returns what it printed.
+    fn cloud(&self, line: &[&str]) -> String {
+        let out = cpu_program("baton-cloud").unwrap().args(line).env("RUST_LOG", "error").output().unwrap();
+        assert!(out.status.success(), "{line:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    fn rollouts(&self, line: &[&str]) -> Value {
+        let database = self.path("cloud.db");
+        let out = self.cloud(&[&["rollouts"], line, &["--json", "--database", &database]].concat());
+        serde_json::from_str(&out).unwrap()
+    }
+
+    async fn serve(&self, mirror: &str) -> CloudProcess {
+        let (database, registry) = (self.path("cloud.db"), self.path("registry"));
+        let options = ["--registry", &registry, "--registry-key", &self.key, "--registry-mirror", mirror];
+        let options: Vec<OsString> = options.iter().map(OsString::from).collect();
+        CloudProcess::start_on(&models_folder().join("demo-cloud.gguf"), &database, &options).await.unwrap()
+    }
+
+    /// Makes a command of `baton` on the device.
+    fn device(&self, line: &[&str], cloud: &CloudProcess) -> Command {
+        let mut command = Command::from(cpu_program("baton").unwrap());
+        command.args(line).args(["--cloud", &format!("http://{}", cloud.address()), "--yes"]);
+        command.args(["--device-class", "phone", "--registry-key", &self.key]);
+        command.args(["--config-dir", &self.path("config"), "--models-dir", &self.path("models")]);
+        command.env("RUST_LOG", "error").kill_on_drop(true);
+        command
+    }
+
+    async fn sync(&self, cloud: &CloudProcess) -> (Value, String) {
+        let out = self.device(&["model", "sync", "--json"], cloud).output().await.unwrap();
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(out.status.success(), "{said}");
+        (serde_json::from_slice(&out.stdout).unwrap(), said)
+    }
+
+    /// Returns how the last answer came about.
+    async fn last(&self) -> Value {
+        let mut command = Command::from(cpu_program("baton").unwrap());
+        let out =
+            command.args(["trace", "show", "--json", "--config-dir", &self.path("config")]).output().await;
+        serde_json::from_slice(&out.unwrap().stdout).unwrap()
+    }
+}
+
+/// A mirror of a registry's folder that flips a bit of every file of more than a mebibyte.
+async fn mirror(folder: PathBuf) -> String {
+    async fn blob(State(folder): State<PathBuf>, UrlPath(hex): UrlPath<String>) -> Response {
+        let Ok(mut bytes) = tokio::fs::read(folder.join("blobs/sha256").join(hex)).await else {
+            return StatusCode::NOT_FOUND.into_response();
+        };
+        if bytes.len() > 1 << 20 {
+            bytes[1 << 19] ^= 1;
+        }
+        bytes.into_response()
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().route("/blobs/sha256/{hex}", get(blob)).with_state(folder);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+fn digest_of(model: &str) -> String {
+    Digest::of(&std::fs::read(models_folder().join(model)).unwrap()).hex()
+}
+
+/// Returns the digest of the model that an agent answers with.
+async fn answering(agent: &AgentProcess) -> String {
+    let tags = client().get(format!("{}/api/tags", agent.url())).send().await.unwrap();
+    let tags: Value = tags.json().await.unwrap();
+    tags["models"][0]["digest"].as_str().unwrap().to_owned()
+}
+
+async fn answers_with(agent: &AgentProcess, model: &str) {
+    let (want, begun) = (digest_of(model), Instant::now());
+    while answering(agent).await != want {
+        assert!(begun.elapsed() < LIMIT, "{model} does not answer");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn ask(agent: &AgentProcess) {
+    let body = json!({ "messages": [{ "role": "user", "content": "Say it." }], "max_tokens": 16 });
+    let answer =
+        client().post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await.unwrap();
+    assert_eq!(answer.status().as_u16(), 200);
+    let answer: Value = answer.json().await.unwrap();
+    assert!(answer["choices"][0]["message"]["content"].is_string(), "{answer}");
+}
+
+/// Waits until every replica would know of a change.
+async fn settled() {
+    tokio::time::sleep(Duration::from_secs(SETTLE_S + 1)).await;
+}
+
+fn codes(answer: &Value) -> String {
+    answer["answered"]["report"]["notes"].to_string()
+}
+
+#[tokio::test]
+async fn a_device_follows_a_rollout_while_it_serves() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    let mirror = mirror(Path::new(&place.path("registry")).to_owned()).await;
+    let cloud = place.serve(&mirror).await;
+    // The mirror damages what it sends; the cloud has it too.
+    let (synced, said) = place.sync(&cloud).await;
+    assert_eq!(synced["active"], "small@1", "{said}");
+    assert!(said.contains(&mirror) && said.contains("damaged"), "{said}");
+    let kept = std::fs::read(synced["base"].as_str().unwrap()).unwrap();
+    assert_eq!(Digest::of(&kept).hex(), digest_of("demo-device.gguf"));
+    settled().await;
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--managed", "--mode", "relay"];
+    let agent = AgentProcess::start(&mut place.device(&serve, &cloud)).await.unwrap();
+    assert_eq!(answering(&agent).await, digest_of("demo-device.gguf"));
+    ask(&agent).await;
+    let last = place.last().await;
+    assert!(last["answered"]["report"]["tokens_from_cloud"].as_u64() > Some(0), "{last}");
+    drop(agent);
+
+    let started = place.rollouts(&["start", "--class", "phone", "small@2", "--share", "100"]);
+    assert_eq!(started[0]["devices"]["small@1"], 1, "the device has reported: {started}");
+    settled().await;
+    // It begins with what it has, and gets the candidate while it serves.
+    let agent = AgentProcess::start(&mut place.device(&serve, &cloud)).await.unwrap();
+    answers_with(&agent, "demo-device-b.gguf").await;
+    ask(&agent).await;
+    let last = place.last().await;
+    assert!(last["answered"]["report"]["tokens_from_cloud"].as_u64() > Some(0), "{last}");
+
+    // A pair that is revoked is refused; the device answers alone, and goes back at once.
+    place.rollouts(&["rollback", "--class", "phone"]);
+    place.rollouts(&["revoke", "--class", "phone", "small@2"]);
+    let begun = Instant::now();
+    while !codes(&place.last().await).contains("pair_not_allowed") {
+        assert!(begun.elapsed() < LIMIT, "{}", place.last().await);
+        ask(&agent).await;
+    }
+    answers_with(&agent, "demo-device.gguf").await;
+    ask(&agent).await;
+    drop(agent);
+    let listed = place.rollouts(&["list"]);
+    assert_eq!(listed[0]["devices"], json!({ "small@1": 1 }));
+}
+
+#[tokio::test]
+async fn a_pair_that_is_not_allowed_is_refused_with_what_to_do() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    let cloud = place.serve("http://127.0.0.1:9").await;
+    let assist = async |pair: Value| {
+        let body = json!({
+            "protocol": 1, "request_id": uuid::Uuid::new_v4(), "scene": "chat", "model": "default",
+            "segments": [{ "role": "user", "text": "Say it." }], "assist_tokens": 4,
+            "device": { "class": "phone", "model": "small", "pair": pair },
+        });
+        let reply =
+            client().post(format!("http://{}/v1/assist", cloud.address())).json(&body).send().await.unwrap();
+        (reply.status().as_u16(), reply.text().await.unwrap())
+    };
+    assert_eq!(assist(json!({ "base": "small@1" })).await.0, 200);
+    assert_eq!(assist(Value::Null).await.0, 200);
+    let (status, said) = assist(json!({ "base": "small@9", "adapter": "law@1" })).await;
+    assert_eq!(status, 409, "{said}");
+    let error: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&error["error"]["code"], &error["error"]["param"]),
+        (&json!("pair_not_allowed"), &json!("device.pair"))
+    );
+    assert!(said.contains("small@9+law@1") && said.contains("baton model sync"), "{said}");
+    // A key that nobody trusts, and a class without models.
+    let other = "00".repeat(32);
+    let mut command = place.device(&["model", "sync"], &cloud);
+    let out = command.env("BATON_REGISTRY_KEY", "").arg("--registry-key").arg(&other).output().await.unwrap();
+    assert!(out.status.success(), "one of the two keys is right");
+    let out = place.device(&["model", "sync", "--device-class", "watch"], &cloud).output().await.unwrap();
+    let said = String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap();
+    assert!(
+        said.contains("cannot be used multiple times") || said.contains("no models for this class"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_version_never_changes_and_damage_is_found() {
+    let place = Place::new();
+    let (registry, key) = (place.path("registry"), place.path("registry.key"));
+    let list = place.cloud(&["registry", "list", "--json", "--from", &registry, "--trust", &place.key]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!((&list[0]["model"], &list[1]["model"]), (&json!("small@1"), &json!("small@2")));
+    assert_eq!(list[0]["files"][0]["digest"], format!("sha256:{}", digest_of("demo-device.gguf")));
+    let run = |line: &[&str]| {
+        let out = cpu_program("baton-cloud").unwrap().args(line).output().unwrap();
+        (out.status.success(), String::from_utf8(out.stderr).unwrap())
+    };
+    let other = models_folder().join("demo-cloud.gguf").display().to_string();
+    let publish = [
+        "registry",
+        "publish",
+        &other,
+        "--as",
+        "small@1",
+        "--licence",
+        "MIT",
+        "--key",
+        &key,
+        "--to",
+        &registry,
+    ];
+    let (done, said) = run(&publish);
+    assert!(!done && said.contains("a version never changes"), "{said}");
+    let verify = ["registry", "verify", "--from", &registry, "--trust", &place.key];
+    assert_eq!(run(&verify).0, true);
+    let blob = Path::new(&registry).join("blobs/sha256").join(digest_of("demo-device.gguf"));
+    let mut bytes = std::fs::read(&blob).unwrap();
+    bytes[1 << 20] ^= 1;
+    std::fs::write(&blob, bytes).unwrap();
+    let (done, said) = run(&verify);
+    assert!(!done && said.contains("small@1") && said.contains("is damaged"), "{said}");
+    // Nothing is trusted that another key has signed.
+    let (done, said) = run(&["registry", "list", "--from", &registry, "--trust", &"00".repeat(32)]);
+    assert!(done && said.contains("no trusted key signed"), "{said}");
+}
