@@ -5,6 +5,7 @@ mod bootstrap;
 mod calibrate;
 mod columns;
 mod keys;
+mod models;
 mod scenes;
 mod tenants;
 mod users;
@@ -26,6 +27,7 @@ pub use self::audit::{AuditAction, AuditCommand};
 pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
 pub use self::keys::{KeyCommand, KeysCommand};
+pub use self::models::{ImportCommand, ModelsAction, ModelsCommand};
 pub use self::scenes::{SceneCommand, SceneSet};
 pub use self::tenants::{TenantCommand, TenantSet, TenantsCommand};
 pub use self::users::{UserCommand, UsersCommand};
@@ -62,6 +64,8 @@ pub enum Command {
     Migrate(MigrateCommand),
     /// Find the attention heads of a model that rank sentences best
     Calibrate(CalibrateCommand),
+    /// Import models: convert, quantize, calibrate, measure and publish
+    Models(ModelsCommand),
 }
 
 /// The database.
@@ -194,6 +198,10 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Calibrate(command) => {
             start_log(LogForm::Text)?;
             calibrate::run(command).await
+        }
+        Command::Models(command) => {
+            start_log(LogForm::Text)?;
+            models::run(command).await
         }
     }
 }

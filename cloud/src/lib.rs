@@ -27,6 +27,7 @@ pub mod cli;
 pub mod config;
 pub mod gate;
 pub mod http;
+pub mod import;
 pub mod learn;
 pub mod observe;
 pub mod scene;

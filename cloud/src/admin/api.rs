@@ -6,6 +6,7 @@
 
 mod access;
 mod body;
+mod models;
 mod scenes;
 mod session;
 mod status;
@@ -55,6 +56,10 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(status::document))
         .routes(routes!(session::log_in, session::show, session::log_out))
         .routes(routes!(status::overview))
+        .routes(routes!(models::list))
+        .routes(routes!(models::load))
+        .routes(routes!(models::unload))
+        .routes(routes!(models::drain))
         .routes(routes!(scenes::list))
         .routes(routes!(scenes::show))
         .routes(routes!(scenes::versions))

@@ -173,8 +173,8 @@ pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Mod
 }
 
 fn card(view: ModelView<'_>) -> ModelCard {
-    let digest = view.model.tokenizer().digest_hex();
-    ModelCard::new(view.name, Some(view.context_tokens), digest).with_adapters(view.adapters())
+    let adapters = view.adapters.iter().map(String::as_str);
+    ModelCard::new(view.name, Some(view.context_tokens), view.tokenizer_sha256).with_adapters(adapters)
 }
 
 /// Shows this document.

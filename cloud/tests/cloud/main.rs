@@ -21,6 +21,7 @@ mod program;
 mod progress;
 mod quotas;
 mod races;
+mod residency;
 mod running;
 mod service;
 mod service_simulation;
