@@ -120,6 +120,13 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
             "decode_ms": measured.decode_ms,
             "refine_ms": measured.refine_ms,
         },
+        "models": app.service.residency().iter().map(|model| json!({
+            "id": model.name,
+            "state": model.state.as_str(),
+            "memory_bytes": model.memory_bytes,
+            "requests": model.holding,
+            "waiting": model.waiting,
+        })).collect::<Vec<_>>(),
         "device_classes": classes(&coefficients.devices, |device| json!({
             "prefill_ms_per_token": device.prefill_ms_per_token,
             "prefill_ms_per_token2": device.prefill_ms_per_token2,

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context as _;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Adapter, Engine, EngineError, EngineOptions, Model};
+use baton_generate::speculation::Speculation;
 use baton_refine::{Calibration, QualityCurves};
 use tracing::{info, warn};
 
@@ -65,7 +66,7 @@ pub(super) fn open(config: &Config, options: &ServiceOptions) -> anyhow::Result<
     for at in 0..config.models.len() {
         let stays = is_needed_at_once(config, at);
         let setup = loader.setup(at, if stays { repack_bytes } else { 0 })?;
-        facts.push(ModelFacts::of(&setup, options, loader.file_bytes(at)? + repack_bytes));
+        facts.push(ModelFacts::of(&setup, options, loader.weight_bytes(at, &config.speculation)?));
         if let (0, Some(path)) = (at, &config.admin.quality_curves) {
             curves = read_curves(path, &setup.model)?;
         }
@@ -119,11 +120,12 @@ impl Loader {
         Ok(ModelSetup { name: name.clone(), model, calibration, adapters: opened, engines })
     }
 
-    /// Returns the bytes of a model's files, adapters included.
-    fn file_bytes(&self, at: usize) -> anyhow::Result<u64> {
+    /// Returns the bytes of a model's files, adapters and draft included, and of copies of its weights.
+    fn weight_bytes(&self, at: usize, draft: &Speculation) -> anyhow::Result<u64> {
         let ModelConfig { path, adapters, .. } = &self.models[at].config;
-        let mut bytes = 0;
-        for path in std::iter::once(path).chain(adapters.iter().map(|(_, path)| path)) {
+        let draft = if let Speculation::Draft(path) = draft { Some(path) } else { None };
+        let mut bytes = self.repack_bytes;
+        for path in std::iter::once(path).chain(adapters.iter().map(|(_, path)| path)).chain(draft) {
             let file = Gguf::open(path).with_context(|| format!("open `{}`", path.display()))?;
             bytes += file.parts().map(|part| part.len() as u64).sum::<u64>();
         }

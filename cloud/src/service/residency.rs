@@ -7,7 +7,7 @@ mod core;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use baton_engine::{Engine, EngineError, EngineOptions, Model};
 use baton_generate::host::{Host, Turns};
 use baton_generate::scheduler::BacklogBound;
 use baton_protocol::AssistEvent;
+use baton_terminal::chain;
 use tokio::sync::oneshot;
 use tracing::{error, info};
 
@@ -73,9 +74,10 @@ pub(crate) struct Residency {
     places: Arc<[Place]>,
     loader: Box<dyn ModelLoader>,
     options: Mutex<ServiceOptions>,
-    turns: Arc<Turns>,
+    /// A single model needs no turns.
+    turns: Option<Arc<Turns>>,
     /// Runs what watches the engines elsewhere of a model.
-    runtime: OnceLock<tokio::runtime::Handle>,
+    runtime: Option<tokio::runtime::Handle>,
 }
 
 struct Books {
@@ -140,6 +142,7 @@ impl Residency {
     ) -> Arc<Residency> {
         let core = ResidencyCore::new(budget, places.iter().map(|place| place.facts.memory_bytes()));
         let (hosts, problems) = (places.iter().map(|_| None).collect(), vec![None; places.len()]);
+        let turns = (places.len() > 1).then(Arc::<Turns>::default);
         let books = Books { core, waiting: HashMap::new(), hosts, problems, asked: 0 };
         Arc::new_cyclic(|own| Residency {
             own: own.clone(),
@@ -147,8 +150,8 @@ impl Residency {
             places,
             loader,
             options: Mutex::new(options),
-            turns: Arc::default(),
-            runtime: OnceLock::new(),
+            turns,
+            runtime: tokio::runtime::Handle::try_current().ok(),
         })
     }
 
@@ -161,7 +164,6 @@ impl Residency {
         at: usize,
         deadline: Option<Duration>,
     ) -> Result<Lease, ServiceError> {
-        let _ = self.runtime.get_or_init(tokio::runtime::Handle::current);
         let queue = self.options().queue;
         let (sender, mut receiver) = oneshot::channel();
         let waiter = {
@@ -315,7 +317,8 @@ impl Residency {
             error!(err = &err as &dyn std::error::Error, "no thread for a model");
             match work {
                 Effect::Load(at) => self.step(|core, now| core.failed(at, now)),
-                _ => work_here(self, work),
+                Effect::Unload(at) => self.let_go(at),
+                Effect::Grant(_) | Effect::Refuse(..) => {}
             }
         }
     }
@@ -352,9 +355,9 @@ impl Residency {
         let options = self.options().clone();
         let engine = |model, options| self.loader.engine(at, model, options);
         let (served, host) =
-            Served::open(setup, &options, Some(self.turns.clone()), place.figures.clone(), engine)?;
+            Served::open(setup, &options, self.turns.clone(), place.figures.clone(), engine)?;
         let thread = start(host)?;
-        if let (Some(upstream), Some(runtime)) = (served.upstream.clone(), self.runtime.get()) {
+        if let (Some(upstream), Some(runtime)) = (served.upstream.clone(), &self.runtime) {
             runtime.block_on(upstream.watch());
         }
         place.put(served);
@@ -386,22 +389,4 @@ impl Residency {
 /// The system's error if it cannot start a thread.
 pub fn start(host: Host<Engine>) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("engine-driver".into()).spawn(move || host.serve())
-}
-
-fn work_here(residency: &Residency, work: Effect) {
-    if let Effect::Unload(at) = work {
-        residency.let_go(at);
-    }
-}
-
-/// Returns an error and its causes in one line.
-fn chain(err: &dyn std::error::Error) -> String {
-    let mut words = err.to_string();
-    let mut cause = err.source();
-    while let Some(err) = cause {
-        words.push_str(": ");
-        words.push_str(&err.to_string());
-        cause = err.source();
-    }
-    words
 }

@@ -63,16 +63,16 @@ fn facts(options: &ServiceOptions) -> Vec<ModelFacts> {
     setups.map(|setup| ModelFacts::of(&setup, options, 1 << 20)).collect()
 }
 
-struct World {
-    service: CloudService,
+pub(crate) struct World {
+    pub(crate) service: CloudService,
     record: Arc<Record>,
     clock: HandClock,
     /// Memory of one model.
     each: u64,
 }
 
-/// Returns a service with room for so many models.
-fn world(models: u64) -> World {
+/// Returns a service with room for so many models, named `a`, `b` and `c`.
+pub(crate) fn world(models: u64) -> World {
     let (record, clock) = (Arc::<Record>::default(), HandClock::default());
     let options = ServiceOptions { clock: clock.clock(), ..options() };
     let facts = facts(&options);
@@ -104,7 +104,8 @@ impl World {
         tokio::time::timeout(HANG, self.service.hold(model, None)).await.expect("every request ends")
     }
 
-    async fn until(&self, at: usize, state: ModelState) {
+    /// Waits until a model has this state.
+    pub(crate) async fn until(&self, at: usize, state: ModelState) {
         let there = async {
             while self.service.residency()[at].state != state {
                 tokio::task::yield_now().await;

@@ -186,11 +186,12 @@ impl ResidencyCore {
         self.plan(now)
     }
 
-    /// The model is in memory.
+    /// The model is in memory. If the service stops meanwhile, it is unloaded at once.
     pub(crate) fn loaded(&mut self, at: usize, now: Duration) -> Vec<Effect> {
         let model = &mut self.models[at];
         model.place = Place::In { held: 0, used_at: now };
         (model.failures, model.asked_at, model.ordered) = (0, None, false);
+        model.dismissed |= self.stopped;
         self.plan(now)
     }
 

@@ -118,7 +118,7 @@ fn a_stop_ends_whoever_waits() {
     core.want(0, Waiter(1), seconds(0));
     assert_eq!(core.stop(), [Effect::Refuse(Waiter(1), Refused::Stopping)]);
     assert_eq!(core.want(0, Waiter(2), seconds(1)), [Effect::Refuse(Waiter(2), Refused::Stopping)]);
-    assert_eq!(core.loaded(0, seconds(2)), []);
+    assert_eq!(core.loaded(0, seconds(2)), [Effect::Unload(0)]);
 }
 
 /// A driver with random delays and failures, which checks what always holds.
