@@ -1,9 +1,10 @@
 //! `models import`: one job from a Hugging Face folder to a model that `serve` can use. It converts and
-//! quantizes, converts adapters, finds the refiner's heads, measures the result against a gate, and publishes.
+//! quantizes, converts adapters, finds the refiner's heads, measures the result against a gate, and
+//! publishes.
 //!
 //! Never: changes the folder that it reads, or downloads anything. Always: a model is published as a whole
-//! folder or not at all. A job that fails, or is stopped, removes what it wrote. What a killed job has left is
-//! removed by the next one.
+//! folder or not at all. A job that fails, or is stopped, removes what it wrote. What a killed job has left
+//! is removed by the next one.
 
 mod gate;
 mod publish;

@@ -27,9 +27,9 @@ pub struct ModelOptions {
     /// percent of the time of requests that use it
     #[arg(long, value_name = "NAME=FILE[@MODEL]")]
     pub adapter: Vec<String>,
-    /// Load a model when a request first needs it, and unload the one that was not used for longest, so that
-    /// all together take at most this much memory (as 12GB or 900MiB): files, copies and whole KV caches.
-    /// The default is no limit: all models are loaded at start
+    /// The most memory of all models together, as 12GB or 900MiB: files, copies and whole KV caches. A model
+    /// is loaded when a request first needs it; the one that was not used for longest makes room. The
+    /// default is no limit: all models are loaded at start
     #[arg(long, env = "BATON_MODELS_MEMORY", value_name = "SIZE")]
     pub models_memory: Option<MemoryLimit>,
     /// Load no model at start, not even the first one

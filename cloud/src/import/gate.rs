@@ -91,19 +91,24 @@ impl Gate {
     pub fn misses(&self, figures: &Figures) -> Vec<Miss> {
         let mut misses = Vec::new();
         let (found, least) = (figures.agreement, self.agreement_min);
-        if !(found >= least) {
+        if is_below(found, least) {
             misses.push(Miss::Agreement { found, least });
         }
         let (found, most) = (figures.perplexity / figures.reference_perplexity, self.perplexity_ratio_max);
-        if !(found <= most) {
+        if is_below(most, found) {
             misses.push(Miss::Perplexity { found, most });
         }
         let least = self.recall_min;
-        if let Some(found) = figures.recall.filter(|found| !(*found >= least)) {
+        if let Some(found) = figures.recall.filter(|found| is_below(*found, least)) {
             misses.push(Miss::Recall { found, least });
         }
         misses
     }
+}
+
+/// Returns whether a number is less than a bound, or one of them is not a number.
+fn is_below(number: f64, bound: f64) -> bool {
+    number < bound || number.is_nan() || bound.is_nan()
 }
 
 /// Lets both models read the same documents.

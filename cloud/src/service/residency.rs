@@ -234,7 +234,9 @@ impl Residency {
     /// Waits until the hosts of all models have ended. Returns false if one has panicked.
     pub(super) fn join(&self) -> bool {
         let hosts: Vec<_> = self.books().hosts.iter_mut().filter_map(Option::take).collect();
-        hosts.into_iter().fold(true, |all, host| host.join().is_ok() && all)
+        // Every one is waited for, whatever became of the others.
+        let panicked = hosts.into_iter().filter_map(|host| host.join().err()).count();
+        panicked == 0
     }
 
     /// Changes the limits of queues, also for models that are loaded later.

@@ -1,5 +1,5 @@
-//! Tests the import job on the demo model, written as a Hugging Face folder: what is published serves, a gate
-//! or a stop publishes nothing, and nothing is left of a job that fails.
+//! Tests the import job on the demo model, written as a Hugging Face folder. What is published serves; a gate
+//! or a stop publishes nothing and leaves nothing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

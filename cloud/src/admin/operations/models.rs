@@ -1,4 +1,5 @@
-//! What operators do with the models of this replica. Each order is in the audit log before it is carried out.
+//! What operators do with the models of this replica. Each order is in the audit log before it is carried
+//! out.
 
 use serde::Serialize;
 use utoipa::ToSchema;

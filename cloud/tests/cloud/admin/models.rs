@@ -1,4 +1,5 @@
-//! Tests models of a replica at the console and its API: who sees them, who gives orders, and what is audited.
+//! Tests models of a replica at the console and its API: who sees them, who gives orders, and what is
+//! audited.
 
 use baton_cloud::service::ModelState;
 use serde_json::{Value, json};
@@ -31,8 +32,8 @@ async fn admins_order_models_and_everybody_sees_them() {
     let audit = world.get(&vera, &format!("{API}/audit?limit=2")).await.json();
     let rows = audit["rows"].as_array().unwrap();
     let row = |at: usize| (&rows[at]["actor"], &rows[at]["action"], &rows[at]["target"]);
-    assert_eq!(row(0), (&json!("ada"), &json!("model.drain"), &json!("model/a")));
-    assert_eq!(row(1), (&json!("ada"), &json!("model.load"), &json!("model/a")));
+    assert_eq!(row(0), (&json!("user:ada"), &json!("model.drain"), &json!("model/a")));
+    assert_eq!(row(1), (&json!("user:ada"), &json!("model.load"), &json!("model/a")));
 }
 
 #[tokio::test]
