@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod adapters;
 mod agent;
 mod cgroup;
 mod clock;
@@ -48,6 +49,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// LoRA adapters: their cost in a batch, the time to load one, and equality with merged weights
+    Adapters(adapters::Args),
     /// Agent: readiness, memory when idle, cost of its API, and agents' transcripts with and without kept
     /// prefixes
     Agent(agent::Args),
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
     baton_terminal::filter_panics();
     let cli = Cli::parse();
     let mut result = match cli.bench {
+        Bench::Adapters(args) => adapters::run(&args),
         Bench::Agent(args) => agent::run(&args),
         Bench::Cloud(args) => cloud::run(&args),
         Bench::Demo(args) => demo::run(&args),

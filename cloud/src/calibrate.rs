@@ -5,8 +5,10 @@
 //! synchronously and owns its engine. Never: writes a file (the command does). Always: the
 //! same model and options give the same heads.
 
+mod recall;
+
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use baton_corpus::{Document, Question, QuestionKind, document, stream};
@@ -30,6 +32,8 @@ use baton_refine::{
     AttentionShape, Calibration, CalibrationError, ContentTokens, HeadGains, Mode, Probe, RefineError,
     Scores, capture_plan,
 };
+
+pub use self::recall::recall;
 
 /// Questions that share a document.
 const QUESTIONS_A_DOCUMENT: usize = 4;
@@ -249,14 +253,27 @@ impl Run<'_> {
         let config = self.host.engine().model().config();
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
         let layers = (0..shape.n_layers).filter(|layer| config.has_attention(*layer));
-        let heads = layers.flat_map(|layer| (0..shape.n_heads).map(move |head| HeadId { layer, head }));
-        let heads: Vec<HeadId> = heads.collect();
+        let heads = layers.flat_map(|layer| (0..shape.n_heads).map(move |head| (layer, head)));
+        let heads: Vec<(usize, usize)> = heads.collect();
         let question = &asked.prompt.segments[2].tokens;
         let plan = capture_plan(Mode::Attention, shape, question.len(), None);
         let plan = plan.expect("the default mode ranks by attention");
-        let ids = asked.prompt.ids[..question.end].to_vec();
-        let window = ids.len().saturating_sub(plan.window);
-        let job = self.job(ids, Window { tokens: window..question.end, heads })?;
+        let window = question.end.saturating_sub(plan.window)..question.end;
+        self.scores_of(asked, window, &heads)
+    }
+
+    /// Returns the scores of some heads for these queries of the prompt.
+    fn scores_of(
+        &mut self,
+        asked: &Asked,
+        window: Range<usize>,
+        heads: &[(usize, usize)],
+    ) -> Result<AttentionScores, CalibrateError> {
+        let config = self.host.engine().model().config();
+        let heads = heads.iter().map(|&(layer, head)| HeadId { layer, head });
+        let heads = heads.filter(|id| config.has_attention(id.layer)).collect();
+        let ids = asked.prompt.ids[..window.end].to_vec();
+        let job = self.job(ids, Window { tokens: window, heads })?;
         let mut control = StopWatch { control: &*self.control };
         let done = self.host.run(job, &mut control)?;
         self.progress.tokens += done.computed_tokens;

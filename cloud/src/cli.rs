@@ -5,6 +5,7 @@ mod bootstrap;
 mod calibrate;
 mod columns;
 mod keys;
+mod models;
 mod registry;
 mod rollouts;
 mod scenes;
@@ -28,6 +29,7 @@ pub use self::audit::{AuditAction, AuditCommand};
 pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
 pub use self::keys::{KeyCommand, KeysCommand};
+pub use self::models::{ImportCommand, ModelsAction, ModelsCommand};
 pub use self::registry::{KindArg, PublishArgs, ReadArgs, RegistryAction, RegistryCommand};
 pub use self::rollouts::{RolloutAction, RolloutsCommand};
 pub use self::scenes::{SceneCommand, SceneSet};
@@ -70,6 +72,8 @@ pub enum Command {
     Migrate(MigrateCommand),
     /// Find the attention heads of a model that rank sentences best
     Calibrate(CalibrateCommand),
+    /// Import models: convert, quantize, calibrate, measure and publish
+    Models(ModelsCommand),
 }
 
 /// The database.
@@ -210,6 +214,10 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Calibrate(command) => {
             start_log(LogForm::Text)?;
             calibrate::run(command).await
+        }
+        Command::Models(command) => {
+            start_log(LogForm::Text)?;
+            models::run(command).await
         }
     }
 }

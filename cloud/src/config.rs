@@ -14,7 +14,7 @@ mod upstream;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_edge::HttpLimits;
@@ -26,7 +26,7 @@ use clap::{Args, ValueEnum};
 
 pub use self::admin::{AdminConfig, AdminOptions};
 pub use self::edge::{Edge, EdgeOptions};
-pub use self::models::{ModelConfig, ModelOptions, NamedFile};
+pub use self::models::{MemoryLimit, ModelConfig, ModelOptions, NamedFile};
 pub use self::registry::{RegistryArgs, RegistryConfig};
 pub use self::upstream::UpstreamArgs;
 use crate::access::book::KeyPolicy;
@@ -242,6 +242,10 @@ pub enum AuthMode {
 pub struct Config {
     /// The models, the default first; at least one.
     pub models: Vec<ModelConfig>,
+    /// The most memory that they may take together, in bytes; `None` loads all at start.
+    pub models_memory: Option<u64>,
+    /// Whether no model is loaded at start.
+    pub lazy: bool,
     /// How engines are asked that write the answers of models.
     pub upstream: UpstreamOptions,
     /// The registry of models for devices.
@@ -426,6 +430,7 @@ impl ServeOptions {
     /// Fails with the first setting that cannot be used.
     pub fn check(self) -> Result<Config, ConfigError> {
         let mut models = self.models.check()?;
+        let models_memory = self.models.models_memory.map(|MemoryLimit(bytes)| bytes);
         let upstream = self.upstream.check(&mut models)?;
         let listen = listen_address(&self.listen)?;
         if let Some(key) = &self.api_key
@@ -456,6 +461,8 @@ impl ServeOptions {
         let admin = self.admin.clone().check(models[0].path.with_extension("curves.json"))?;
         Ok(Config {
             models,
+            models_memory,
+            lazy: self.models.lazy,
             upstream,
             registry: self.registry.check()?,
             listen,
@@ -533,6 +540,11 @@ impl Config {
             ("limits of requests", self.edge.api != new.edge.api, false),
             ("--tls-cert or --tls-key", self.edge.tls != new.edge.tls, false),
             ("models, adapters and engines", self.models != new.models, false),
+            (
+                "--models-memory or --lazy",
+                (self.models_memory, self.lazy) != (new.models_memory, new.lazy),
+                false,
+            ),
             ("options of --upstream", self.upstream != new.upstream, false),
             ("options of --registry", self.registry != new.registry, false),
             ("--listen", self.listen != new.listen, false),
@@ -596,21 +608,6 @@ fn is_loopback(ip: IpAddr) -> bool {
 fn listen_address(text: &str) -> Result<SocketAddr, ConfigError> {
     let addresses = text.to_socket_addrs().map_err(|_| ConfigError::Listen(text.to_owned()))?;
     addresses.into_iter().next().ok_or_else(|| ConfigError::Listen(text.to_owned()))
-}
-
-/// Finds the demo model in the working directory, or in the checkout that this program was built in.
-fn find_demo_model() -> Result<PathBuf, ConfigError> {
-    let program = std::env::current_exe().unwrap_or_default();
-    let folders = std::iter::once(Path::new(".")).chain(program.ancestors().skip(1).take(4));
-    let mut looked = Vec::new();
-    for folder in folders {
-        let model = folder.join(DEMO_MODEL);
-        if model.is_file() {
-            return Ok(model);
-        }
-        looked.push(format!("`{}`", folder.display()));
-    }
-    Err(ConfigError::NoModel { looked: looked.join(", ") })
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod config;
 pub mod fleet;
 pub mod gate;
 pub mod http;
+pub mod import;
 pub mod learn;
 pub mod observe;
 pub mod scene;

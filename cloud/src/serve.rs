@@ -6,10 +6,10 @@ pub mod upkeep;
 
 mod console;
 mod gpu;
+mod models;
 mod registry;
 mod reload;
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,8 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use baton_edge::Phase;
 use baton_edge::tls::Tls;
-use baton_engine::{Adapter, Engine, Model};
 use baton_openai::ChatMessage;
 use baton_protocol::Role;
-use baton_refine::Calibration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -30,7 +28,7 @@ use tracing::{info, warn};
 use self::console::Console;
 use crate::access::AccessBook;
 use crate::api::{self, Access};
-use crate::config::{Config, ModelConfig};
+use crate::config::Config;
 use crate::gate::Gate;
 use crate::http::own::only_own;
 use crate::learn::coefficients::Coefficients;
@@ -39,10 +37,9 @@ use crate::scene::book::SceneBook;
 use crate::serve::reload::Reload;
 use crate::serve::upkeep::Upkeep;
 use crate::service::completion::CompletionRequest;
-use crate::service::{CloudService, ModelSetup, ServiceOptions};
+use crate::service::{CloudService, ServiceOptions};
 use crate::store::{Snapshot, Store, now_ms};
 use baton_generate::clock::Clock;
-use baton_generate::host::Host;
 
 /// Time to send the last spans at the end.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
@@ -60,7 +57,6 @@ pub async fn serve(
     again: impl Fn() -> anyhow::Result<Config> + Send + 'static,
 ) -> anyhow::Result<()> {
     let tls = config.edge.tls.clone().map(Tls::open).transpose().context("set TLS up")?.map(Arc::new);
-    let models = open_models(&config)?;
     if let Some(they_could) = config.database.exposure() {
         warn!(they_could, "who is on the way to the database is not kept out: pass sslmode=verify-full");
     }
@@ -73,14 +69,13 @@ pub async fn serve(
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
     let options = options(&config, coefficients, traces);
-    let mut engines = gpu::Engines::open(&config)?;
-    let make = |model, options| engines.make(model, options);
-    let (service, hosts) =
-        CloudService::over(models, SceneBook::default(), options, make).context("set the engine up")?;
+    let models::Opened { facts, curves, loader } = models::open(&config, &options)?;
+    let budget = config.models_memory;
+    let made = CloudService::managed(facts, SceneBook::default(), options, budget, Box::new(loader));
+    let service = made.context("set the models up")?;
     let access = access(&config, &service);
     let upkeep = upkeep(&store, &service, &access, settings).await?;
-    let threads =
-        hosts.into_iter().map(start).collect::<Result<Vec<_>, _>>().context("start an engine's thread")?;
+    models::load_first(&config, &service).await.context("set the engine up")?;
     let listener =
         baton_edge::listen(config.listen).with_context(|| format!("listen on {}", config.listen))?;
     let address = listener.local_addr().context("read the bound address")?;
@@ -88,10 +83,9 @@ pub async fn serve(
         .await
         .context("listen for Prometheus")?
         .map_or((None, None), |(address, task)| (Some(address), Some(task)));
-    let console = Console::open(&config, &service, &store).await?;
+    let console = Console::open(&config, &service, &store, curves).await?;
     let signals = Signals::listen()?;
     let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
-    service.watch_engines().await;
     let fleet = registry::watch(config.registry.as_ref(), service.fleet().clone(), store.clone()).await?;
     warm_up(&service).await;
     let constraints = service.clone();
@@ -122,8 +116,7 @@ pub async fn serve(
     }
     upkeep.stop().await;
     store.close().await;
-    join(threads).await?;
-    drop(service);
+    join(service).await?;
     if let Some(spans) = spans {
         // The last spans are being sent.
         let _ = tokio::time::timeout(TRACES_TIMEOUT, spans).await;
@@ -213,67 +206,21 @@ impl Signals {
     }
 }
 
-/// Runs the host on its own thread.
-///
-/// # Errors
-/// The system's error if it cannot start a thread.
-pub fn start(host: Host<Engine>) -> std::io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name("engine-driver".into()).spawn(move || host.serve())
-}
-
 /// Waits until the engines' threads have ended.
-async fn join(threads: Vec<std::thread::JoinHandle<()>>) -> anyhow::Result<()> {
-    for thread in threads {
-        let joined = tokio::task::spawn_blocking(move || thread.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            anyhow::bail!("an engine's thread panicked");
-        }
+async fn join(service: CloudService) -> anyhow::Result<()> {
+    let joined = tokio::task::spawn_blocking(move || service.join()).await;
+    if !matches!(joined, Ok(true)) {
+        anyhow::bail!("an engine's thread panicked");
     }
     Ok(())
 }
 
-/// Reads the heads of the refiner; returns `None`, with a warning, if they are for another model.
-fn read_calibration(path: &std::path::Path, model: &Model) -> anyhow::Result<Option<Calibration>> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("read calibration `{}`", path.display()))?;
-    let calibration =
-        Calibration::from_json(&text).with_context(|| format!("read calibration `{}`", path.display()))?;
-    if calibration.model_sha256() != model.file_sha256() {
-        warn!(path = %path.display(), "the calibration is of another model file and is not used");
-        return Ok(None);
-    }
-    let shape = model.config();
-    calibration.check_model(shape.n_layers, shape.n_heads).context("fit the calibration to the model")?;
-    Ok(Some(calibration))
-}
-
-/// Opens every model and its adapters.
-fn open_models(config: &Config) -> anyhow::Result<Vec<ModelSetup>> {
-    let mut setups = Vec::with_capacity(config.models.len());
-    for ModelConfig { name, path, calibration, adapters, engines } in &config.models {
-        info!(model = name, path = %path.display(), "opening");
-        let model = Model::open_repacked(path, u64::from(config.repack_mib) << 20)
-            .with_context(|| format!("open model `{}`", path.display()))?;
-        let calibration =
-            calibration.as_deref().map(|path| read_calibration(path, &model)).transpose()?.flatten();
-        let mut opened = BTreeMap::new();
-        for (adapter, path) in adapters {
-            let file = Adapter::open(path, &model)
-                .with_context(|| format!("open adapter `{}` for model `{name}`", path.display()))?;
-            info!(model = name, adapter, matrices = file.matrices(), rank = file.rank_max(), "adapter");
-            opened.insert(adapter.clone(), file);
-        }
-        let engines = engines.clone();
-        setups.push(ModelSetup { name: name.clone(), model, calibration, adapters: opened, engines });
-    }
-    Ok(setups)
-}
-
-/// Runs a short prompt once through each model, so that weights are in memory and the optimizer has
+/// Runs a short prompt once through each model in memory, so that weights are in memory and the optimizer has
 /// measurements of this machine.
 async fn warm_up(service: &CloudService) {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(6);
-    for model in service.model_names() {
+    for view in service.models().filter(|view| view.model.is_some()) {
+        let model = view.name;
         info!(model, "warming up");
         let request = CompletionRequest {
             max_tokens: Some(4),

@@ -8,10 +8,13 @@
 mod assist;
 mod error;
 mod figures;
+mod models;
+mod places;
 mod prefixes;
 mod reader;
 mod recorder;
 mod refining;
+mod residency;
 mod served;
 mod submit;
 
@@ -21,25 +24,24 @@ pub mod stream;
 pub mod upstream;
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::PassCost;
-use baton_engine::{AdapterId, Engine, EngineError, EngineOptions, Model, Sequences};
+use baton_engine::{Engine, EngineError, EngineOptions, Model, Sequences};
 use baton_generate::clock::Clock;
-use baton_generate::host::{Host, KvFigures, Stage, Turns};
-use baton_generate::scheduler::{BacklogBound, SchedulerStats, Share, StepBudget};
+use baton_generate::host::{Host, Turns};
+use baton_generate::scheduler::{BacklogBound, Share, StepBudget};
 use baton_generate::speculation::{ProposerWithLimits, Speculation, SpeculationError};
-use baton_protocol::{AssistRequest, SceneInfo};
+use baton_protocol::AssistRequest;
 
-use crate::access::DeviceClass;
 use crate::fleet::Fleet;
 use crate::gate::Payer;
 use crate::learn::coefficients::Coefficients;
-use crate::learn::cost::Measured;
-use crate::learn::traffic::{TrafficKey, TrafficRow};
-use crate::observe::metrics::{Metrics, ModelUsage, Usage};
+use crate::learn::traffic::TrafficKey;
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::{TraceParent, Traces};
 use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
@@ -47,13 +49,19 @@ use crate::service::assist::Asked;
 use crate::service::completion::CompletionRequest;
 use crate::service::recorder::Recorder;
 use crate::service::stream::AssistStream;
-use crate::service::upstream::{EngineView, Upstream, UpstreamOptions};
+use crate::service::upstream::UpstreamOptions;
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
-pub use self::served::{ModelSetup, ModelView, SetupError};
+pub use self::places::{ModelFacts, ModelView};
+pub use self::residency::start;
+pub use self::residency::{Lease, LoadError, ModelLoader, ModelResidency, ModelState};
+pub use self::served::{ModelSetup, SetupError};
 
 pub(crate) use self::served::Served;
+
+use self::places::Place;
+use self::residency::Residency;
 
 /// The name by which requests may refer to the first model.
 pub const DEFAULT_MODEL: &str = "default";
@@ -149,10 +157,14 @@ pub struct CloudService {
 #[derive(Debug)]
 struct Inner {
     /// The first one is the default.
-    models: Vec<Arc<Served>>,
+    models: Arc<[Place]>,
+    /// Loads and unloads the models; without it, all stay in memory.
+    residency: Option<Arc<Residency>>,
     scenes: SceneBook,
     fleet: Fleet,
     metrics: Arc<Metrics>,
+    clock: Clock,
+    is_stopping: AtomicBool,
     deadline: Mutex<Option<Duration>>,
 }
 
@@ -213,81 +225,70 @@ impl CloudService {
         options: ServiceOptions,
         mut engine: impl FnMut(Arc<Model>, EngineOptions) -> Result<S, EngineError>,
     ) -> Result<(CloudService, Vec<Host<S>>), SetupError> {
-        let (metrics, deadline) = (options.metrics.clone(), Mutex::new(options.deadline));
         // A single model needs no turns.
         let turns = (setups.len() > 1).then(Arc::<Turns>::default);
-        let (mut models, mut hosts) = (Vec::new(), Vec::new());
+        let (mut places, mut hosts) = (Vec::<Place>::new(), Vec::new());
         for setup in setups {
-            if models.iter().any(|served: &Arc<Served>| served.name == setup.name) {
+            if places.iter().any(|place| place.facts.name == setup.name) {
                 return Err(SetupError::DuplicateModel(setup.name));
             }
-            let (served, host) = Served::open(setup, &options, turns.clone(), &mut engine)?;
-            models.push(Arc::new(served));
+            let place = Place::new(ModelFacts::of(&setup, &options, 0), &options);
+            let figures = place.figures.clone();
+            let (served, host) = Served::open(setup, &options, turns.clone(), figures, &mut engine)?;
+            place.put(served);
+            places.push(place);
             hosts.push(host);
         }
-        if models.is_empty() {
+        if places.is_empty() {
             return Err(SetupError::NoModel);
         }
-        let inner = Inner { models, scenes, fleet: options.fleet.clone(), metrics, deadline };
-        Ok((CloudService { inner: Arc::new(inner) }, hosts))
+        Ok((CloudService::of(places.into(), None, scenes, &options), hosts))
     }
 
-    /// Returns the model that answers requests that name none.
-    fn first(&self) -> &Arc<Served> {
-        &self.inner.models[0]
-    }
-
-    /// Returns the model of this name, or the first one for `default`.
-    fn named(&self, asked: &str) -> Result<&Arc<Served>, ServiceError> {
-        let models = &self.inner.models;
-        // A model may have the name `default` itself.
-        let found = models.iter().find(|served| served.name == asked);
-        let found = found.or_else(|| models.first().filter(|_| asked == DEFAULT_MODEL));
-        found.ok_or_else(|| ServiceError::UnknownModel {
-            asked: asked.chars().take(128).collect(),
-            served: self.model_names().join(", "),
-        })
-    }
-
-    /// Returns the model and adapter that answer a scene's requests.
-    fn of_scene(
-        &self,
-        scene: &Scene,
-        asked: &str,
-    ) -> Result<(&Arc<Served>, Option<AdapterId>), ServiceError> {
-        let served = match &scene.settings.model {
-            None => self.named(asked)?,
-            Some(name) => {
-                let served = self.named(name).map_err(|_| ServiceError::SceneModel {
-                    scene: scene.id.clone(),
-                    model: name.clone(),
-                    served: self.model_names().join(", "),
-                })?;
-                if asked != DEFAULT_MODEL && asked != served.name {
-                    let asked = asked.chars().take(128).collect();
-                    let (scene, model) = (scene.id.clone(), served.name.clone());
-                    return Err(ServiceError::OtherModel { scene, model, asked });
-                }
-                served
+    /// Makes a service of models that `loader` opens when they are needed. They need no more memory together
+    /// than `budget` bytes, if there is one. None is in memory yet. The service runs their hosts itself.
+    ///
+    /// # Errors
+    /// [`SetupError`] if there is no model, or one is larger than the budget.
+    pub fn managed(
+        facts: Vec<ModelFacts>,
+        scenes: SceneBook,
+        options: ServiceOptions,
+        budget: Option<u64>,
+        loader: Box<dyn ModelLoader>,
+    ) -> Result<CloudService, SetupError> {
+        if facts.is_empty() {
+            return Err(SetupError::NoModel);
+        }
+        for facts in &facts {
+            let bytes = facts.memory_bytes();
+            if let Some(budget) = budget.filter(|budget| bytes > *budget) {
+                return Err(SetupError::OverBudget { model: facts.name.clone(), bytes, budget });
             }
-        };
-        let adapter = scene.settings.adapter.as_deref();
-        let adapter = adapter.map(|name| {
-            served.adapter(name).ok_or_else(|| ServiceError::SceneAdapter {
-                scene: scene.id.clone(),
-                adapter: name.to_owned(),
-                model: served.name.clone(),
-                served: served.adapters_text(),
-            })
-        });
-        Ok((served, adapter.transpose()?))
+        }
+        let places: Arc<[Place]> = facts.into_iter().map(|facts| Place::new(facts, &options)).collect();
+        let residency = Residency::new(places.clone(), options.clone(), budget, loader);
+        Ok(CloudService::of(places, Some(residency), scenes, &options))
+    }
+
+    fn of(
+        models: Arc<[Place]>,
+        residency: Option<Arc<Residency>>,
+        scenes: SceneBook,
+        options: &ServiceOptions,
+    ) -> CloudService {
+        let (metrics, clock) = (options.metrics.clone(), options.clock.clone());
+        let (is_stopping, deadline) = (AtomicBool::new(false), Mutex::new(options.deadline));
+        let fleet = options.fleet.clone();
+        let inner = Inner { models, residency, scenes, fleet, metrics, clock, is_stopping, deadline };
+        CloudService { inner: Arc::new(inner) }
     }
 
     /// Returns the error that a request for this scene would get on this replica, or `None` if it would be
     /// served.
     pub fn unserved(&self, id: &str, settings: &SceneSettings) -> Option<ServiceError> {
         let scene = Scene { id: id.to_owned(), version: 0, settings: settings.clone() };
-        self.of_scene(&scene, DEFAULT_MODEL).err()
+        self.place_of_scene(&scene, DEFAULT_MODEL).err()
     }
 
     /// Accepts an assist request. Tokenizes on the caller's thread, which takes milliseconds for a long
@@ -326,6 +327,7 @@ impl CloudService {
             self.inner.fleet.targets.check(&request.scene, &device.class, pair, now_s)?;
         }
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
+        let served = &served;
         let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
         let (mut prepared, mut stream) = assist::prepare(served, &asked)?;
         if let Some(max_tokens) = terms.max_tokens {
@@ -338,9 +340,9 @@ impl CloudService {
         self.submit(served, prepared, terms)?;
         if let Some(device) = &request.device {
             // A device's report about itself is valid for every model.
-            self.inner.models.iter().for_each(|served| served.figures.hear(owner, device));
+            self.inner.models.iter().for_each(|place| place.figures.hear(owner, device));
         }
-        stream.watch(Recorder::new(self.first(), recorder::key(request), stream.prompt_tokens()));
+        stream.watch(self.recorder(recorder::key(request), stream.prompt_tokens()));
         Ok(stream)
     }
 
@@ -358,10 +360,10 @@ impl CloudService {
     /// # Errors
     /// [`ServiceError`], before any event.
     pub fn complete_here(&self, request: &CompletionRequest) -> Result<AssistStream, ServiceError> {
-        let (served, terms) = (self.named(&request.model)?, Terms::default());
-        let (mut prepared, stream) = completion::prepare(served, request, &terms)?;
+        let (served, terms) = (self.named(&request.model)?.served()?, Terms::default());
+        let (mut prepared, stream) = completion::prepare(&served, request, &terms)?;
         prepared.upstream = None;
-        self.submit(served, prepared, terms)?;
+        self.submit(&served, prepared, terms)?;
         Ok(stream)
     }
 
@@ -387,44 +389,14 @@ impl CloudService {
         terms: Terms,
         payer: Option<&Payer>,
     ) -> Result<AssistStream, ServiceError> {
-        let served = self.named(&request.model)?;
+        let served = &self.named(&request.model)?.served()?;
         let (mut prepared, mut stream) = completion::prepare(served, request, &terms)?;
         if let Some(payer) = payer {
             prepared.reserve(payer, None)?;
         }
         self.submit(served, prepared, terms)?;
-        stream.watch(Recorder::new(self.first(), TrafficKey::default(), stream.prompt_tokens()));
+        stream.watch(self.recorder(TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)
-    }
-
-    /// Returns the most bytes of text that a prompt of any model here can have.
-    pub fn prompt_bytes_max(&self) -> usize {
-        self.inner.models.iter().map(|served| served.text_bytes_max).max().unwrap_or(0)
-    }
-
-    /// Changes the limits of the queue and the default deadline. Requests that wait already stay.
-    pub fn set_backlog(&self, queue: usize, backlog: BacklogBound, deadline: Option<Duration>) {
-        self.inner.models.iter().for_each(|served| served.handle.set_backlog(queue, backlog));
-        *self.inner.deadline.lock().expect("no holder of this lock panics") = deadline;
-    }
-
-    /// Returns the current version of every scene.
-    pub fn scenes(&self) -> Vec<SceneInfo> {
-        self.inner.scenes.current().iter().map(|scene| self.info(scene)).collect()
-    }
-
-    /// Returns the current version of one scene.
-    ///
-    /// # Errors
-    /// [`ServiceError::Scene`] if there is no such scene.
-    pub fn scene(&self, id: &str) -> Result<SceneInfo, ServiceError> {
-        let scene = self.inner.scenes.get(id, None)?;
-        Ok(self.info(&scene))
-    }
-
-    /// Returns the current scenes, which are replaced if the database has newer ones.
-    pub fn scene_book(&self) -> &SceneBook {
-        &self.inner.scenes
     }
 
     /// Returns what is known of devices' models.
@@ -432,176 +404,7 @@ impl CloudService {
         &self.inner.fleet
     }
 
-    /// Returns the name of the default model in the API.
-    pub fn model_name(&self) -> &str {
-        &self.first().name
-    }
-
-    /// Returns the names of the models, the default first.
-    pub fn model_names(&self) -> Vec<&str> {
-        self.inner.models.iter().map(|served| served.name.as_str()).collect()
-    }
-
-    /// Returns every model with the names of its adapters, the default first.
-    pub fn models(&self) -> impl Iterator<Item = ModelView<'_>> {
-        self.inner.models.iter().map(|served| served.view())
-    }
-
-    /// Returns the model of this name, or the first one for `default`.
-    ///
-    /// # Errors
-    /// [`ServiceError::UnknownModel`].
-    pub fn model_named(&self, name: &str) -> Result<ModelView<'_>, ServiceError> {
-        Ok(self.named(name)?.view())
-    }
-
-    /// Returns the metrics.
-    pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.inner.metrics
-    }
-
-    /// Returns all current metrics in Prometheus' text format.
-    pub fn render_metrics(&self) -> String {
-        let scenes = self.inner.scenes.current();
-        self.inner.metrics.render(&Usage {
-            engines: self.upstreams().flat_map(|upstream| upstream.in_use()).collect(),
-            models: self.models_in_use(),
-            scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
-        })
-    }
-
-    /// Returns the current use of every model, the default first.
-    pub fn models_in_use(&self) -> Vec<ModelUsage> {
-        let used = |served: &Arc<Served>| {
-            let (stats, kv) = (served.handle.stats(), served.handle.kv());
-            let held = stats.kv_tokens.saturating_sub(kv.free_tokens);
-            let running = served.upstream.as_ref().map_or(stats.running, |upstream| upstream.in_flight());
-            ModelUsage {
-                model: served.name.clone(),
-                running,
-                waiting: stats.waiting,
-                backlog_tokens: stats.backlog_tokens,
-                backlog_seconds: stats.backlog_ms / 1e3,
-                kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
-                prefix_queries: kv.prefix.query_tokens,
-                prefix_hits: kv.prefix.hit_tokens,
-                proposed: stats.proposed_total,
-                accepted: stats.accepted_total,
-            }
-        };
-        self.inner.models.iter().map(used).collect()
-    }
-
-    fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
-        self.inner.models.iter().filter_map(|served| served.upstream.as_ref())
-    }
-
-    /// Returns what is known of every engine that writes answers, in the order of the models.
-    pub fn engines(&self) -> Vec<EngineView> {
-        self.upstreams().flat_map(|upstream| upstream.views()).collect()
-    }
-
-    /// Asks all engines how they are, now and from then on until the service stops.
-    pub async fn watch_engines(&self) {
-        for upstream in self.upstreams() {
-            upstream.clone().watch().await;
-        }
-    }
-
-    /// Prepares constrained answers, so that the first one need not wait.
-    pub fn prepare_constraints(&self) {
-        for served in &self.inner.models {
-            if let Err(err) = served.grammars() {
-                let err = &err as &dyn std::error::Error;
-                tracing::warn!(err, model = served.name, "answers of this model cannot be constrained");
-            }
-        }
-    }
-
-    /// Returns the default model.
-    pub fn model(&self) -> &Arc<Model> {
-        &self.first().model
-    }
-
-    /// Returns the scheduler's statistics, all models together.
-    pub fn stats(&self) -> SchedulerStats {
-        let all = self.inner.models.iter().map(|served| served.handle.stats());
-        all.reduce(SchedulerStats::beside).unwrap_or_default()
-    }
-
-    /// Returns the content of the KV caches after the last passes, all models together.
-    pub fn kv(&self) -> KvFigures {
-        let all = self.inner.models.iter().map(|served| served.handle.kv());
-        all.reduce(KvFigures::beside).unwrap_or_default()
-    }
-
-    /// Returns the current cost of this cloud, with its default model.
-    pub fn measured(&self) -> Measured {
-        self.first().figures.measured()
-    }
-
-    /// Returns the costs of this cloud (with its default model), of device classes and of network classes, as
-    /// refitted from telemetry.
-    pub fn coefficients(&self) -> Coefficients {
-        self.first().figures.coefficients()
-    }
-
-    /// Returns the service's clock.
-    pub fn clock(&self) -> Clock {
-        self.first().clock.clone()
-    }
-
-    /// Sets the costs of these device classes, which replace what the devices report.
-    pub fn set_classes(&self, classes: &[DeviceClass]) {
-        self.inner.models.iter().for_each(|served| served.figures.set_classes(classes));
-    }
-
-    /// Returns sums of requests that the database does not have yet.
-    pub fn unwritten_traffic(&self) -> Vec<TrafficRow> {
-        self.first().figures.traffic(|traffic| traffic.unwritten())
-    }
-
-    /// Notes that the database has these sums.
-    pub fn traffic_written(&self, rows: &[TrafficRow]) {
-        self.first().figures.traffic(|traffic| traffic.written(rows, now_ms()));
-    }
-
-    /// Returns whether requests are accepted.
-    pub fn is_open(&self) -> bool {
-        self.inner.models.iter().all(|served| served.handle.stage() == Stage::Open)
-    }
-
-    /// Returns why the program must be restarted, if it must: an engine's thread has panicked, or a model's
-    /// file was damaged.
-    pub fn failure(&self) -> Option<String> {
-        self.inner.models.iter().find_map(|served| match served.model.intact() {
-            Err(err) => Some(err.to_string()),
-            Ok(()) if served.handle.stage() == Stage::Failed => Some("the engine has failed".to_owned()),
-            Ok(()) => None,
-        })
-    }
-
-    /// Stops accepting requests. Running answers end by themselves, then the threads of the hosts end.
-    pub fn drain(&self) {
-        self.inner.models.iter().for_each(|served| served.handle.drain());
-    }
-
-    /// Cancels every answer. The threads of the hosts end after the current pass.
-    pub fn stop(&self) {
-        self.upstreams().for_each(|upstream| upstream.stop());
-        self.inner.models.iter().for_each(|served| served.handle.stop());
-    }
-
-    fn info(&self, scene: &Scene) -> SceneInfo {
-        let name = scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL);
-        match self.named(name) {
-            Ok(served) => SceneInfo {
-                prompt_tokens_max: u32::try_from(assist::prompt_tokens_max(served)).ok(),
-                call_markup: Some(served.call_markup()),
-                ..scene.info(&served.name, Some(served.model.tokenizer().digest_hex()))
-            },
-            // Requests for it are refused, but its settings are shown anyway.
-            Err(_) => scene.info(name, None),
-        }
+    fn recorder(&self, key: TrafficKey, prompt_tokens: u64) -> Recorder {
+        Recorder::new(self.first().figures.clone(), self.inner.clock.clone(), key, prompt_tokens)
     }
 }

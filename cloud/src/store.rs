@@ -21,6 +21,7 @@ mod error;
 mod keys;
 mod logins;
 mod migrations;
+mod models;
 mod scenes;
 mod sessions;
 mod snapshot;

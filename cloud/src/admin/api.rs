@@ -6,6 +6,7 @@
 
 mod access;
 mod body;
+mod models;
 mod rollouts;
 mod scenes;
 mod session;
@@ -56,6 +57,10 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(status::document))
         .routes(routes!(session::log_in, session::show, session::log_out))
         .routes(routes!(status::overview))
+        .routes(routes!(models::list))
+        .routes(routes!(models::load))
+        .routes(routes!(models::unload))
+        .routes(routes!(models::drain))
         .routes(routes!(scenes::list))
         .routes(routes!(scenes::show))
         .routes(routes!(scenes::versions))

@@ -7,6 +7,7 @@ mod access;
 mod audit;
 mod form;
 mod front;
+mod models;
 mod rollouts;
 mod scene;
 mod scenes;
@@ -53,6 +54,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/keys", get(access::keys).post(access::create_key))
         .route("/admin/keys/{id}/revoke", post(access::revoke_key))
         .route("/admin/keys/{id}/rotate", post(access::rotate_key))
+        .route("/admin/models", get(models::list).post(models::order))
         .route("/admin/users", get(users::list).post(users::add))
         .route("/admin/users/{name}", post(users::change))
         .route("/admin/audit", get(audit::show))
@@ -128,6 +130,7 @@ impl Frame {
             ("/admin", "Overview", false),
             ("/admin/scenes", "Scenes", false),
             ("/admin/device-classes", "Device classes", false),
+            ("/admin/models", "Models", false),
             ("/admin/rollouts", "Rollouts", false),
             ("/admin/keys", "Keys", false),
             ("/admin/tenants", "Tenants", false),
@@ -157,6 +160,7 @@ fn notice(word: &str) -> Option<&'static str> {
         "rolled-back" => "Rolled back. Every replica uses it within five seconds.",
         "discarded" => "The draft is discarded.",
         "saved" => "Saved.",
+        "ordered" => "Ordered. Requests under way end first.",
         "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
         "logged-out" => "You are logged out.",
         _ => return None,

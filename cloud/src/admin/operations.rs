@@ -4,6 +4,7 @@
 //! Never: makes a change without the revision that it is based on, or without the user who makes it. Always:
 //! reports a failure of the database, and logs it with its whole chain of causes.
 
+pub(crate) mod models;
 mod rollouts;
 
 use std::sync::atomic::{AtomicBool, Ordering};

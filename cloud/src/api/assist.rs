@@ -9,12 +9,15 @@ use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{AssistEvent, AssistRequest, ErrorCode, ProgressEvent, StreamChecksum};
 use uuid::Uuid;
 
+use super::body::Held;
 use super::error::ApiError;
-use super::kept::{Asked, Owner};
+use super::kept::{Asked, KeptReader, Owner};
 use super::openapi::AssistBody;
 use super::sse::{self, Encode, Source};
 use super::{App, PathId, access, body, path_id, terms};
 use crate::access::Caller;
+use crate::gate::Permit;
+use crate::service::Terms;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -52,30 +55,66 @@ pub(super) async fn assist(
     let terms = terms::terms(&headers, &caller)?;
     let bytes = body::read(&headers, body, &app, &caller).await?;
     let owner = Owner::of(&headers);
-    let (service, kept) = (app.service.clone(), app.kept.clone());
-    let accepted = app.prepare(move || {
+    let kept = app.kept.clone();
+    let read = app.prepare(move || {
         let asked = Asked::by(&bytes);
         let frames = AssistFrames(StreamChecksum::new(&bytes));
         let (request, held) = bytes.parse(AssistRequest::parse)?;
         // The same request sent again gets the same stream, as long as it is kept.
-        if let Some(reader) = kept.find(owner, request.request_id, None) {
-            if !reader.answers(asked) {
-                let message = "is the id of another request, sent lately; a new request needs a new one";
-                return Err(FieldError::new("request_id", message).into());
-            }
-            return Ok((Source::Kept(reader), frames));
+        let Some(reader) = kept.find(owner, request.request_id, None) else {
+            return Ok((Read::New(Box::new(New { request, held, asked })), frames));
+        };
+        if !reader.answers(asked) {
+            let message = "is the id of another request, sent lately; a new request needs a new one";
+            return Err(FieldError::new("request_id", message).into());
         }
+        Ok((Read::Kept(reader), frames))
+    });
+    let (read, frames) = read.await?;
+    let source = match read {
+        Read::Kept(reader) => Source::Kept(reader),
+        Read::New(new) => accept(&app, owner, *new, terms, permit).await?,
+    };
+    sse::response(source, frames, &app.limits).await
+}
+
+/// A request as it was read.
+enum Read {
+    /// Its stream is kept.
+    Kept(KeptReader),
+    New(Box<New>),
+}
+
+/// A request without a stream.
+struct New {
+    request: AssistRequest,
+    held: Held,
+    asked: Asked,
+}
+
+/// Waits for the request's model, and begins the answer.
+async fn accept(
+    app: &App,
+    owner: Owner,
+    new: New,
+    mut terms: Terms,
+    permit: Permit,
+) -> Result<Source, ApiError> {
+    let New { request, held, asked } = new;
+    let lease = terms::on_time(&mut terms, |deadline| app.service.hold_for(&request, deadline)).await?;
+    let (service, kept) = (app.service.clone(), app.kept.clone());
+    let accepted = app.prepare(move || {
         let mut answer = service.assist_for(&request, terms, Some(permit.payer()))?;
         answer.watch(permit);
+        answer.watch(lease);
         drop(held);
         if !request.resume {
-            return Ok((Source::Live(answer), frames));
+            return Ok(Source::Live(answer));
         }
         let kept = kept.keep(owner, request.request_id, asked, answer);
-        Ok((kept.map_or_else(|answer| Source::Live(*answer), Source::Kept), frames))
+        Ok(kept.map_or_else(|answer| Source::Live(*answer), Source::Kept))
     });
-    let (answer, frames) = accepted.await?;
-    sse::response(answer, frames, &app.limits).await
+    accepted.await
 }
 
 /// Resumes a stream that was requested with `resume`, after the token that `last-event-id` names.

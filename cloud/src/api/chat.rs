@@ -19,13 +19,14 @@ use baton_openai::responses::{read_responses, reply::ResponseBody, wire::Respons
 use baton_openai::stream::{read_chat, read_text};
 use baton_openai::text_reply::TextCompletion;
 use baton_openai::wire::{ChatCompletionRequest, TextCompletionRequest};
-use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
+use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, NewWriter, Read, Work};
 use baton_openai::{Capabilities, ErrorReply, FieldError, Prompt, embeddings};
 use baton_protocol::{AssistEvent, EndReason, ErrorCode, ProgressEvent};
 use serde_json::json;
 
 use self::reply::Reply;
 use self::work::ChatWork;
+use super::body::Held;
 use super::error::{ApiError, Dialect};
 use super::sse::{self, Encode};
 use super::{App, access, body, terms};
@@ -142,6 +143,16 @@ struct Accepted {
     stream: bool,
 }
 
+/// A request as it was read.
+struct Parsed {
+    work: ChatWork,
+    held: Held,
+    writer: NewWriter,
+    /// Whether it is streamed.
+    stream: bool,
+    is_chat: bool,
+}
+
 async fn answer(
     app: App,
     caller: &Caller,
@@ -150,15 +161,28 @@ async fn answer(
     read: Read,
 ) -> Result<Response, ApiError> {
     let permit = access::admit(&app, caller)?;
-    let terms = terms::terms(headers, caller)?;
+    let mut terms = terms::terms(headers, caller)?;
     let bytes = body::read(headers, body, &app, caller).await?;
-    let service = app.service.clone();
-    let accepted = app.prepare(move || {
+    let read = app.prepare(move || {
         let (asked, held) = bytes.parse(|json| read(json, &Capabilities::CLOUD).and_then(asked))?;
         let Asked { request, writer, .. } = asked;
         let stream = request.stream;
         let is_chat = matches!(request.prompt, Prompt::Chat(_));
         let work = ChatWork::of(request)?;
+        Ok(Parsed { work, held, writer, stream, is_chat })
+    });
+    let Parsed { work, held, writer, stream, is_chat } = read.await?;
+    let lease = match &work {
+        ChatWork::Whole(completion) => {
+            let model = &completion.model;
+            terms::on_time(&mut terms, |deadline| app.service.hold(model, deadline)).await?
+        }
+        ChatWork::Assisted(assist, _) => {
+            terms::on_time(&mut terms, |deadline| app.service.hold_for(assist, deadline)).await?
+        }
+    };
+    let service = app.service.clone();
+    let accepted = app.prepare(move || {
         let payer = Some(permit.payer());
         let mut answer = match &work {
             ChatWork::Whole(completion) => service.complete_for(completion, terms, payer)?,
@@ -168,10 +192,11 @@ async fn answer(
             }
         };
         answer.watch(permit);
-        let model = service.model_named(answer.model())?.model;
+        answer.watch(lease);
+        let model = service.model_in_memory(answer.model())?;
         let is_thinking = is_chat && begins_in_thinking(model.template());
         let writer = writer.with(AnswerFacts { is_thinking, ..AnswerFacts::of(answer.model()) });
-        let reply = Reply::new(model, &work);
+        let reply = Reply::new(&model, &work);
         // Dropped now, because the texts are not needed any more and an answer may take minutes.
         drop((work, held));
         Ok(Accepted { answer, writer, reply, stream })

@@ -104,6 +104,9 @@ pub(super) struct Stats {
     /// Counters of the prefix cache.
     #[schema(value_type = Object)]
     prefix_cache: Value,
+    /// Models: `id`, `state`, `memory_bytes`, `requests` that hold it and `waiting` ones.
+    #[schema(value_type = Vec<Object>)]
+    models: Vec<Value>,
     /// Medians of each device class.
     #[schema(value_type = Vec<Object>)]
     device_classes: Vec<Value>,

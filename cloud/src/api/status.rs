@@ -120,6 +120,13 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
             "decode_ms": measured.decode_ms,
             "refine_ms": measured.refine_ms,
         },
+        "models": app.service.residency().iter().map(|model| json!({
+            "id": model.name,
+            "state": model.state.as_str(),
+            "memory_bytes": model.memory_bytes,
+            "requests": model.holding,
+            "waiting": model.waiting,
+        })).collect::<Vec<_>>(),
         "device_classes": classes(&coefficients.devices, |device| json!({
             "prefill_ms_per_token": device.prefill_ms_per_token,
             "prefill_ms_per_token2": device.prefill_ms_per_token2,
@@ -173,8 +180,8 @@ pub(super) async fn model(State(app): State<App>, id: PathId) -> Result<Json<Mod
 }
 
 fn card(view: ModelView<'_>) -> ModelCard {
-    let digest = view.model.tokenizer().digest_hex();
-    ModelCard::new(view.name, Some(view.context_tokens), digest).with_adapters(view.adapters())
+    let adapters = view.adapters.iter().map(String::as_str);
+    ModelCard::new(view.name, Some(view.context_tokens), view.tokenizer_sha256).with_adapters(adapters)
 }
 
 /// Shows this document.

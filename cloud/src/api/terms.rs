@@ -1,6 +1,6 @@
 //! Reads the terms of a request from its headers: tenant, deadline, and the caller's span.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
 use baton_protocol::ErrorCode;
@@ -9,7 +9,7 @@ use super::error::ApiError;
 use crate::access::Caller;
 use crate::http::request_id::request_id;
 use crate::observe::trace::TraceParent;
-use crate::service::Terms;
+use crate::service::{Lease, ServiceError, Terms};
 
 /// Header with the deadline: the milliseconds within which the first token must be sent.
 pub(super) const DEADLINE: &str = "x-deadline-ms";
@@ -43,6 +43,21 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
             Err(ApiError::new(ErrorCode::InvalidRequest, message))
         }
     }
+}
+
+/// Waits for a request's model by `hold`, which gets the deadline. The time it takes is taken off the
+/// deadline.
+pub(super) async fn on_time<F>(
+    terms: &mut Terms,
+    hold: impl FnOnce(Option<Duration>) -> F,
+) -> Result<Lease, ServiceError>
+where
+    F: Future<Output = Result<Lease, ServiceError>>,
+{
+    let started = Instant::now();
+    let lease = hold(terms.deadline).await?;
+    terms.deadline = terms.deadline.map(|deadline| deadline.saturating_sub(started.elapsed()));
+    Ok(lease)
 }
 
 #[cfg(test)]

@@ -71,12 +71,14 @@ pub(super) async fn tokenize(
 async fn ids(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Result<TokenizeReply, ApiError> {
     let permit = access::admit(&app, caller)?;
     let bytes = body::read(headers, body, &app, caller).await?;
+    let (asked, held) = app.prepare(move || Ok(bytes.parse(read)?)).await?;
+    let name = asked.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
+    let lease = app.service.hold(&name, None).await?;
     let service = app.service.clone();
     let tokenized = app.prepare(move || {
-        let _until_done = permit;
-        let (asked, _held) = bytes.parse(read)?;
-        let model = service.model_named(asked.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
-        let (tokenizer, template) = (model.model.tokenizer(), model.model.template());
+        let _until_done = (permit, held, lease);
+        let (model, view) = (service.model_in_memory(&name)?, service.model_named(&name)?);
+        let (tokenizer, template) = (model.tokenizer(), model.template());
         let tokens = match (asked.prompt, asked.messages) {
             (Some(text), None) => tokenizer.encode(&text),
             (None, Some(messages)) => {
@@ -89,7 +91,7 @@ async fn ids(app: App, caller: &Caller, headers: &HeaderMap, body: Body) -> Resu
             }
             _ => return Err(FieldError::whole("pass either `prompt` or `messages`").into()),
         };
-        Ok(TokenizeReply { count: tokens.len(), max_model_len: model.context_tokens, tokens })
+        Ok(TokenizeReply { count: tokens.len(), max_model_len: view.context_tokens, tokens })
     });
     tokenized.await
 }

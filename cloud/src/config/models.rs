@@ -9,7 +9,7 @@ use std::str::FromStr;
 use baton_protocol::is_model_name;
 use clap::Args;
 
-use super::{ConfigError, find_demo_model};
+use super::{ConfigError, DEMO_MODEL};
 use crate::service::DEFAULT_MODEL;
 use crate::service::upstream::EngineAddress;
 
@@ -27,6 +27,14 @@ pub struct ModelOptions {
     /// percent of the time of requests that use it
     #[arg(long, value_name = "NAME=FILE[@MODEL]")]
     pub adapter: Vec<String>,
+    /// The most memory of all models together, as 12GB or 900MiB: files, copies and whole KV caches. A model
+    /// is loaded when a request first needs it; the one that was not used for longest makes room. The
+    /// default is no limit: all models are loaded at start
+    #[arg(long, env = "BATON_MODELS_MEMORY", value_name = "SIZE")]
+    pub models_memory: Option<MemoryLimit>,
+    /// Load no model at start, not even the first one
+    #[arg(long, env = "BATON_LAZY", value_parser = clap::builder::FalseyValueParser::new())]
+    pub lazy: bool,
     /// Name of the first model in the API; the default is the file's name
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
@@ -34,6 +42,34 @@ pub struct ModelOptions {
     /// .heads.json in place of .gguf, if that file exists
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
+}
+
+/// The most memory for models, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimit(pub u64);
+
+/// Units of a size, and their bytes; longer names first.
+const UNITS: [(&str, u64); 6] = [
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("KB", 1000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+];
+
+impl FromStr for MemoryLimit {
+    type Err = String;
+
+    /// Reads a number and a unit, as `12GB` or `1.5 GiB`.
+    fn from_str(text: &str) -> Result<MemoryLimit, String> {
+        let bytes = UNITS.iter().find_map(|(unit, factor)| {
+            let number: f64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+            let bytes = number * *factor as f64;
+            (bytes.is_finite() && (1.0..1e18).contains(&bytes)).then_some(bytes as u64)
+        });
+        bytes.map(MemoryLimit).ok_or_else(|| "it must be a size like 12GB or 900MiB".to_owned())
+    }
 }
 
 /// A file, and a name for it.
@@ -147,6 +183,21 @@ fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError
     Ok(())
 }
 
+/// Finds the demo model in the working directory, or in the checkout that this program was built in.
+fn find_demo_model() -> Result<PathBuf, ConfigError> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let folders = std::iter::once(Path::new(".")).chain(program.ancestors().skip(1).take(4));
+    let mut looked = Vec::new();
+    for folder in folders {
+        let model = folder.join(DEMO_MODEL);
+        if model.is_file() {
+            return Ok(model);
+        }
+        looked.push(format!("`{}`", folder.display()));
+    }
+    Err(ConfigError::NoModel { looked: looked.join(", ") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,6 +260,16 @@ mod tests {
             ],
             &[("big", "d/m.gguf", &[("law", "k@2.gguf")]), ("n", "n.gguf", &[("law", "l.gguf")])],
         );
+    }
+
+    #[test]
+    fn a_size_has_a_unit() {
+        for (text, want) in [("12GB", 12_000_000_000), ("1.5 MiB", 3 << 19), ("900KiB", 900 << 10)] {
+            assert_eq!(text.parse(), Ok(MemoryLimit(want)), "{text}");
+        }
+        for bad in ["", "12", "GB", "-1GB", "0GB", "NaNGB", "infGB", "2TB"] {
+            assert!(bad.parse::<MemoryLimit>().is_err(), "{bad}");
+        }
     }
 
     #[test]

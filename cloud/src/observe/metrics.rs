@@ -111,6 +111,10 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_engine_faults_total", Kind::Counter, "what went wrong with upstream engines, by model and kind"),
     ("baton_engine_masks_total", Kind::Counter, "masks for answers of upstream engines, by outcome"),
     ("baton_engine_tokens_total", Kind::Counter, "tokens as upstream engines count them, by model and kind"),
+    ("baton_model_loaded", Kind::Gauge, "1 while a model is in memory"),
+    ("baton_model_loads_total", Kind::Counter, "loads of models, by outcome: loaded or failed"),
+    ("baton_model_load_seconds", Kind::Histogram(Buckets::Request), "time to load a model"),
+    ("baton_model_unloads_total", Kind::Counter, "models taken out of memory"),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -134,6 +138,8 @@ impl std::fmt::Debug for Metrics {
 pub struct ModelUsage {
     /// Its name.
     pub model: String,
+    /// Whether it is in memory.
+    pub is_loaded: bool,
     /// Requests that hold a slot.
     pub running: usize,
     /// Requests that wait.
@@ -299,6 +305,17 @@ impl Metrics {
         }
     }
 
+    /// Counts a load of a model, which took so long: `loaded` or `failed`.
+    pub fn model_loaded(&self, model: &str, outcome: &'static str, elapsed: Duration) {
+        self.counter("baton_model_loads_total", &[("model", model), ("outcome", outcome)]).increment(1);
+        self.histogram("baton_model_load_seconds", &[("model", model)]).record(elapsed);
+    }
+
+    /// Counts a model that was taken out of memory.
+    pub fn model_unloaded(&self, model: &str) {
+        self.counter("baton_model_unloads_total", &[("model", model)]).increment(1);
+    }
+
     /// Records the time of an operation of the database.
     pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
         self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
@@ -337,6 +354,7 @@ impl Metrics {
     pub fn render(&self, usage: &Usage) -> String {
         for usage in &usage.models {
             let labels: &[(&'static str, &str)] = &[("model", &usage.model)];
+            self.gauge("baton_model_loaded", labels).set(f64::from(u8::from(usage.is_loaded)));
             self.gauge("baton_requests_running", labels).set(usage.running as f64);
             self.gauge("baton_requests_waiting", labels).set(usage.waiting as f64);
             self.gauge("baton_prefill_backlog_tokens", labels).set(usage.backlog_tokens as f64);

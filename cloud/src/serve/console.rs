@@ -34,16 +34,15 @@ pub(super) struct Running {
 }
 
 impl Console {
-    /// Reads the quality curves and binds the console's own address, if these are configured.
+    /// Binds the console's own address, if one is configured. `curves` are shown beside predictions.
     pub(super) async fn open(
         config: &Config,
         service: &CloudService,
         store: &Store,
+        curves: Option<QualityCurves>,
     ) -> anyhow::Result<Console> {
         let Config { admin: config, edge, .. } = config;
-        let model = service.model();
-        let curves = config.quality_curves.as_deref().map(|path| read_curves(path, model)).transpose()?;
-        let operations = AdminService::new(store.clone(), curves.flatten().map(Arc::new));
+        let operations = AdminService::new(store.clone(), curves.map(Arc::new));
         let own = match config.listen {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.with_context(|| format!("listen on {at}"))?),
@@ -94,7 +93,7 @@ impl Running {
 }
 
 /// Reads the curves of an evaluation; returns `None`, with a warning, if another cloud model was evaluated.
-fn read_curves(path: &Path, model: &Model) -> anyhow::Result<Option<QualityCurves>> {
+pub(super) fn read_curves(path: &Path, model: &Model) -> anyhow::Result<Option<QualityCurves>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("read quality curves `{}`", path.display()))?;
     let curves = QualityCurves::from_json(&text)

@@ -335,12 +335,6 @@ pub(crate) fn check_text<'t>(
     Ok(())
 }
 
-/// Returns the most tokens of a prompt: the context, or the KV budget if that is smaller, minus one for the
-/// answer.
-pub(crate) fn prompt_tokens_max(served: &Served) -> usize {
-    served.context_tokens().saturating_sub(1)
-}
-
 /// Returns how many tokens fit into the context and into the KV budget after the prompt.
 pub(crate) fn room(served: &Served, prompt_tokens: usize) -> Result<usize, ServiceError> {
     let context = served.context_tokens();

@@ -183,10 +183,45 @@ pub enum ServiceError {
         /// Time after which one is tried again, in milliseconds.
         retry_after_ms: u64,
     },
+    /// The model is not in memory, and this call does not load it.
+    #[error("model `{model}` is not in memory")]
+    ModelAway {
+        /// The model.
+        model: String,
+    },
+    /// The model could not be loaded.
+    #[error("model `{model}` could not be loaded")]
+    ModelFailed {
+        /// The model.
+        model: String,
+        /// Time after which it is tried again, in milliseconds.
+        retry_after_ms: u64,
+    },
+    /// The model was not in memory by the deadline, or too many requests wait for it.
+    #[error("model `{model}` is not in memory, and there is no room or no time to load it")]
+    ModelLate {
+        /// The model.
+        model: String,
+    },
+    /// An operator has taken the model out of use.
+    #[error("model `{model}` was taken out of use on this replica")]
+    ModelDrained {
+        /// The model.
+        model: String,
+    },
+    /// The models of this service are not loaded and unloaded.
+    #[error("model `{model}` stays in memory: this service does not load models")]
+    ModelFixed {
+        /// The model.
+        model: String,
+    },
     /// The service is stopping.
     #[error("the service is stopping")]
     Stopping,
 }
+
+/// Time after which a request for a model that is not in memory may be sent again, in milliseconds.
+const MODEL_RETRY_MS: u64 = 2000;
 
 impl ServiceError {
     /// Makes the body of the error for a client.
@@ -232,8 +267,15 @@ impl ServiceError {
             ServiceError::EngineCannot { field, .. } => {
                 (ErrorCode::InvalidRequest, Some((*field).to_owned()))
             }
-            ServiceError::EnginesFull { .. } => (ErrorCode::Overloaded, None),
-            ServiceError::Stopping | ServiceError::EnginesDown { .. } => (ErrorCode::Unavailable, None),
+            ServiceError::EnginesFull { .. } | ServiceError::ModelLate { .. } => {
+                (ErrorCode::Overloaded, None)
+            }
+            ServiceError::Stopping
+            | ServiceError::EnginesDown { .. }
+            | ServiceError::ModelAway { .. }
+            | ServiceError::ModelFailed { .. }
+            | ServiceError::ModelDrained { .. } => (ErrorCode::Unavailable, None),
+            ServiceError::ModelFixed { .. } => (ErrorCode::InvalidRequest, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
@@ -241,7 +283,9 @@ impl ServiceError {
             ServiceError::Overloaded { retry_after_ms, .. }
             | ServiceError::Late { retry_after_ms, .. }
             | ServiceError::EnginesFull { retry_after_ms, .. }
-            | ServiceError::EnginesDown { retry_after_ms, .. } => Some(*retry_after_ms),
+            | ServiceError::EnginesDown { retry_after_ms, .. }
+            | ServiceError::ModelFailed { retry_after_ms, .. } => Some(*retry_after_ms),
+            ServiceError::ModelAway { .. } | ServiceError::ModelLate { .. } => Some(MODEL_RETRY_MS),
             ServiceError::Quota(err) => err.retry_after_ms(),
             _ => None,
         };

@@ -9,7 +9,6 @@ use baton_generate::clock::Clock;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
 use crate::learn::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
-use crate::service::Served;
 use crate::service::figures::Figures;
 use crate::service::stream::StreamWatch;
 use crate::store::now_ms;
@@ -46,17 +45,9 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(served: &Served, key: TrafficKey, prompt_tokens: u64) -> Recorder {
+    pub(crate) fn new(sums: Arc<Figures>, clock: Clock, key: TrafficKey, prompt_tokens: u64) -> Recorder {
         let figures = RequestFigures { prompt_tokens, ..RequestFigures::default() };
-        Recorder {
-            sums: served.figures.clone(),
-            clock: served.clock.clone(),
-            key,
-            arrived_at: served.clock.now(),
-            figures,
-            decode_ms: 0.0,
-            ended: false,
-        }
+        Recorder { sums, key, arrived_at: clock.now(), clock, figures, decode_ms: 0.0, ended: false }
     }
 
     fn ms_since_arrival(&self) -> f64 {

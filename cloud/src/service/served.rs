@@ -1,7 +1,6 @@
 //! One model with its adapters, its queue and its figures.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use baton_constrain::tools::ToolForm;
@@ -16,11 +15,10 @@ use baton_generate::speculation::{K_MAX, SpeculationError};
 use baton_protocol::{Markup, limits};
 use baton_refine::Calibration;
 
+use super::ServiceOptions;
+use super::places::kv_tokens;
 use super::prefixes::ScenePrefixes;
 use super::upstream::{ClientError, EngineAddress, Upstream};
-use super::{KV_TOKENS_DEFAULT_MAX, ServiceOptions};
-use crate::learn::cost::Costs;
-use crate::learn::telemetry::Telemetry;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Traces;
 use crate::service::figures::{CostWatch, Figures};
@@ -63,6 +61,20 @@ pub enum SetupError {
     /// Two models have one name.
     #[error("two models are named `{0}`")]
     DuplicateModel(String),
+    /// A model does not fit into the budget.
+    #[error(
+        "model `{model}` needs {} MiB with its KV cache, which is more than --models-memory ({} MiB)",
+        bytes.div_ceil(1 << 20),
+        budget >> 20
+    )]
+    OverBudget {
+        /// The model.
+        model: String,
+        /// The most memory that it takes, in bytes.
+        bytes: u64,
+        /// The budget, in bytes.
+        budget: u64,
+    },
     /// An engine cannot be made.
     #[error("set up the engine of model `{model}`")]
     Engine {
@@ -103,26 +115,6 @@ pub enum SetupError {
     },
 }
 
-/// Public facts about a model.
-#[derive(Debug, Clone, Copy)]
-pub struct ModelView<'a> {
-    /// Its name in the API.
-    pub name: &'a str,
-    /// The model.
-    pub model: &'a Arc<Model>,
-    /// The most tokens of prompt and answer together: the model's context, or the KV cache if that is
-    /// smaller.
-    pub context_tokens: usize,
-    adapters: &'a BTreeMap<String, AdapterId>,
-}
-
-impl<'a> ModelView<'a> {
-    /// Returns the names of its adapters, sorted.
-    pub fn adapters(self) -> impl Iterator<Item = &'a str> {
-        self.adapters.keys().map(String::as_str)
-    }
-}
-
 /// One model that is served.
 #[derive(Debug)]
 pub(crate) struct Served {
@@ -152,13 +144,13 @@ impl Served {
         setup: ModelSetup,
         options: &ServiceOptions,
         turns: Option<Arc<Turns>>,
+        figures: Arc<Figures>,
         engine: impl FnOnce(Arc<Model>, EngineOptions) -> Result<S, EngineError>,
     ) -> Result<(Served, Host<S>), SetupError> {
         let ModelSetup { name, model, calibration, adapters: files, engines } = setup;
         let upstream = upstream(&name, &model, engines, options)?;
         let context = model.config().context_len;
-        let default = context.saturating_mul(4).min(context.max(KV_TOKENS_DEFAULT_MAX));
-        let kv_tokens = options.kv_tokens.map_or(default, NonZeroUsize::get).next_multiple_of(BLOCK_TOKENS);
+        let kv_tokens = kv_tokens(&model, options);
         let engine_options = EngineOptions {
             threads: options.threads,
             kv_tokens,
@@ -177,8 +169,6 @@ impl Served {
             .proposer(&model, engine_options)
             .map_err(|err| SetupError::Speculation { model: name.clone(), err: Box::new(err) })?;
         let (proposer, speculation) = proposer.unzip();
-        let telemetry = Telemetry::new(options.coefficients.clone());
-        let figures = Arc::new(Figures::new(Costs::new(options.emulation), telemetry));
         let host = Host::new(
             engine,
             HostOptions {
@@ -224,19 +214,6 @@ impl Served {
     /// Returns the adapter of this name, if there is one.
     pub(super) fn adapter(&self, name: &str) -> Option<AdapterId> {
         self.adapters.get(name).copied()
-    }
-
-    /// Returns the names of its adapters as text for people.
-    pub(super) fn adapters_text(&self) -> String {
-        if self.adapters.is_empty() {
-            return "it has none".to_owned();
-        }
-        format!("these are: {}", self.adapters.keys().cloned().collect::<Vec<_>>().join(", "))
-    }
-
-    pub(super) fn view(&self) -> ModelView<'_> {
-        let (name, model, adapters) = (&self.name, &self.model, &self.adapters);
-        ModelView { name, model, context_tokens: self.context_tokens(), adapters }
     }
 
     /// Returns the most tokens of prompt and answer together.

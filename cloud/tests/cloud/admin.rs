@@ -3,6 +3,7 @@
 
 mod api;
 mod door;
+mod models;
 mod pages;
 
 use axum::Router;
@@ -29,7 +30,7 @@ const API: &str = "/admin/api/v1";
 pub(crate) struct World {
     pub store: Store,
     app: Router,
-    _service: (CloudService, Host<Engine>),
+    _service: (CloudService, Option<Host<Engine>>),
 }
 
 /// The cookie and CSRF token of a person who has logged in.
@@ -66,15 +67,25 @@ impl Answer {
 impl World {
     /// Makes a console without any user.
     pub(crate) async fn empty(secure: bool) -> World {
-        let store = Store::open(&Database::Memory).await.unwrap();
         let (service, host) = by_hand(options());
+        World::over(service, Some(host), secure).await
+    }
+
+    /// Makes a console of this service, without any user.
+    pub(crate) async fn over(service: CloudService, host: Option<Host<Engine>>, secure: bool) -> World {
+        let store = Store::open(&Database::Memory).await.unwrap();
         let admin = Admin::new(service.clone(), AdminService::new(store.clone(), None), secure);
         World { store, app: admin.router(), _service: (service, host) }
     }
 
     /// Makes a console with an administrator `ada`, an editor `edna` and a viewer `vera`.
     pub(crate) async fn new() -> World {
-        let world = World::empty(false).await;
+        World::empty(false).await.with_users().await
+    }
+
+    /// Adds an administrator `ada`, an editor `edna` and a viewer `vera`.
+    pub(crate) async fn with_users(self) -> World {
+        let world = self;
         world.store.bootstrap("ada", PASSWORD, &Actor::cli()).await.unwrap();
         for (name, role) in [("edna", Role::Editor), ("vera", Role::Viewer)] {
             world.store.add_user(name, role, PASSWORD, &Actor::cli()).await.unwrap();

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use baton_cloud::api::{self, Access, ApiLimits};
-use baton_cloud::serve;
-use baton_cloud::service::{CloudService, ServiceOptions};
+use baton_cloud::service::{CloudService, ServiceOptions, start};
 use baton_edge::{HttpLimits, Phase};
 use baton_protocol::AssistEvent;
 use serde_json::Value;
@@ -48,7 +47,17 @@ impl Server {
         api_limits: ApiLimits,
     ) -> Server {
         let (service, worker) = CloudService::new(setup(), scenes(), options).unwrap();
-        serve::start(worker).unwrap();
+        start(worker).unwrap();
+        Server::over(service, access, http_limits, api_limits).await
+    }
+
+    /// Serves over a service whose hosts run.
+    pub(crate) async fn over(
+        service: CloudService,
+        access: Access,
+        http_limits: HttpLimits,
+        api_limits: ApiLimits,
+    ) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         // No progress frames unless a test asks for them, so that a slow machine does not change replies.

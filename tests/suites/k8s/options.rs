@@ -37,10 +37,13 @@ pub(crate) struct Served {
     pub database: String,
 }
 
-/// Returns a subcommand's options: the name without dashes, and the variable that sets it.
+/// Returns the options of a subcommand, or of one in another: the name without dashes, and the variable that
+/// sets it.
 pub(crate) fn known(subcommand: &str) -> Vec<(String, Option<String>)> {
     let cli = Cli::command();
-    let command = cli.find_subcommand(subcommand).unwrap_or_else(|| panic!("no subcommand `{subcommand}`"));
+    let command = subcommand.split(' ').fold(&cli, |command, name| {
+        command.find_subcommand(name).unwrap_or_else(|| panic!("no subcommand `{subcommand}`"))
+    });
     let options = command.get_arguments().filter_map(|arg| {
         let variable = arg.get_env().map(|name| name.to_string_lossy().into_owned());
         Some((arg.get_long()?.to_owned(), variable))

@@ -26,7 +26,7 @@ fn block_lines(page: &str) -> impl Iterator<Item = &str> {
 fn options_on_the_page_exist() {
     let page = page();
     let mut exist: BTreeSet<String> =
-        ["serve", "scenes"].into_iter().flat_map(known).map(|(name, _)| name).collect();
+        ["serve", "scenes", "models import"].into_iter().flat_map(known).map(|(name, _)| name).collect();
     exist.extend(["help", "version"].map(str::to_owned));
     let mut offences = Vec::new();
     let mut seen = 0;

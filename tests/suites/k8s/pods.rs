@@ -18,8 +18,8 @@ use super::{
     version,
 };
 
-/// The volume claims that the operator fills: see "Models" and "Engines" in the operator's page.
-const MODEL_CLAIMS: [&str; 2] = ["baton-models", "engine-models"];
+/// The volume claims that the operator fills: see "Models", "Import" and "Engines" in the operator's page.
+const MODEL_CLAIMS: [&str; 3] = ["baton-models", "engine-models", "models-source"];
 /// Account of the pods of other people's engines.
 const ENGINE_ACCOUNT: &str = "baton-engine";
 /// The Secret that the operator makes, and its keys.
@@ -163,7 +163,7 @@ fn images_are_of_this_version() {
     });
     let name = format!("baton-cloud-migrate-{}", version().replace('.', "-"));
     for render in renders() {
-        for job in render.of("Job") {
+        for job in render.migrations() {
             assert_eq!(job["metadata"]["name"], *name, "{}: a Job cannot be changed", render.name);
         }
     }
@@ -228,7 +228,7 @@ fn replicas_follow_the_database_and_the_autoscaler() {
         let scaled = render.of("ScaledObject").chain(render.of("HorizontalPodAutoscaler")).count();
         assert!(scaled <= 1, "{}: two autoscalers pull at one deployment", render.name);
         let strategy = spec.strategy.and_then(|strategy| strategy.type_).unwrap_or_default();
-        let job = render.of("Job").count();
+        let job = render.migrations().count();
         if served.database.starts_with("sqlite:") {
             assert_eq!((spec.replicas, strategy.as_str(), job), (Some(1), "Recreate", 0), "{}", render.name);
             let file = served.database.trim_start_matches("sqlite://");

@@ -22,6 +22,7 @@ const COMPONENTS: &[&str] = &[
     "ingress",
     "keda",
     "model-volume",
+    "models-import",
     "opentelemetry",
     "postgres-ca",
     "prometheusrule",
@@ -42,6 +43,12 @@ pub(crate) struct Render {
 }
 
 impl Render {
+    /// Returns the Jobs that migrate the database.
+    pub(crate) fn migrations(&self) -> impl Iterator<Item = &Value> {
+        let label = |job: &&Value| &job["metadata"]["labels"]["app.kubernetes.io/component"] == "migration";
+        self.of("Job").filter(label)
+    }
+
     /// Returns the objects of one kind.
     pub(crate) fn of<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |object| object["kind"] == kind)

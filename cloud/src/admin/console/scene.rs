@@ -386,10 +386,10 @@ async fn render(
     let device_class = predicted.as_ref().map_or(form.device_class.clone(), |p| p.device_class.clone());
     let bad =
         problem.as_ref().and_then(|problem| Some((problem.field_name()?.to_owned(), problem.detail.clone())));
-    let adapters: BTreeSet<&str> = admin.service.models().flat_map(|model| model.adapters()).collect();
+    let adapters: BTreeSet<&String> = admin.service.models().flat_map(|model| model.adapters).collect();
     let suggested = Suggested {
         models: admin.service.models().map(|model| model.name.to_owned()).collect(),
-        adapters: adapters.into_iter().map(str::to_owned).collect(),
+        adapters: adapters.into_iter().cloned().collect(),
     };
     let shown = ScenePage {
         frame,

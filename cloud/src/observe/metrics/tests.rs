@@ -80,6 +80,8 @@ fn full() -> Metrics {
     metrics.engine_fault("base", "silent");
     metrics.engine_mask("base", "made");
     metrics.engine_tokens("base", 100, 50, 10);
+    metrics.model_loaded("base", "loaded", Duration::from_secs(2));
+    metrics.model_unloaded("base");
     metrics
 }
 

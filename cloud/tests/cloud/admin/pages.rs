@@ -147,6 +147,7 @@ async fn every_page_can_be_used_by_everybody() {
         "/admin/scenes/doc-qa/review",
         "/admin/scenes/doc-qa/versions/1",
         "/admin/device-classes",
+        "/admin/models",
         "/admin/tenants",
         "/admin/keys",
         "/admin/users",
