@@ -324,7 +324,8 @@ impl CloudService {
             && let Some(pair) = &device.pair
         {
             let now_s = u64::try_from(now_ms() / 1000).unwrap_or(0);
-            self.inner.fleet.targets.check(&request.scene, &device.class, pair, now_s)?;
+            let checked = self.inner.fleet.targets.check(&request.scene, &device.class, pair, now_s);
+            checked.inspect_err(|_| self.inner.metrics.pair_refused())?;
         }
         let (served, adapter) = self.of_scene(&scene, &request.model)?;
         let served = &served;

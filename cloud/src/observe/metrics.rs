@@ -115,6 +115,7 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_model_loads_total", Kind::Counter, "loads of models, by outcome: loaded or failed"),
     ("baton_model_load_seconds", Kind::Histogram(Buckets::Request), "time to load a model"),
     ("baton_model_unloads_total", Kind::Counter, "models taken out of memory"),
+    ("baton_pairs_refused_total", Kind::Counter, "requests of devices with models that they may not have"),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -314,6 +315,11 @@ impl Metrics {
     /// Counts a model that was taken out of memory.
     pub fn model_unloaded(&self, model: &str) {
         self.counter("baton_model_unloads_total", &[("model", model)]).increment(1);
+    }
+
+    /// Counts a request of a device with a pair that it may not have.
+    pub fn pair_refused(&self) {
+        self.counter("baton_pairs_refused_total", &[]).increment(1);
     }
 
     /// Records the time of an operation of the database.

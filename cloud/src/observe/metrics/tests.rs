@@ -82,6 +82,7 @@ fn full() -> Metrics {
     metrics.engine_tokens("base", 100, 50, 10);
     metrics.model_loaded("base", "loaded", Duration::from_secs(2));
     metrics.model_unloaded("base");
+    metrics.pair_refused();
     metrics
 }
 
