@@ -1,4 +1,4 @@
-//! The HTTP API: `/v1/scenes`, `/v1/assist`, OpenAI's chat, text completion and responses API, health and
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/feedback`, OpenAI's chat, text completion and responses API, health and
 //! figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
@@ -10,6 +10,7 @@ mod assist;
 mod body;
 mod chat;
 mod error;
+mod feedback;
 mod kept;
 mod openapi;
 mod scenes;
@@ -194,7 +195,10 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
         routes.route_layer(middleware::from_fn_with_state(guarded, guard))
     };
     let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
-    let assist = OpenApiRouter::default().routes(routes!(assist::assist)).routes(routes!(assist::resume));
+    let assist = OpenApiRouter::default()
+        .routes(routes!(assist::assist))
+        .routes(routes!(assist::resume))
+        .routes(routes!(feedback::give));
     let chat = OpenApiRouter::default()
         .routes(routes!(chat::complete))
         .routes(routes!(chat::continue_text))

@@ -7,6 +7,7 @@
 //! | [`metric`] | what is measured |
 //! | [`sums`] | bounded sums of an arm, which replicas add up |
 //! | [`sequential`] | intervals that hold however often somebody looks |
+//! | [`token`] | signed names of answers, for feedback |
 //! | [`report`] | arms compared with the control, sample-ratio check, guard rails |
 //!
 //! Pure: no I/O, no clock. Never: keeps a device's name, a request or a text. Always: the unit of the
@@ -18,3 +19,4 @@ pub mod plan;
 pub mod report;
 pub mod sequential;
 pub mod sums;
+pub mod token;

@@ -9,7 +9,9 @@ use baton_generate::clock::Clock;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
 use crate::learn::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
+use crate::observe::metrics::Metrics;
 use crate::service::Served;
+use crate::service::experiments::Participant;
 use crate::service::figures::Figures;
 use crate::service::stream::StreamWatch;
 use crate::store::now_ms;
@@ -43,6 +45,9 @@ pub(crate) struct Recorder {
     figures: RequestFigures,
     decode_ms: f64,
     ended: bool,
+    /// The request's part in an experiment.
+    participant: Option<Participant>,
+    metrics: Arc<Metrics>,
 }
 
 impl Recorder {
@@ -56,7 +61,15 @@ impl Recorder {
             figures,
             decode_ms: 0.0,
             ended: false,
+            participant: None,
+            metrics: served.metrics.clone(),
         }
+    }
+
+    /// Counts the answer for its arm too.
+    pub(crate) fn in_experiment(mut self, participant: Option<Participant>) -> Recorder {
+        self.participant = participant;
+        self
     }
 
     fn ms_since_arrival(&self) -> f64 {
@@ -104,6 +117,9 @@ impl Drop for Recorder {
         }
         let key = std::mem::take(&mut self.key);
         let figures = &self.figures;
+        if let Some(participant) = &self.participant {
+            participant.record(figures, &self.metrics);
+        }
         self.sums.traffic(|traffic| traffic.record(now_ms(), key, figures));
     }
 }

@@ -18,6 +18,7 @@ use super::scenes::scene;
 use super::{Store, StoreError, now_ms, sql};
 use crate::access::DeviceClass;
 use crate::access::{ApiKey, Tenant};
+use crate::experiment::plan::Experiment;
 use crate::scene::Scene;
 
 /// How often PostgreSQL is asked for its generation, in addition to notifications.
@@ -40,6 +41,8 @@ pub struct Snapshot {
     pub keys: Vec<ApiKey>,
     /// Every device class.
     pub classes: Vec<DeviceClass>,
+    /// Every experiment that is running.
+    pub experiments: Vec<Experiment>,
 }
 
 /// Whether the database answers, as last seen by the watch.
@@ -97,6 +100,7 @@ impl Store {
             tenants: all(&mut tx, &sql::TENANTS).await?,
             keys: all(&mut tx, &sql::KEYS).await?,
             classes: all(&mut tx, &sql::CLASSES).await?,
+            experiments: all(&mut tx, &sql::EXPERIMENTS_RUNNING).await?,
         };
         tx.commit().await?;
         Ok(snapshot)

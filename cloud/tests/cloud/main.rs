@@ -12,6 +12,7 @@ mod chat;
 mod client;
 mod completions;
 mod edge;
+mod experiments;
 mod isolation;
 mod load;
 mod models;
