@@ -7,6 +7,7 @@
 //! | [`metric`] | what is measured |
 //! | [`sums`] | bounded sums of an arm, which replicas add up |
 //! | [`sequential`] | intervals that hold however often somebody looks |
+//! | [`text`] | arms and guard rails as people type them |
 //! | [`token`] | signed names of answers, for feedback |
 //! | [`report`] | arms compared with the control, sample-ratio check, guard rails |
 //!
@@ -19,4 +20,5 @@ pub mod plan;
 pub mod report;
 pub mod sequential;
 pub mod sums;
+pub mod text;
 pub mod token;

@@ -5,6 +5,7 @@
 
 mod access;
 mod audit;
+mod experiments;
 mod form;
 mod front;
 mod scene;
@@ -46,6 +47,11 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/scenes/{id}/publish", post(scenes::publish))
         .route("/admin/scenes/{id}/versions/{version}", get(scenes::version))
         .route("/admin/scenes/{id}/rollback", post(scenes::roll_back))
+        .route("/admin/experiments", get(experiments::list).post(experiments::save))
+        .route("/admin/experiments/{id}", get(experiments::show))
+        .route("/admin/experiments/{id}/start", post(experiments::start))
+        .route("/admin/experiments/{id}/stop", post(experiments::stop))
+        .route("/admin/experiments/{id}/promote", post(experiments::promote))
         .route("/admin/device-classes", get(access::classes).post(access::set_class))
         .route("/admin/tenants", get(access::tenants).post(access::set_tenant))
         .route("/admin/keys", get(access::keys).post(access::create_key))
@@ -125,6 +131,7 @@ impl Frame {
         let all = [
             ("/admin", "Overview", false),
             ("/admin/scenes", "Scenes", false),
+            ("/admin/experiments", "Experiments", false),
             ("/admin/device-classes", "Device classes", false),
             ("/admin/keys", "Keys", false),
             ("/admin/tenants", "Tenants", false),
@@ -153,6 +160,8 @@ fn notice(word: &str) -> Option<&'static str> {
         "published" => "Published. Every replica uses it within five seconds.",
         "rolled-back" => "Rolled back. Every replica uses it within five seconds.",
         "discarded" => "The draft is discarded.",
+        "started" => "Started. Every replica uses it within five seconds.",
+        "stopped" => "Stopped. Every replica uses it within five seconds.",
         "saved" => "Saved.",
         "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
         "logged-out" => "You are logged out.",
@@ -345,6 +354,8 @@ fn label(name: &str) -> &str {
         "requests_per_minute" => "Requests a minute",
         "concurrency_max" => "At the same time",
         "tokens_per_day" => "Tokens a day",
+        "arms" => "Arms",
+        "guards" => "Guard rails",
         "days" => "Days until it ends",
         other => other,
     }

@@ -49,14 +49,14 @@ pub enum ExperimentCommand {
     /// Write the draft of an experiment, in place of an earlier draft
     Create(ExperimentPlan),
     /// Start a draft: requests of its scene take part within 5 s, and its plan cannot change any more
-    Start(Ending),
+    Start(Starting),
     /// Stop a running experiment: its scene is as before
     Stop(Ending),
     /// Publish the settings of an arm as a new version of the scene, and end the experiment
     Promote {
         /// The experiment.
         #[command(flatten)]
-        experiment: Ending,
+        ending: Ending,
         /// The arm
         #[arg(long)]
         arm: String,
@@ -84,20 +84,28 @@ pub struct ExperimentPlan {
     pub guards: Vec<Guard>,
 }
 
-/// An experiment, the revision that the change is based on, and a note.
+/// An experiment, and the revision that the change is based on.
 #[derive(Debug, Clone, Args)]
-pub struct Ending {
+pub struct Starting {
     /// The experiment's id
     pub id: String,
-    /// Note for the audit log
-    #[arg(long, default_value = "")]
-    pub note: String,
     /// Fail if the experiment is not at this revision (`experiments list` shows it)
     #[arg(long, value_name = "REVISION", value_parser = numbers::whole::<u64>, allow_negative_numbers = true)]
     pub if_revision: Option<u64>,
 }
 
-impl Ending {
+/// An experiment that ends, the revision that the change is based on, and a note.
+#[derive(Debug, Clone, Args)]
+pub struct Ending {
+    /// The experiment.
+    #[command(flatten)]
+    pub experiment: Starting,
+    /// Note for the audit log
+    #[arg(long, default_value = "")]
+    pub note: String,
+}
+
+impl Starting {
     fn expected(&self) -> Expected {
         self.if_revision.map_or(Expected::Any, Expected::Revision)
     }
@@ -135,14 +143,12 @@ async fn perform(store: &Store, command: ExperimentCommand) -> anyhow::Result<Ou
             let plan = Plan { scene, goal, arms, guards };
             operations.save_experiment(&by, &id, &plan, Expected::Any).await?
         }
-        ExperimentCommand::Start(args) => {
-            operations.start_experiment(&by, &args.id, args.expected()).await?
+        ExperimentCommand::Start(args) => operations.start_experiment(&by, &args.id, args.expected()).await?,
+        ExperimentCommand::Stop(Ending { experiment: args, note }) => {
+            operations.stop_experiment(&by, &args.id, &note, args.expected()).await?
         }
-        ExperimentCommand::Stop(args) => {
-            operations.stop_experiment(&by, &args.id, &args.note, args.expected()).await?
-        }
-        ExperimentCommand::Promote { experiment: args, arm } => {
-            operations.promote_experiment(&by, &args.id, &arm, &args.note, args.expected()).await?
+        ExperimentCommand::Promote { ending: Ending { experiment: args, note }, arm } => {
+            operations.promote_experiment(&by, &args.id, &arm, &note, args.expected()).await?
         }
     };
     Ok(Output::All(vec![changed]))
@@ -196,14 +202,17 @@ fn print_one(shown: &ExperimentPage, out: &mut impl Write) -> std::io::Result<()
             writeln!(out, "{} is stopped: {reason}", arm.name)?;
         }
     }
+    writeln!(out, "{}", report.sample_ratio.text())?;
     writeln!(out, "{}", report.verdict)
 }
 
 fn cells(arm: &str, row: &MetricReport) -> [String; 8] {
     let is_time = row.metric.scale() == Scale::Time;
     let unit = if is_time { "%" } else { "pt" };
-    let change = |value: Option<f64>| value.map_or(String::new(), |value| format!("{:+.1} {unit}", value * 100.0));
-    let mean = row.mean.map(|mean| if is_time { format!("{mean:.1}") } else { format!("{:.1} %", mean * 100.0) });
+    let change =
+        |value: Option<f64>| value.map_or(String::new(), |value| format!("{:+.1} {unit}", value * 100.0));
+    let mean =
+        row.mean.map(|mean| if is_time { format!("{mean:.1}") } else { format!("{:.1} %", mean * 100.0) });
     [
         arm.to_owned(),
         row.metric.as_str().to_owned(),

@@ -206,6 +206,14 @@ pub enum PlanError {
     /// Two guard rails watch one metric.
     #[error("field `guards`: `{}` is watched twice", .0.as_str())]
     SameGuard(Metric),
+    /// A line that is no guard rail.
+    #[error("field `guards`: `{line}`: {why}")]
+    GuardText {
+        /// The line, cut.
+        line: String,
+        /// What is wrong.
+        why: String,
+    },
     /// The limit of a guard rail is out of its range.
     #[error("field `guards`: `worst` of `{}` is {worst}, must be 0 to {max}", metric.as_str())]
     Guard {
@@ -224,7 +232,7 @@ impl PlanError {
     pub fn field(&self) -> &'static str {
         match self {
             PlanError::Name { field, .. } => field,
-            PlanError::SameGuard(_) | PlanError::Guard { .. } => "guards",
+            PlanError::SameGuard(_) | PlanError::GuardText { .. } | PlanError::Guard { .. } => "guards",
             _ => "arms",
         }
     }

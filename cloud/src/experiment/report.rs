@@ -110,6 +110,25 @@ pub struct SampleRatio {
     pub result: RatioResult,
 }
 
+impl SampleRatio {
+    /// Says in a sentence what the check shows.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let shown = match self.result {
+            RatioResult::TooFew => "Shares of devices are not checked yet: there are too few",
+            RatioResult::Fits => "The arms have the shares of devices that their weights ask for",
+            RatioResult::Mismatch => "The arms do not have the shares of devices that their weights ask for",
+            RatioResult::TooMany => "Shares of devices are not checked: there are too many to count",
+        };
+        match (self.chi_square, self.limit) {
+            (Some(chi_square), Some(limit)) => {
+                format!("{shown} (chi-square {chi_square:.1}, limit {limit:.1}).")
+            }
+            _ => format!("{shown}."),
+        }
+    }
+}
+
 /// What the sample-ratio check shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -93,9 +93,13 @@ mod tests {
         check("control 50", 50, json!({}));
         check("  short  1  assist_tokens=8 ratio=0.3 ", 1, json!({ "assist_tokens": 8, "ratio": 0.3 }));
         check("auto 1 ratio=auto model=default", 1, json!({ "ratio": null, "model": null }));
-        check("big 2 model=llama-70b adapter=law@2 mode=bm25", 2, json!({
-            "model": "llama-70b", "adapter": "law@2", "mode": "bm25"
-        }));
+        check(
+            "big 2 model=llama-70b adapter=law@2 mode=bm25",
+            2,
+            json!({
+                "model": "llama-70b", "adapter": "law@2", "mode": "bm25"
+            }),
+        );
         check("odd 1 ratio=half colour=red", 1, json!({ "ratio": "half", "colour": "red" }));
     }
 

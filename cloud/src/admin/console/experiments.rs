@@ -14,7 +14,7 @@ use crate::admin::session::Session;
 use crate::admin::view::{ExperimentPage, ExperimentView};
 use crate::experiment::metric::{Metric, Scale};
 use crate::experiment::plan::{Plan, PlanError, State as Stage};
-use crate::experiment::report::{ArmReport, Finding, MetricReport, RatioResult, SampleRatio};
+use crate::experiment::report::{ArmReport, Finding, MetricReport};
 use crate::experiment::text;
 use crate::learn::forecast::digits;
 
@@ -199,7 +199,8 @@ impl From<&MetricReport> for MetricRow {
             Some(value) if is_time => format!("{:+.1} %", value * 100.0),
             Some(value) => format!("{:+.1} pt", value * 100.0),
         };
-        let mean = report.mean.map(|mean| if is_time { digits(mean) } else { format!("{:.1} %", mean * 100.0) });
+        let mean =
+            report.mean.map(|mean| if is_time { digits(mean) } else { format!("{:.1} %", mean * 100.0) });
         MetricRow {
             title: report.metric.title(),
             answers: report.answers,
@@ -242,24 +243,10 @@ struct OnePage {
     promoted: Option<String>,
     verdict: String,
     ratio: String,
+    guards: String,
     control: String,
     arms: Vec<ArmPart>,
     form: PlanForm,
-}
-
-/// Says in a sentence what the sample-ratio check shows.
-fn ratio_text(ratio: &SampleRatio) -> String {
-    let figures = match (ratio.chi_square, ratio.limit) {
-        (Some(chi_square), Some(limit)) => format!(" (chi-square {chi_square:.1}, limit {limit:.1})"),
-        _ => String::new(),
-    };
-    let shown = match ratio.result {
-        RatioResult::TooFew => "Shares of devices are not checked yet: there are too few",
-        RatioResult::Fits => "The arms have the shares of devices that their weights ask for",
-        RatioResult::Mismatch => "The arms do not have the shares of devices that their weights ask for",
-        RatioResult::TooMany => "Shares of devices are not checked: there are too many to count",
-    };
-    format!("{shown}{figures}.")
 }
 
 fn arm_part(at: usize, report: &ArmReport, view: &ExperimentView, edits: bool) -> ArmPart {
@@ -299,7 +286,8 @@ pub(super) async fn show(
         stops: edits && view.state == Stage::Running,
         promoted: view.promoted.clone(),
         verdict: report.verdict,
-        ratio: ratio_text(&report.sample_ratio),
+        ratio: report.sample_ratio.text(),
+        guards: view.plan.guards.iter().map(text::guard_text).collect::<Vec<_>>().join(", "),
         control: view.plan.arms.first().map(|arm| arm.name.clone()).unwrap_or_default(),
         arms,
         form,
@@ -326,7 +314,8 @@ pub(super) async fn stop(
     Extension(fields): Extension<Fields>,
 ) -> PageResult {
     let (action, back) = (format!("{LIST}/{id}/stop"), format!("{LIST}/{id}"));
-    let text = "All devices get the scene's own settings again. A stopped experiment cannot be started again.";
+    let text =
+        "All devices get the scene's own settings again. A stopped experiment cannot be started again.";
     let (title, button) = ("Stop the experiment?", "Stop the experiment");
     let question = Question { title, text, action: &action, button, back: &back };
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
@@ -345,7 +334,8 @@ pub(super) async fn promote(
 ) -> PageResult {
     let arm = fields.text("arm");
     let (action, back) = (format!("{LIST}/{id}/promote"), format!("{LIST}/{id}"));
-    let text = format!("The settings of arm {arm} become a new version of the scene, and the experiment ends.");
+    let text =
+        format!("The settings of arm {arm} become a new version of the scene, and the experiment ends.");
     let button = format!("Promote {arm}");
     let question =
         Question { title: "Promote the arm?", text: &text, action: &action, button: &button, back: &back };

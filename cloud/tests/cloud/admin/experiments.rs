@@ -99,7 +99,8 @@ async fn an_arm_that_was_stopped_is_not_promoted() {
     assert!(answer.body.contains("was stopped"), "{answer:?}");
     let page = world.get(&edna, "/admin/experiments/shorter").await;
     assert!(page.body.contains("guard rail: failures") && !page.body.contains("Promote short"));
-    let answer = world.call(&edna, "POST", &format!("{path}/stop"), Some(&tag), &json!({ "note": "n" })).await;
+    let answer =
+        world.call(&edna, "POST", &format!("{path}/stop"), Some(&tag), &json!({ "note": "n" })).await;
     assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("stopped")), "{answer:?}");
 }
 
