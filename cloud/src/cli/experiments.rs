@@ -78,8 +78,8 @@ pub struct ExperimentPlan {
     /// adapter). Once for each arm, the control first
     #[arg(long = "arm", required = true, value_name = "NAME WEIGHT [SETTING=VALUE ...]", value_parser = text::arm)]
     pub arms: Vec<Arm>,
-    /// A guard rail: an arm that is shown to be worse than this is stopped. A share for times (0.1: 10 % more),
-    /// a difference for shares (0.02: 2 points)
+    /// A guard rail: an arm that is shown to be worse than this is stopped. A share for times (0.1: 10 %
+    /// more), a difference for shares (0.02: 2 points)
     #[arg(long = "guard", value_name = "METRIC WORST", value_parser = text::guard)]
     pub guards: Vec<Guard>,
 }

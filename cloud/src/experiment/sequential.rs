@@ -1,7 +1,7 @@
 //! Intervals that hold at every look together, so that nobody has to choose in advance when to look.
 //!
-//! A console is looked at all the time. A usual interval of 95 % misses the truth at some look much more often
-//! than in 5 % of experiments. These intervals are always valid: the probability that any of them, at any
+//! A console is looked at all the time. A usual interval of 95 % misses the truth at some look much more
+//! often than in 5 % of experiments. These intervals are always valid: the probability that any of them, at any
 //! time, misses the truth is at most `alpha`. The method is the mixture sequential probability ratio test
 //! (Robbins 1970; Johari, Koomen, Pekelis and Walsh 2017, "Peeking at A/B tests"). It averages the likelihood
 //! ratio of an effect over a normal prior with variance tau^2. The average is a martingale if there is no
@@ -35,7 +35,7 @@ pub struct Effect {
 /// Returns the smallest squared distance, over its variance, that is significant at any time.
 ///
 /// `variance_share` is the variance of the estimate over that of the prior. `dimensions` is the number of
-/// independent parts of the estimate: 1 for one number, and one less than the number of arms for their shares.
+/// independent parts of the estimate: 1 for one number, and the number of arms less one for their shares.
 #[must_use]
 pub fn bound(variance_share: f64, alpha: f64, dimensions: usize) -> f64 {
     let evidence = 2.0 * -alpha.ln() + dimensions as f64 * (1.0 / variance_share).ln_1p();

@@ -1,4 +1,5 @@
-//! Arms and guard rails as people type them: `NAME WEIGHT [SETTING=VALUE ...]` and `METRIC WORST`, one a line.
+//! Arms and guard rails as people type them, one a line: `NAME WEIGHT [SETTING=VALUE ...]` and
+//! `METRIC WORST`.
 //!
 //! Used by the console and the command line. Always: what is written here is read back as the same arm.
 

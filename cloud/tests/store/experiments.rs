@@ -54,7 +54,7 @@ fn an_experiment_goes_from_draft_to_its_end() {
 
         let started = running(&store).await;
         assert_eq!((started.state, started.revision), (State::Running, 2));
-        assert_eq!(store.snapshot().await.unwrap().experiments, [started.clone()]);
+        assert_eq!(store.snapshot().await.unwrap().experiments, std::slice::from_ref(&started));
         refused(
             store.save_experiment("e", &started.plan, Expected::Revision(2), &ann()).await,
             "its plan cannot change",
