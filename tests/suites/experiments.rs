@@ -1,8 +1,8 @@
 //! Experiments on simulated devices, over 200 seeds each: planted effects are found, and nothing else is.
 //!
 //! Devices differ, their times have heavy tails, and some ask much more often than others. Every experiment
-//! is looked at 20 times, and a finding at any look counts. Always: effects are found by what the service itself
-//! computes; references are computed here from all answers of all devices.
+//! is looked at 20 times, and a finding at any look counts. Always: effects are found by what the service
+//! itself computes; references are computed here from all answers of all devices.
 
 use baton_cloud::experiment::assign::Unit;
 use baton_cloud::experiment::metric::Metric;

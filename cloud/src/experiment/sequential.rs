@@ -1,8 +1,8 @@
 //! Intervals that hold at every look together, so that nobody has to choose in advance when to look.
 //!
 //! A console is looked at all the time. A usual interval of 95 % misses the truth at some look much more
-//! often than in 5 % of experiments. These intervals are always valid: the probability that any of them, at any
-//! time, misses the truth is at most `alpha`. The method is the mixture sequential probability ratio test
+//! often than in 5 % of experiments. These intervals are always valid: the probability that any of them, at
+//! any time, misses the truth is at most `alpha`. The method is the mixture sequential probability ratio test
 //! (Robbins 1970; Johari, Koomen, Pekelis and Walsh 2017, "Peeking at A/B tests"). It averages the likelihood
 //! ratio of an effect over a normal prior with variance tau^2. The average is a martingale if there is no
 //! effect, so it reaches 1 / alpha with a probability of at most alpha (Ville's inequality).

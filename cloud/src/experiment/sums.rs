@@ -3,7 +3,7 @@
 //! Units are hashed into [`BUCKETS`] buckets, and each bucket has one count and one sum for each metric. All
 //! answers of a device are in one bucket. So the spread between buckets contains what answers of one device
 //! have in common, and intervals are those of devices and not of answers. A mean over answers is a ratio of
-//! two sums over units; its variance is that of the delta method (Deng, Knoblich and Lu 2018, "Applying the
+//! two sums over units. Its variance is that of the delta method (Deng, Knoblich and Lu 2018, "Applying the
 //! delta method in metric analytics"). Sums by buckets have the same expected variance as sums by units
 //! (Chamandy, Muralidharan, Najmi and Naidu 2012, "Estimating uncertainty for massive data streams").
 //!
