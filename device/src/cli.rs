@@ -157,7 +157,7 @@ struct CommonArgs {
     /// Take over at once if the connection to the cloud is cut, without 2 s of trying to resume the stream
     #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
     no_resume: bool,
-    /// Name of this device for experiments of the cloud: a random text of 8 to 128 characters, always the same
+    /// Name of this device for experiments of the cloud: a random text of 8 to 128 characters that stays
     ///
     /// With it the cloud may try other settings of a scene on this device, and is told times and agreement of
     /// those answers, no text. Without it no name is sent.

@@ -1,7 +1,7 @@
 //! The cloud client: scenes and assist streams over HTTP.
 //!
-//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]), and figures ([`Feedback`]). Never
-//! retries by itself, follows no redirect, and reads a bounded number of bytes. Every failure is a
+//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]), and figures ([`Feedback`]).
+//! Never retries by itself, follows no redirect, and reads a bounded number of bytes. Every failure is a
 //! [`CloudFault`], so that the relay can go on without the cloud.
 
 mod feedback;
