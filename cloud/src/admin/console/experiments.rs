@@ -145,12 +145,17 @@ async fn list_page(
     asked: &PageQuery,
     refused: Option<Refused<'_>>,
 ) -> PageResult {
-    let rows = admin.operations.experiments().await?.into_iter().map(Row::from).collect();
+    let known = admin.operations.experiments().await?;
     let chosen = refused.map_or(String::new(), |refused| refused.fields.text("scene"));
     let mut form = PlanForm::new(scene_choices(admin, &chosen).await?);
     if let Some(Refused { fields, problem, .. }) = refused {
         form.refuse(fields, problem);
+        if let Some(current) = known.iter().find(|view| view.id == form.id && form.revision > 0) {
+            // The draft's newest revision, so that saving again is intended.
+            form.revision = current.revision;
+        }
     }
+    let rows = known.into_iter().map(Row::from).collect();
     let frame = Frame::of(session, LIST, "Experiments").with_notice(asked);
     Ok(page(status(refused), &ListPage { frame, edits: session.edits(), rows, form }))
 }

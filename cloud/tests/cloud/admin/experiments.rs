@@ -128,6 +128,12 @@ async fn an_experiment_runs_by_forms_alone() {
     assert_eq!(saved.header("location"), "/admin/experiments/shorter?done=saved", "{saved:?}");
     let page = world.get(&edna, "/admin/experiments/shorter").await;
     check_page("a draft", &page);
+    let mut stale = fields("control 1\r\nlong 1 assist_tokens=64");
+    stale[1] = ("revision", "7");
+    let told = world.form(&edna, "/admin/experiments", &stale).await;
+    assert_eq!((told.status, revision(&told, "/admin/experiments").as_str()), (412, "1"), "{told:?}");
+    check_page("a stale plan", &told);
+    assert!(told.body.contains("Experiment shorter") && told.body.contains("long 1 assist_tokens=64"));
     let tag = revision(&page, "/admin/experiments/shorter/start");
     let started = world.form(&edna, "/admin/experiments/shorter/start", &[("revision", &tag)]).await;
     assert_eq!(started.header("location"), "/admin/experiments/shorter?done=started", "{started:?}");
