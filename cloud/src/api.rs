@@ -1,5 +1,5 @@
-//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/registry`, OpenAI's chat, text completion and responses API,
-//! health and figures.
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/feedback`, `/v1/registry`, OpenAI's chat, text completion and
+//! responses API, health and figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
 //! prompt. Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`. Only
@@ -10,6 +10,7 @@ mod assist;
 mod body;
 mod chat;
 mod error;
+mod feedback;
 mod kept;
 mod openapi;
 mod registry;
@@ -198,6 +199,7 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let assist = OpenApiRouter::default()
         .routes(routes!(assist::assist))
         .routes(routes!(assist::resume))
+        .routes(routes!(feedback::give))
         .routes(routes!(registry::sync))
         .routes(routes!(registry::blob));
     let chat = OpenApiRouter::default()

@@ -4,6 +4,7 @@ mod audit;
 mod bootstrap;
 mod calibrate;
 mod columns;
+mod experiments;
 mod keys;
 mod models;
 mod registry;
@@ -28,6 +29,7 @@ use crate::store::{Database, Store};
 pub use self::audit::{AuditAction, AuditCommand};
 pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
+pub use self::experiments::{Ending, ExperimentCommand, ExperimentPlan, ExperimentsCommand, Starting};
 pub use self::keys::{KeyCommand, KeysCommand};
 pub use self::models::{ImportCommand, ModelsAction, ModelsCommand};
 pub use self::registry::{KindArg, PublishArgs, ReadArgs, RegistryAction, RegistryCommand};
@@ -54,6 +56,8 @@ pub enum Command {
     Serve(Box<ServeCommand>),
     /// Read and change scenes: the settings r, xi, L, tau, corrector and others
     Scenes(scenes::ScenesCommand),
+    /// Compare settings of a scene on devices: write, start, show, stop and promote experiments
+    Experiments(experiments::ExperimentsCommand),
     /// Make the first admin of the console; fails if there is one
     Bootstrap(bootstrap::BootstrapCommand),
     /// Make, list, rotate and revoke API keys
@@ -178,6 +182,10 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Scenes(command) => {
             start_log(LogForm::Text)?;
             scenes::run(command, &mut baton_terminal::stdout()).await
+        }
+        Command::Experiments(command) => {
+            start_log(LogForm::Text)?;
+            experiments::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Bootstrap(command) => {
             start_log(LogForm::Text)?;

@@ -13,6 +13,7 @@
 //! | [`observe`] | metrics and traces of requests |
 //! | [`calibrate`] | finds the heads of a model that attend to the answer of a question |
 //! | [`store`] | scenes, tenants, keys, users, usage in the database |
+//! | [`experiment`] | experiments: arms, assignment, statistics. Pure |
 //! | [`access`], [`scene`], [`fleet`] | the values of these: tenants, keys, users; scenes; models of devices, and their registry |
 //!
 //! Modules further down this table know nothing of those further up.
@@ -25,6 +26,7 @@ pub mod api;
 pub mod calibrate;
 pub mod cli;
 pub mod config;
+pub mod experiment;
 pub mod fleet;
 pub mod gate;
 pub mod http;

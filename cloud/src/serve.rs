@@ -147,6 +147,9 @@ async fn upkeep(
     };
     upkeep.apply(settings);
     upkeep.learn_usage().await.context("read usage")?;
+    if let Err(err) = upkeep.keep_experiments().await {
+        warn!(err = &err as &dyn std::error::Error, "answers get no feedback yet");
+    }
     Ok(upkeep)
 }
 

@@ -9,6 +9,7 @@ mod assist;
 mod error;
 mod figures;
 mod models;
+mod options;
 mod places;
 mod prefixes;
 mod reader;
@@ -19,40 +20,37 @@ mod served;
 mod submit;
 
 pub mod completion;
+pub mod experiments;
 pub mod logprobs;
 pub mod stream;
 pub mod upstream;
 
-use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_engine::engine::KvFormat;
-use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Engine, EngineError, EngineOptions, Model, Sequences};
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, Turns};
-use baton_generate::scheduler::{BacklogBound, Share, StepBudget};
-use baton_generate::speculation::{ProposerWithLimits, Speculation, SpeculationError};
-use baton_protocol::AssistRequest;
+use baton_generate::scheduler::Share;
+use baton_protocol::{ArmEvent, AssistRequest};
 
 use crate::fleet::Fleet;
 use crate::gate::Payer;
-use crate::learn::coefficients::Coefficients;
-use crate::learn::traffic::TrafficKey;
+use crate::learn::traffic::{RequestFigures, TrafficKey};
 use crate::observe::metrics::Metrics;
-use crate::observe::trace::{TraceParent, Traces};
+use crate::observe::trace::TraceParent;
 use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::Asked;
 use crate::service::completion::CompletionRequest;
+use crate::service::experiments::ExperimentBook;
 use crate::service::recorder::Recorder;
 use crate::service::stream::AssistStream;
-use crate::service::upstream::UpstreamOptions;
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
+pub use self::options::ServiceOptions;
 pub use self::places::{ModelFacts, ModelView};
 pub use self::residency::start;
 pub use self::residency::{Lease, LoadError, ModelLoader, ModelResidency, ModelState};
@@ -69,85 +67,6 @@ pub const DEFAULT_MODEL: &str = "default";
 /// The largest default KV cache in tokens, unless one context needs more.
 pub const KV_TOKENS_DEFAULT_MAX: usize = 65_536;
 
-/// Options of a service.
-#[derive(Debug, Clone)]
-pub struct ServiceOptions {
-    /// Threads of each engine, or `None` for one per core. Passes of several models take turns.
-    pub threads: Option<NonZeroUsize>,
-    /// KV cache of each model in tokens. `None` means four whole contexts, but at most
-    /// [`KV_TOKENS_DEFAULT_MAX`] unless one context needs more.
-    pub kv_tokens: Option<NonZeroUsize>,
-    /// Number format of keys and values.
-    pub kv: KvFormat,
-    /// The most sequences of one model that run at the same time.
-    pub slots: usize,
-    /// The most requests that may wait for one model.
-    pub queue: usize,
-    /// Limits on the time and the memory of waiting requests.
-    pub backlog: BacklogBound,
-    /// Deadline of the first token for requests that set none; `None` for no deadline.
-    pub deadline: Option<Duration>,
-    /// The most prompt tokens in one pass.
-    pub budget: StepBudget,
-    /// Percent of the KV cache that may keep prefixes that no running sequence uses.
-    pub prefix_cache_percent: u8,
-    /// Emulated speed, if any.
-    pub emulation: Option<PassCost>,
-    /// Coefficients that were known before the start.
-    pub coefficients: Coefficients,
-    /// The clock.
-    pub clock: Clock,
-    /// Where proposed tokens come from. [`Speculation::Auto`] means off while a slower machine is emulated.
-    pub speculation: Speculation,
-    /// Metrics of requests.
-    pub metrics: Arc<Metrics>,
-    /// Receives traces, if they are sent anywhere.
-    pub traces: Option<Traces>,
-    /// How engines are asked that write the answers of models.
-    pub upstream: UpstreamOptions,
-    /// The models of devices.
-    pub fleet: Fleet,
-}
-
-impl Default for ServiceOptions {
-    fn default() -> ServiceOptions {
-        ServiceOptions {
-            threads: None,
-            kv_tokens: None,
-            kv: KvFormat::default(),
-            slots: 8,
-            queue: 256,
-            backlog: BacklogBound::default(),
-            deadline: None,
-            budget: StepBudget::default(),
-            prefix_cache_percent: 100,
-            emulation: None,
-            coefficients: Coefficients::default(),
-            clock: Clock::monotonic(),
-            speculation: Speculation::default(),
-            metrics: Arc::default(),
-            traces: None,
-            upstream: UpstreamOptions::default(),
-            fleet: Fleet::default(),
-        }
-    }
-}
-
-impl ServiceOptions {
-    /// Returns the source of proposed tokens for a model, and how many are worth asking for.
-    fn proposer(
-        &self,
-        model: &Model,
-        engine: EngineOptions,
-    ) -> Result<Option<ProposerWithLimits>, SpeculationError> {
-        // An emulated pass takes its time whatever the proposals are, so they could only cost.
-        if self.emulation.is_some() && self.speculation == Speculation::Auto {
-            return Ok(None);
-        }
-        self.speculation.proposer(model, engine)
-    }
-}
-
 /// Accepts requests for one model or several.
 #[derive(Debug, Clone)]
 pub struct CloudService {
@@ -162,6 +81,7 @@ struct Inner {
     residency: Option<Arc<Residency>>,
     scenes: SceneBook,
     fleet: Fleet,
+    experiments: ExperimentBook,
     metrics: Arc<Metrics>,
     clock: Clock,
     is_stopping: AtomicBool,
@@ -183,6 +103,9 @@ pub struct Terms {
     pub share: Share,
     /// The owner. Only requests of the same owner find the cached prefix of this prompt.
     pub owner: u128,
+    /// The device's name for itself, which is the same in each of its requests; `None` if it says none. It
+    /// decides the arm of an experiment.
+    pub device: Option<String>,
     /// The most tokens of an assist request's answer that the caller accepts. It lowers L, never raises it;
     /// `None` for L alone.
     pub max_tokens: Option<usize>,
@@ -279,8 +202,9 @@ impl CloudService {
     ) -> CloudService {
         let (metrics, clock) = (options.metrics.clone(), options.clock.clone());
         let (is_stopping, deadline) = (AtomicBool::new(false), Mutex::new(options.deadline));
-        let fleet = options.fleet.clone();
-        let inner = Inner { models, residency, scenes, fleet, metrics, clock, is_stopping, deadline };
+        let (fleet, experiments) = (options.fleet.clone(), ExperimentBook::default());
+        let inner =
+            Inner { models, residency, scenes, fleet, experiments, metrics, clock, is_stopping, deadline };
         CloudService { inner: Arc::new(inner) }
     }
 
@@ -327,10 +251,35 @@ impl CloudService {
             let checked = self.inner.fleet.targets.check(&request.scene, &device.class, pair, now_s);
             checked.inspect_err(|_| self.inner.metrics.pair_refused())?;
         }
-        let (served, adapter) = self.of_scene(&scene, &request.model)?;
+        let (scene, part) = self.take_part(request, scene, &terms);
+        let (participant, arm) = part.unzip();
+        let accepted = self.assist_in(&scene, arm, request, terms, payer);
+        if let (Err(err), Some(participant)) = (&accepted, &participant)
+            && err.is_of_service()
+        {
+            let failed = RequestFigures { failed: true, ..RequestFigures::default() };
+            participant.record(&failed, &self.inner.metrics);
+        }
+        let mut stream = accepted?;
+        let recorder = self.recorder(recorder::key(request), stream.prompt_tokens());
+        let part = participant.map(|participant| (participant, self.inner.metrics.clone()));
+        stream.watch(recorder.in_experiment(part));
+        Ok(stream)
+    }
+
+    /// Accepts an assist request with these settings.
+    fn assist_in(
+        &self,
+        scene: &Scene,
+        arm: Option<ArmEvent>,
+        request: &AssistRequest,
+        terms: Terms,
+        payer: Option<&Payer>,
+    ) -> Result<AssistStream, ServiceError> {
+        let (served, adapter) = self.of_scene(scene, &request.model)?;
         let served = &served;
-        let asked = Asked { request, scene: &scene, adapter, trace: terms.trace, owner: terms.owner };
-        let (mut prepared, mut stream) = assist::prepare(served, &asked)?;
+        let asked = Asked { request, scene, adapter, arm, trace: terms.trace, owner: terms.owner };
+        let (mut prepared, stream) = assist::prepare(served, &asked)?;
         if let Some(max_tokens) = terms.max_tokens {
             prepared.limit(max_tokens);
         }
@@ -343,7 +292,6 @@ impl CloudService {
             // A device's report about itself is valid for every model.
             self.inner.models.iter().for_each(|place| place.figures.hear(owner, device));
         }
-        stream.watch(self.recorder(recorder::key(request), stream.prompt_tokens()));
         Ok(stream)
     }
 

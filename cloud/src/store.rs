@@ -18,6 +18,7 @@ mod classes;
 mod coefficients;
 mod db;
 mod error;
+mod experiments;
 mod keys;
 mod logins;
 mod migrations;
@@ -48,6 +49,7 @@ pub use self::audit::{AuditCheck, AuditEnd, AuditFault, AuditQuery, AuditRow, Ch
 pub use self::change::Expected;
 pub use self::classes::tenant_json;
 pub use self::error::StoreError;
+pub use self::experiments::{BucketRow, FeedbackName};
 pub use self::keys::{NewKey, key_json};
 pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};
 pub use self::scenes::{Publication, SceneHead, SceneHistory, SceneVersion, VersionState};

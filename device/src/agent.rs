@@ -36,7 +36,7 @@ pub use route::{RouteOptions, RouteReport};
 use running::{Running, RunningAnswers};
 use stream::CloudStream;
 
-use crate::client::{CloudClient, OutgoingRequest};
+use crate::client::{CloudClient, Feedback, OutgoingRequest};
 use crate::fleet::PairLease;
 use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
@@ -281,6 +281,8 @@ impl Agent {
         let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
         *self.used() = Instant::now();
         let bytes = prepared.request.as_ref().map(|request| request.body().len());
+        let request_id = prepared.request.as_ref().map(OutgoingRequest::request_id);
+        let feedback = request_id.and_then(|id| Feedback::of(id, &outcome.timeline));
         self.learn(&outcome.timeline, prepared.text_bytes, prepared.whole.take()).await;
         let mut report = AnswerReport::new(outcome, notes, bytes);
         report.route = prepared.route.take();
@@ -295,6 +297,10 @@ impl Agent {
         report.record = self.record(sent, &report).await;
         drop(turn);
         self.read_ahead(prepared, &report);
+        if let (Some(cloud), Some(feedback)) = (&self.cloud, feedback) {
+            // The answer is whole, whether the cloud takes its figures or not.
+            let _refused = cloud.feedback(&feedback).await;
+        }
         Ok(report)
     }
 

@@ -158,6 +158,12 @@ struct CommonArgs {
     /// Take over at once if the connection to the cloud is cut, without 2 s of trying to resume the stream
     #[arg(long, hide_short_help = true, help_heading = heading::CLOUD)]
     no_resume: bool,
+    /// Name of this device for experiments of the cloud: a random text of 8 to 128 characters that stays
+    ///
+    /// With it the cloud may try other settings of a scene on this device, and is told times and agreement of
+    /// those answers, no text. Without it no name is sent.
+    #[arg(long, env = "BATON_DEVICE_ID", value_name = "TEXT", hide_short_help = true, help_heading = heading::CLOUD)]
+    device_id: Option<String>,
     /// Kind of this device, for the cloud's optimizer
     #[arg(long, default_value = "desktop", value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
     device_class: String,

@@ -1,13 +1,15 @@
 //! The cloud client: scenes and assist streams over HTTP.
 //!
-//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]). Never retries by itself, follows
-//! no redirect, and reads a bounded number of bytes. Every failure is a [`CloudFault`], so that the relay can
-//! go on without the cloud.
+//! Takes only what the redactor built ([`OutgoingRequest`], [`PublicName`]), and figures ([`Feedback`]).
+//! Never retries by itself, follows no redirect, and reads a bounded number of bytes. Every failure is a
+//! [`CloudFault`], so that the relay can go on without the cloud.
 
+mod feedback;
 mod outgoing;
 mod roots;
 mod sse;
 
+pub use feedback::Feedback;
 pub use outgoing::{OutgoingError, OutgoingRequest};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 
@@ -18,7 +20,7 @@ use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo, 
 use baton_registry::sync::{SyncReply, SyncRequest};
 use futures_util::Stream;
 use reqwest::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, IF_NONE_MATCH, RETRY_AFTER,
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH, RETRY_AFTER,
 };
 use reqwest::{Response, StatusCode, Url};
 use roots::{ANDROID_ROOTS, roots_in};
@@ -29,6 +31,12 @@ use uuid::Uuid;
 /// Tells a gateway the scene, because it cannot read compressed bodies. Requests of one scene share a prefix,
 /// so a gateway may send them to one replica.
 const SCENE_HEADER: &str = "x-baton-scene";
+/// Carries the name that this device has for itself.
+const DEVICE_HEADER: &str = "x-device-id";
+/// Lengths of that name, in bytes.
+const DEVICE_ID_BYTES: std::ops::RangeInclusive<usize> = 8..=128;
+/// Longest time to send the figures of an answer.
+const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most bytes of a scene or an error body.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 /// Longest time to connect.
@@ -53,6 +61,9 @@ pub enum ClientError {
     /// The key cannot be sent in a header.
     #[error("the cloud key holds characters that a header cannot carry")]
     BadKey,
+    /// The device's name is too short, too long, or not of visible ASCII characters.
+    #[error("the device's name must have 8 to 128 visible ASCII characters")]
+    BadDeviceId,
 }
 
 /// The cloud's reply to a request for a scene.
@@ -75,6 +86,7 @@ pub struct CloudClient {
     http: reqwest::Client,
     base: Url,
     resumes: bool,
+    device_id: Option<HeaderValue>,
 }
 
 impl CloudClient {
@@ -95,8 +107,8 @@ impl CloudClient {
         let _already_installed = rustls::crypto::ring::default_provider().install_default();
         let mut headers = HeaderMap::new();
         if let Some(key) = key {
-            let mut value = reqwest::header::HeaderValue::try_from(format!("Bearer {key}"))
-                .map_err(|_| ClientError::BadKey)?;
+            let mut value =
+                HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| ClientError::BadKey)?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -114,7 +126,7 @@ impl CloudClient {
             // The system's verifier answers to apps alone.
             builder = builder.tls_certs_only(roots_in(&ANDROID_ROOTS.map(Path::new)));
         }
-        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base, resumes: true })
+        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base, resumes: true, device_id: None })
     }
 
     /// Makes the client not resume streams that are cut.
@@ -122,6 +134,18 @@ impl CloudClient {
     pub fn without_resume(mut self) -> Self {
         self.resumes = false;
         self
+    }
+
+    /// Makes the client name this device in its requests. Experiments of the cloud then give it one arm, and
+    /// take the figures of its answers.
+    ///
+    /// # Errors
+    /// [`ClientError::BadDeviceId`] if the cloud would refuse the name.
+    pub fn with_device_id(mut self, id: &str) -> Result<Self, ClientError> {
+        let is_name = DEVICE_ID_BYTES.contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+        let value = HeaderValue::try_from(id).ok().filter(|_| is_name);
+        self.device_id = Some(value.ok_or(ClientError::BadDeviceId)?);
+        Ok(self)
     }
 
     /// Returns whether cut streams are resumed.
@@ -146,6 +170,9 @@ impl CloudClient {
         let mut request = self.http.get(url).timeout(SCENE_TIMEOUT);
         if let Some(etag) = etag {
             request = request.header(IF_NONE_MATCH, etag);
+        }
+        if let Some(id) = &self.device_id {
+            request = request.header(DEVICE_HEADER, id);
         }
         let response = request.send().await.map_err(unreachable)?;
         if response.status() == StatusCode::NOT_MODIFIED {
@@ -192,6 +219,9 @@ impl CloudClient {
         if request.gzipped() {
             post = post.header(CONTENT_ENCODING, "gzip");
         }
+        if let Some(id) = &self.device_id {
+            post = post.header(DEVICE_HEADER, id);
+        }
         let response = accepted(post.send().await.map_err(unreachable)?, "text/event-stream").await?;
         Ok(assist_events(response.bytes_stream(), request.checksum()))
     }
@@ -210,6 +240,25 @@ impl CloudClient {
         let response = accepted(get.send().await.map_err(unreachable)?, "text/event-stream").await?;
         let checksum = StreamChecksum::of_resumed(request_id, Some(seen));
         Ok(assist_events(response.bytes_stream(), checksum))
+    }
+
+    /// Sends the figures of an answer of an experiment. Sends nothing if the device has no name: nobody then
+    /// agreed to take part.
+    ///
+    /// # Errors
+    /// [`CloudFault`] if the cloud cannot be reached or refuses them.
+    pub async fn feedback(&self, feedback: &Feedback) -> Result<(), CloudFault> {
+        if self.device_id.is_none() {
+            return Ok(());
+        }
+        let post = self.http.post(self.url("v1/feedback")?).timeout(FEEDBACK_TIMEOUT);
+        let body = serde_json::to_vec(feedback).map_err(unreachable)?;
+        let post = post.header(CONTENT_TYPE, "application/json").body(body);
+        let response = post.send().await.map_err(unreachable)?;
+        if response.status() == StatusCode::NO_CONTENT {
+            return Ok(());
+        }
+        accepted(response, "application/json").await.map(drop)
     }
 }
 

@@ -343,6 +343,7 @@ async fn pages_fit_every_screen_and_name_every_field() {
         ("overview", "/admin"),
         ("scenes", "/admin/scenes"),
         ("scene", "/admin/scenes/doc-qa"),
+        ("experiments", "/admin/experiments"),
         ("device-classes", "/admin/device-classes"),
         ("keys", "/admin/keys"),
         ("tenants", "/admin/tenants"),

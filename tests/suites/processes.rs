@@ -10,6 +10,8 @@ mod conversations;
 mod damaged;
 #[path = "processes/doctor.rs"]
 mod doctor;
+#[path = "processes/experiments.rs"]
+mod experiments;
 #[path = "processes/models.rs"]
 mod models;
 #[path = "processes/privacy.rs"]

@@ -55,16 +55,17 @@ fn a_rollout_goes_from_one_percent_to_all_with_pauses_restarts_and_damage() {
             fleet.change(class, &Change::Share { share: Share::ALL });
         }
         // What was told before the pause is still being fetched.
-        fleet.run(HOUR_S);
+        fleet.settle();
         let phones = fleet.with_in("phone", &pair("m@2+law@1"));
-        fleet.run(5 * HOUR_S);
+        fleet.settle();
         assert_eq!(fleet.with_in("phone", &pair("m@2+law@1")), phones, "seed {seed}: it is paused");
         for class in &CLASSES[1..] {
             assert_eq!(fleet.with_in(class, &pair("m@2+law@1")), 250, "seed {seed}: {class}");
             fleet.change(class, &Change::Finish);
         }
         fleet.change("phone", &Change::RollBack);
-        fleet.run(5 * HOUR_S);
+        fleet.run(HOUR_S);
+        fleet.settle();
         assert_eq!(fleet.with_in("phone", &pair("m@1")), 250, "seed {seed}: rolled back");
         assert_eq!(fleet.with(&pair("m@2+law@1")), 750, "seed {seed}");
         let seen = fleet.seen();
@@ -87,7 +88,7 @@ fn what_does_not_load_pauses_by_itself_and_leaves_every_device_what_it_had() {
         assert!(loaded < 100, "seed {seed}: {loaded} of 250");
         assert_eq!(loaded + fleet.with_in("laptop", &pair("m@1")), 250, "seed {seed}");
         fleet.change("laptop", &Change::RollBack);
-        fleet.run(4 * HOUR_S);
+        fleet.settle();
         assert_eq!(fleet.with_in("laptop", &pair("m@1")), 250, "seed {seed}");
         assert_eq!(fleet.seen().refused, 0, "seed {seed}");
     }
@@ -99,11 +100,13 @@ fn a_pair_that_is_revoked_is_refused_and_no_device_is_without_one() {
         let mut fleet = fleet(seed);
         fleet.run(HOUR_S);
         fleet.change("tablet", &start("m@2", "100"));
-        fleet.run(6 * HOUR_S);
+        fleet.run(HOUR_S);
+        fleet.settle();
         assert_eq!(fleet.with_in("tablet", &pair("m@2")), 250, "seed {seed}");
         fleet.change("tablet", &Change::RollBack);
         fleet.change("tablet", &Change::Revoke { pair: pair("m@2") });
-        fleet.run(4 * HOUR_S);
+        fleet.run(HOUR_S);
+        fleet.settle();
         // Only the lease of before is broken: who is refused asks at once which pair is right.
         let seen = fleet.seen();
         assert!(seen.refused > 0 && seen.refused <= 2 * 250, "seed {seed}: {seen:?}");

@@ -44,7 +44,7 @@ const ONE_THREAD: &[&str] = &[
 ];
 
 /// Suites of the harness that start no program.
-const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts"];
+const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts", "experiments"];
 
 /// Programs that a suite of the harness starts beside those of the packages that the harness depends on.
 const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];

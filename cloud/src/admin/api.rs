@@ -6,6 +6,7 @@
 
 mod access;
 mod body;
+mod experiments;
 mod models;
 mod rollouts;
 mod scenes;
@@ -30,8 +31,8 @@ use crate::store::Expected;
 #[openapi(
     info(
         title = "Baton admin API",
-        description = "Scenes, device classes, models of devices, tenants, keys, users and audit of a Baton cloud service. Log in with \
-                       `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
+        description = "Scenes, experiments, device classes, models of devices, tenants, keys, users and audit of a Baton cloud \
+                       service. Log in with `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
                        GET, its `csrf_token` as `x-csrf-token`."
     ),
     components(schemas(ProblemBody)),
@@ -70,6 +71,11 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(scenes::save_draft, scenes::discard_draft))
         .routes(routes!(scenes::publish))
         .routes(routes!(scenes::roll_back))
+        .routes(routes!(experiments::list))
+        .routes(routes!(experiments::show, experiments::save))
+        .routes(routes!(experiments::start))
+        .routes(routes!(experiments::stop))
+        .routes(routes!(experiments::promote))
         .routes(routes!(access::classes))
         .routes(routes!(access::class, access::set_class, access::remove_class))
         .routes(routes!(rollouts::registry))

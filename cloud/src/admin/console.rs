@@ -5,6 +5,7 @@
 
 mod access;
 mod audit;
+mod experiments;
 mod form;
 mod front;
 mod models;
@@ -48,6 +49,11 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/scenes/{id}/publish", post(scenes::publish))
         .route("/admin/scenes/{id}/versions/{version}", get(scenes::version))
         .route("/admin/scenes/{id}/rollback", post(scenes::roll_back))
+        .route("/admin/experiments", get(experiments::list).post(experiments::save))
+        .route("/admin/experiments/{id}", get(experiments::show))
+        .route("/admin/experiments/{id}/start", post(experiments::start))
+        .route("/admin/experiments/{id}/stop", post(experiments::stop))
+        .route("/admin/experiments/{id}/promote", post(experiments::promote))
         .route("/admin/device-classes", get(access::classes).post(access::set_class))
         .route("/admin/rollouts", get(rollouts::list).post(rollouts::change))
         .route("/admin/tenants", get(access::tenants).post(access::set_tenant))
@@ -129,6 +135,7 @@ impl Frame {
         let all = [
             ("/admin", "Overview", false),
             ("/admin/scenes", "Scenes", false),
+            ("/admin/experiments", "Experiments", false),
             ("/admin/device-classes", "Device classes", false),
             ("/admin/models", "Models", false),
             ("/admin/rollouts", "Rollouts", false),
@@ -159,6 +166,8 @@ fn notice(word: &str) -> Option<&'static str> {
         "published" => "Published. Every replica uses it within five seconds.",
         "rolled-back" => "Rolled back. Every replica uses it within five seconds.",
         "discarded" => "The draft is discarded.",
+        "started" => "Started. Every replica uses it within five seconds.",
+        "stopped" => "Stopped. Every replica uses it within five seconds.",
         "saved" => "Saved.",
         "ordered" => "Ordered. Requests under way end first.",
         "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
@@ -352,6 +361,8 @@ fn label(name: &str) -> &str {
         "requests_per_minute" => "Requests a minute",
         "concurrency_max" => "At the same time",
         "tokens_per_day" => "Tokens a day",
+        "arms" => "Arms",
+        "guards" => "Guard rails",
         "days" => "Days until it ends",
         other => other,
     }

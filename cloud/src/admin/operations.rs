@@ -4,6 +4,7 @@
 //! Never: makes a change without the revision that it is based on, or without the user who makes it. Always:
 //! reports a failure of the database, and logs it with its whole chain of causes.
 
+mod experiments;
 pub(crate) mod models;
 mod rollouts;
 
@@ -83,6 +84,7 @@ impl From<StoreError> for Problem {
             StoreError::Rollout(err) => Problem::new(Kind::Conflict, err.to_string()),
             StoreError::Scene(err) => Problem::of_scene(err),
             StoreError::Access(err) => Problem::from(err),
+            StoreError::Experiment(err) => Problem::field(err.field(), err),
             _ => {
                 warn!(err = &err as &dyn std::error::Error, "the console's store failed");
                 Problem::new(

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::experiment::plan::{Plan, State, StoppedArm};
+use crate::experiment::report::Report;
 use crate::scene::SceneSettings;
 use crate::scene::schema::Settings;
 
@@ -95,6 +97,39 @@ pub struct DiffView {
     pub to: u32,
     /// The settings that differ.
     pub changes: Vec<FieldChange>,
+}
+
+/// An experiment.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ExperimentView {
+    /// Its id.
+    pub id: String,
+    /// Grows with every change; the `ETag`.
+    pub revision: u64,
+    /// Its state.
+    pub state: State,
+    /// Its plan.
+    pub plan: Plan,
+    /// Arms that were stopped. Their devices get the scene's own settings.
+    pub stopped_arms: Vec<StoppedArm>,
+    /// The arm that was promoted; null if none was.
+    pub promoted: Option<String>,
+    /// When it was written first, in milliseconds since 1970.
+    pub created_ms: i64,
+    /// When it was changed last, in milliseconds since 1970.
+    pub updated_ms: i64,
+    /// Who changed it last.
+    pub updated_by: String,
+}
+
+/// An experiment, with the comparison of its arms.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ExperimentPage {
+    /// The experiment.
+    #[serde(flatten)]
+    pub experiment: ExperimentView,
+    /// The comparison of its arms.
+    pub report: Report,
 }
 
 /// A device class.

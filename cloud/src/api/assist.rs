@@ -38,6 +38,10 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
     path = "/v1/assist",
     tag = "assist",
     request_body = AssistBody,
+    params(
+        ("x-device-id" = Option<String>, Header, description = "the device's name for itself, 8 to 128 characters: a \
+            random text that stays. It decides the arm of an experiment and is not kept."),
+    ),
     responses(
         (status = 200, description = "the events", content_type = "text/event-stream", body = String),
         (status = "4XX", description = "refused: the field to blame is in `param`", body = ErrorReply),
@@ -101,7 +105,8 @@ async fn accept(
     permit: Permit,
 ) -> Result<Source, ApiError> {
     let New { request, held, asked } = new;
-    let lease = terms::on_time(&mut terms, |deadline| app.service.hold_for(&request, deadline)).await?;
+    let model = app.service.answering(&request, &terms)?;
+    let lease = terms::on_time(&mut terms, |deadline| app.service.hold(model, deadline)).await?;
     let (service, kept) = (app.service.clone(), app.kept.clone());
     let accepted = app.prepare(move || {
         let mut answer = service.assist_for(&request, terms, Some(permit.payer()))?;

@@ -172,15 +172,11 @@ async fn answer(
         Ok(Parsed { work, held, writer, stream, is_chat })
     });
     let Parsed { work, held, writer, stream, is_chat } = read.await?;
-    let lease = match &work {
-        ChatWork::Whole(completion) => {
-            let model = &completion.model;
-            terms::on_time(&mut terms, |deadline| app.service.hold(model, deadline)).await?
-        }
-        ChatWork::Assisted(assist, _) => {
-            terms::on_time(&mut terms, |deadline| app.service.hold_for(assist, deadline)).await?
-        }
+    let model = match &work {
+        ChatWork::Whole(completion) => &completion.model,
+        ChatWork::Assisted(assist, _) => app.service.answering(assist, &terms)?,
     };
+    let lease = terms::on_time(&mut terms, |deadline| app.service.hold(model, deadline)).await?;
     let service = app.service.clone();
     let accepted = app.prepare(move || {
         let payer = Some(permit.payer());

@@ -2,16 +2,17 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use baton_openai::ErrorReply;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::openapi::{SceneBody, SceneList};
-use super::{App, PathId, path_id};
+use super::{App, PathId, path_id, terms};
+use crate::access::Caller;
 
 /// Lists the scenes.
 #[utoipa::path(
@@ -34,7 +35,10 @@ pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response
     get,
     path = "/v1/scenes/{id}",
     tag = "assist",
-    params(("id" = String, Path, description = "scene id")),
+    params(
+        ("id" = String, Path, description = "scene id"),
+        ("x-device-id" = Option<String>, Header, description = "the device's name: it gets its arm's settings"),
+    ),
     responses(
         (status = 200, description = "its current version", body = SceneBody),
         (status = 304, description = "the ETag that was sent is still right"),
@@ -44,10 +48,15 @@ pub(super) async fn list(State(app): State<App>, headers: HeaderMap) -> Response
 )]
 pub(super) async fn show(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     id: PathId,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let scene = app.service.scene(&path_id(id)?)?;
+    let id = path_id(id)?;
+    let scene = match terms::device(&headers)? {
+        Some(device) => app.service.scene_for(&id, caller.owner(), &device)?,
+        None => app.service.scene(&id)?,
+    };
     Ok(tagged(&headers, json!(scene)))
 }
 

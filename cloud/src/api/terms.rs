@@ -15,6 +15,10 @@ use crate::service::{Lease, ServiceError, Terms};
 pub(super) const DEADLINE: &str = "x-deadline-ms";
 /// Header with the caller's span, as in W3C Trace Context.
 const TRACEPARENT: &str = "traceparent";
+/// Header with a device's name for itself: a random text that is the same in each of its requests.
+pub(super) const DEVICE: &str = "x-device-id";
+/// Lengths of that name, in bytes.
+const DEVICE_BYTES: std::ops::RangeInclusive<usize> = 8..=128;
 /// The longest deadline that is accepted: an hour.
 const DEADLINE_MS_MAX: u64 = 3_600_000;
 
@@ -27,7 +31,21 @@ pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiEr
         trace,
         share: caller.share(),
         owner: caller.owner(),
+        device: device(headers)?,
         max_tokens: None,
+    })
+}
+
+/// Reads the name that a device gives itself.
+pub(super) fn device(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(DEVICE) else { return Ok(None) };
+    let name = value.to_str().ok().filter(|name| {
+        DEVICE_BYTES.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+    });
+    name.map(|name| Some(name.to_owned())).ok_or_else(|| {
+        let (least, most) = (DEVICE_BYTES.start(), DEVICE_BYTES.end());
+        let message = format!("header `{DEVICE}` must be {least} to {most} visible ASCII characters");
+        ApiError::new(ErrorCode::InvalidRequest, message)
     })
 }
 
@@ -64,6 +82,23 @@ where
 mod tests {
     use super::*;
     use axum::http::HeaderValue;
+
+    #[test]
+    fn a_device_has_a_name_of_bounded_length() {
+        let check = |value: &str, want: bool| {
+            let headers = HeaderMap::from_iter([(
+                axum::http::HeaderName::from_static(DEVICE),
+                HeaderValue::from_str(value).unwrap(),
+            )]);
+            assert_eq!(device(&headers).ok().flatten().as_deref(), want.then_some(value), "{value}");
+        };
+        check("4f1c9a77", true);
+        check(&"x".repeat(128), true);
+        for wrong in ["", "short", "two words", &"x".repeat(129)] {
+            check(wrong, false);
+        }
+        assert_eq!(device(&HeaderMap::new()).unwrap(), None);
+    }
 
     #[test]
     fn a_deadline_is_a_number_of_milliseconds() {

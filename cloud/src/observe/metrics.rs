@@ -13,7 +13,9 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 /// The most scenes with their own label.
 pub const SCENES_MAX: usize = 100;
-/// The label of all other scenes.
+/// The most experiments with their own label, since the start of the program.
+pub const EXPERIMENTS_MAX: usize = 50;
+/// The label of all other scenes and experiments.
 const OTHER: &str = "other";
 
 /// Kind of a metric.
@@ -116,6 +118,12 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_model_load_seconds", Kind::Histogram(Buckets::Request), "time to load a model"),
     ("baton_model_unloads_total", Kind::Counter, "models taken out of memory"),
     ("baton_pairs_refused_total", Kind::Counter, "requests of devices with models that they may not have"),
+    (
+        "baton_experiment_answers_total",
+        Kind::Counter,
+        "answers of experiments, by experiment, arm and outcome",
+    ),
+    ("baton_experiment_feedback_total", Kind::Counter, "feedback for answers of experiments, by outcome"),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -126,6 +134,7 @@ pub struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     scenes: Mutex<BTreeSet<String>>,
+    experiments: Mutex<BTreeSet<String>>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -235,7 +244,7 @@ impl Metrics {
                 Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
             }
         }
-        let metrics = Metrics { recorder, handle, scenes: Mutex::default() };
+        let metrics = Metrics { recorder, handle, scenes: Mutex::default(), experiments: Mutex::default() };
         metrics.gauge("baton_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         metrics
     }
@@ -322,6 +331,22 @@ impl Metrics {
         self.counter("baton_pairs_refused_total", &[]).increment(1);
     }
 
+    /// Counts an answer that took part in an experiment.
+    pub fn experiment_answer(&self, experiment: &str, arm: &str, failed: bool) {
+        let experiment = bounded(&self.experiments, experiment, EXPERIMENTS_MAX);
+        // An arm's label is bounded by its experiment's.
+        let arm = if experiment == OTHER { OTHER } else { arm };
+        let outcome = if failed { "failed" } else { "written" };
+        let labels: &[(&'static str, &str)] =
+            &[("experiment", &experiment), ("arm", arm), ("outcome", outcome)];
+        self.counter("baton_experiment_answers_total", labels).increment(1);
+    }
+
+    /// Counts feedback: `taken`, `repeated` or `refused`.
+    pub fn experiment_feedback(&self, outcome: &'static str) {
+        self.counter("baton_experiment_feedback_total", &[("outcome", outcome)]).increment(1);
+    }
+
     /// Records the time of an operation of the database.
     pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
         self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
@@ -391,15 +416,7 @@ impl Metrics {
 
     /// Returns the label of a scene: its id for the first scenes, `other` for the rest.
     fn scene(&self, scene: Option<&str>) -> String {
-        let Some(scene) = scene else { return String::new() };
-        let mut known = self.scenes.lock().expect("nothing panics while the labels are locked");
-        if !known.contains(scene) {
-            if known.len() >= SCENES_MAX {
-                return OTHER.to_owned();
-            }
-            known.insert(scene.to_owned());
-        }
-        scene.to_owned()
+        scene.map_or(String::new(), |scene| bounded(&self.scenes, scene, SCENES_MAX))
     }
 
     fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
@@ -413,6 +430,18 @@ impl Metrics {
     fn histogram(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
         self.recorder.register_histogram(&key(name, labels), &METADATA)
     }
+}
+
+/// Returns the label of a name: the name itself for the first ones, `other` for the rest.
+fn bounded(known: &Mutex<BTreeSet<String>>, name: &str, max: usize) -> String {
+    let mut known = known.lock().expect("nothing panics while the labels are locked");
+    if !known.contains(name) {
+        if known.len() >= max {
+            return OTHER.to_owned();
+        }
+        known.insert(name.to_owned());
+    }
+    name.to_owned()
 }
 
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {

@@ -24,6 +24,8 @@ pub(crate) struct Observer {
     pub(crate) tenant: String,
     /// The scene; `None` for the chat API.
     pub(crate) scene: Option<String>,
+    /// Experiment and arm, as `EXPERIMENT/ARM`; `None` if it takes part in none.
+    pub(crate) arm: Option<String>,
     pub(crate) model: String,
     pub(crate) prompt_tokens: usize,
     pub(crate) refine: Duration,
@@ -80,6 +82,7 @@ impl Observer {
                 parent: self.parent,
                 request: self.request.clone(),
                 scene: self.scene.clone(),
+                arm: self.arm.clone(),
                 model: self.model.clone(),
                 ended_at: SystemTime::now(),
                 queue,

@@ -56,6 +56,8 @@ pub struct RequestTrace {
     pub request: String,
     /// The scene; `None` for the chat API.
     pub scene: Option<String>,
+    /// Experiment and arm, as `EXPERIMENT/ARM`; `None` if it takes part in none.
+    pub arm: Option<String>,
     /// The model.
     pub model: String,
     /// When it ended.

@@ -10,14 +10,17 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use crate::access::AccessBook;
 use crate::access::key::random_bytes;
+use crate::access::{AccessBook, Actor};
+use crate::experiment::report;
 use crate::gate::Gate;
 use crate::service::CloudService;
-use crate::store::{Snapshot, Store, StoreError, now_ms};
+use crate::store::{Expected, Snapshot, Store, StoreError, now_ms};
 
 /// How often replicas exchange usage of tenants through the database.
 pub const MEETING_PERIOD: Duration = Duration::from_secs(2);
+/// How often experiments are looked through for harm.
+const GUARD_PERIOD: Duration = Duration::from_secs(10);
 /// How often uses of keys, and measurements, are written to the database.
 const SLOW_PERIOD: Duration = Duration::from_secs(60);
 /// Number of these periods after which old telemetry is summed up: one hour.
@@ -48,11 +51,12 @@ pub struct RunningUpkeep {
 impl Upkeep {
     /// Applies settings.
     pub fn apply(&self, snapshot: Snapshot) {
-        let Snapshot { generation, scenes, tenants, keys, classes, targets } = snapshot;
+        let Snapshot { generation, scenes, tenants, keys, classes, targets, experiments } = snapshot;
         debug!(generation, "settings are in force");
         self.service.scene_book().replace(scenes);
         self.service.set_classes(&classes);
         self.service.fleet().targets.replace(targets);
+        self.service.experiments().replace(experiments);
         self.book.replace(tenants, keys);
     }
 
@@ -76,6 +80,7 @@ impl Upkeep {
         let mut tasks = JoinSet::new();
         tasks.spawn(keep_settings(self.clone(), generation, stopped.clone()));
         tasks.spawn(keep_counts(self.clone(), replica.clone(), stopped.clone()));
+        tasks.spawn(keep_guards(self.clone(), stopped.clone()));
         tasks.spawn(keep_slow(self.clone(), stopped));
         RunningUpkeep { upkeep: self, replica, stop, tasks }
     }
@@ -94,6 +99,50 @@ impl Upkeep {
             self.timed("keep_traffic", self.store.keep_traffic(replica, &rows)).await?;
         }
         self.service.traffic_written(&rows);
+        self.keep_experiments().await
+    }
+
+    /// Writes the sums of experiments, and reads the key of their answers' names if it is not known yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] if the database does not answer; the sums wait.
+    pub async fn keep_experiments(&self) -> Result<(), StoreError> {
+        let book = self.service.experiments();
+        if !book.has_key() && !book.running().is_empty() {
+            book.set_key(self.timed("feedback_key", self.store.feedback_key()).await?);
+        }
+        let rows = book.take();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let added = self.timed("add_experiment_sums", self.store.add_experiment_sums(&rows)).await;
+        if added.is_err() {
+            book.give_back(rows);
+        }
+        added
+    }
+
+    /// Stops the arms of running experiments that are shown to be worse than their guard rails allow. Every
+    /// replica looks; the first one that finds harm stops the arm.
+    ///
+    /// # Errors
+    /// [`StoreError::Query`] if the database does not answer.
+    pub async fn watch_guards(&self) -> Result<(), StoreError> {
+        for experiment in self.service.experiments().running() {
+            if experiment.plan.guards.is_empty() {
+                continue;
+            }
+            let sums = self.timed("experiment_sums", self.store.experiment_sums(&experiment.id)).await?;
+            for harm in report::harm(&experiment, &sums) {
+                let arm = harm.stopped();
+                warn!(experiment = experiment.id, arm = arm.name, why = arm.reason, "an arm is stopped");
+                match self.store.stop_arm(&experiment.id, arm, Expected::Any, &Actor::service()).await {
+                    // Somebody stopped the experiment meanwhile.
+                    Ok(_) | Err(StoreError::State { .. }) => (),
+                    Err(err) => return Err(err),
+                }
+            }
+        }
         Ok(())
     }
 
@@ -169,6 +218,7 @@ async fn keep_settings(upkeep: Upkeep, generation: u64, mut stop: watch::Receive
         if let Ok(Some(snapshot)) = newer {
             info!(generation = snapshot.generation, "settings changed");
             upkeep.apply(snapshot);
+            said.say(&upkeep.keep_experiments().await, "experiments cannot be prepared");
         }
     }
 }
@@ -177,6 +227,13 @@ async fn keep_counts(upkeep: Upkeep, replica: String, mut stop: watch::Receiver<
     let mut said = Said::default();
     while pause(&mut stop, MEETING_PERIOD).await {
         said.say(&upkeep.meet(&replica).await, "usage cannot be written down; it waits");
+    }
+}
+
+async fn keep_guards(upkeep: Upkeep, mut stop: watch::Receiver<bool>) {
+    let mut said = Said::default();
+    while pause(&mut stop, GUARD_PERIOD).await {
+        said.say(&upkeep.watch_guards().await, "experiments cannot be looked through");
     }
 }
 

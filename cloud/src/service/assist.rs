@@ -14,8 +14,8 @@ use baton_generate::scheduler::{Goal, JobSpec, Share};
 use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
 use baton_protocol::{
-    AnswerFormat, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment, Timing,
-    ToolChoice, ToolUse,
+    AnswerFormat, ArmEvent, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment,
+    Timing, ToolChoice, ToolUse,
 };
 use baton_refine::{Mode, UnknownMode};
 use serde::Serialize;
@@ -36,12 +36,14 @@ use crate::service::upstream::{Ask, AskPrompt};
 use crate::service::{Served, ServiceError};
 
 /// A checked request and its scene.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Asked<'a> {
     pub(crate) request: &'a AssistRequest,
     pub(crate) scene: &'a Scene,
     /// The scene's adapter, for the model that answers.
     pub(crate) adapter: Option<AdapterId>,
+    /// The arm of an experiment that the request takes part in.
+    pub(crate) arm: Option<ArmEvent>,
     /// The caller's span.
     pub(crate) trace: Option<TraceParent>,
     /// Whose cached prefixes the request may use.
@@ -50,7 +52,7 @@ pub(crate) struct Asked<'a> {
 
 /// Makes the request and the stream of its answer.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, AssistStream), ServiceError> {
-    let Asked { request, scene, adapter, trace, owner } = *asked;
+    let Asked { request, scene, adapter, trace, owner, .. } = *asked;
     check_upstream(served, request.tools.as_ref(), false)?;
     let schemas = schemas(request);
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
@@ -77,7 +79,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
     let keep = Keep { ratio, least_value: scene.settings.least_value };
     let RefinePlan { mask, window } =
         plan_mask(scoring_model(served), &request.segments, &prompt, mode, keep)?;
-    let first = first_event(served, scene, &planned);
+    let first = FirstEvent { experiment: asked.arm.clone(), ..first_event(served, scene, &planned) };
     let max_tokens = planned.assist_tokens as usize;
     let upstream = served.upstream.as_ref().map(|_| AskParts {
         prompt: AskPrompt::of_segments(&request.segments),
@@ -249,6 +251,7 @@ impl Draft {
             request: String::new(),
             tenant: String::new(),
             scene: self.scene,
+            arm: self.first.experiment.as_ref().map(|arm| format!("{}/{}", arm.id, arm.arm)),
             model: served.name.clone(),
             prompt_tokens,
             refine: Duration::ZERO,
@@ -395,6 +398,7 @@ pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> 
         adapter: scene.settings.adapter.clone(),
         tokenizer_sha256: Some(served.model.tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
+        experiment: None,
         guide: None,
     }
 }

@@ -224,6 +224,19 @@ pub enum ServiceError {
 const MODEL_RETRY_MS: u64 = 2000;
 
 impl ServiceError {
+    /// Returns whether the service is the reason, and not the request: for experiments it is a failure.
+    pub(crate) fn is_of_service(&self) -> bool {
+        matches!(
+            self,
+            ServiceError::SceneModel { .. }
+                | ServiceError::SceneAdapter { .. }
+                | ServiceError::Overloaded { .. }
+                | ServiceError::Late { .. }
+                | ServiceError::EnginesFull { .. }
+                | ServiceError::EnginesDown { .. }
+        )
+    }
+
     /// Makes the body of the error for a client.
     pub fn to_body(&self) -> ErrorBody {
         let (code, param) = match self {

@@ -11,7 +11,7 @@ use baton_protocol::{AssistRequest, SceneInfo};
 use super::places::Place;
 use super::residency::{Lease, ModelResidency, ModelState};
 use super::upstream::{EngineView, Upstream};
-use super::{CloudService, DEFAULT_MODEL, ModelView, Served, ServiceError};
+use super::{CloudService, DEFAULT_MODEL, ModelView, Served, ServiceError, Terms};
 use crate::access::DeviceClass;
 use crate::learn::coefficients::Coefficients;
 use crate::learn::cost::Measured;
@@ -104,18 +104,14 @@ impl CloudService {
         }
     }
 
-    /// As [`Self::hold`], for the model that answers this request.
+    /// Returns the name of the model that answers this request, also if an experiment chooses it.
     ///
     /// # Errors
-    /// As [`Self::hold`]; also if there is no such scene.
-    pub async fn hold_for(
-        &self,
-        request: &AssistRequest,
-        deadline: Option<Duration>,
-    ) -> Result<Lease, ServiceError> {
+    /// [`ServiceError`] if there is no such scene, or its model or adapter is not served.
+    pub fn answering(&self, request: &AssistRequest, terms: &Terms) -> Result<&str, ServiceError> {
         let scene = self.inner.scenes.get(&request.scene, request.scene_version)?;
-        let model = &self.place_of_scene(&scene, &request.model)?.facts.name;
-        self.hold(model, deadline).await
+        let (scene, _) = self.take_part(request, scene, terms);
+        Ok(&self.place_of_scene(&scene, &request.model)?.facts.name)
     }
 
     /// Returns what is known of every model's residency, the default first.
@@ -361,7 +357,7 @@ impl CloudService {
         self.inner.residency.as_ref().is_none_or(|residency| residency.join())
     }
 
-    fn info(&self, scene: &Scene) -> SceneInfo {
+    pub(super) fn info(&self, scene: &Scene) -> SceneInfo {
         let name = scene.settings.model.as_deref().unwrap_or(DEFAULT_MODEL);
         match self.named(name) {
             Ok(place) => {

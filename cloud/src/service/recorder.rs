@@ -9,6 +9,8 @@ use baton_generate::clock::Clock;
 use baton_protocol::{AssistEvent, AssistRequest, EndReason};
 
 use crate::learn::traffic::{ANSWER_TOKENS_ASSUMED, OTHER, RequestFigures, TrafficKey};
+use crate::observe::metrics::Metrics;
+use crate::service::experiments::Participant;
 use crate::service::figures::Figures;
 use crate::service::stream::StreamWatch;
 use crate::store::now_ms;
@@ -42,12 +44,29 @@ pub(crate) struct Recorder {
     figures: RequestFigures,
     decode_ms: f64,
     ended: bool,
+    /// The request's part in an experiment.
+    part: Option<(Participant, Arc<Metrics>)>,
 }
 
 impl Recorder {
     pub(crate) fn new(sums: Arc<Figures>, clock: Clock, key: TrafficKey, prompt_tokens: u64) -> Recorder {
         let figures = RequestFigures { prompt_tokens, ..RequestFigures::default() };
-        Recorder { sums, key, arrived_at: clock.now(), clock, figures, decode_ms: 0.0, ended: false }
+        Recorder {
+            sums,
+            key,
+            arrived_at: clock.now(),
+            clock,
+            figures,
+            decode_ms: 0.0,
+            ended: false,
+            part: None,
+        }
+    }
+
+    /// Counts the answer for its arm too.
+    pub(crate) fn in_experiment(mut self, part: Option<(Participant, Arc<Metrics>)>) -> Recorder {
+        self.part = part;
+        self
     }
 
     fn ms_since_arrival(&self) -> f64 {
@@ -95,6 +114,9 @@ impl Drop for Recorder {
         }
         let key = std::mem::take(&mut self.key);
         let figures = &self.figures;
+        if let Some((participant, metrics)) = &self.part {
+            participant.record(figures, metrics);
+        }
         self.sums.traffic(|traffic| traffic.record(now_ms(), key, figures));
     }
 }

@@ -4,6 +4,7 @@ use baton_edge::tls::TlsError;
 use baton_registry::rollout::ChangeError;
 
 use crate::access::AccessError;
+use crate::experiment::plan::PlanError;
 use crate::scene::SceneError;
 
 /// An error of the store.
@@ -106,6 +107,9 @@ pub enum StoreError {
     /// A setting of another record is out of its bounds.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// The plan of an experiment is not valid.
+    #[error(transparent)]
+    Experiment(#[from] PlanError),
     /// A row holds a value that no version of this program writes.
     #[error("{doing}: column `{column}` holds {value}")]
     Row {

@@ -35,6 +35,7 @@ migrations! {
     11 "known devices" "0011_known_devices.sql";
     12 "scene assist max" "0012_scene_assist_max.sql";
     13 "scene settings" "0013_scene_settings.sql";
+    14 "experiments" "0014_experiments.sql";
     15 "model targets" "0015_model_targets.sql";
 }
 

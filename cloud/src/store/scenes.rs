@@ -312,19 +312,14 @@ impl Store {
         check(id, settings, note)?;
         let mut change = self.change(by).await?;
         let old: Option<SceneHead> = change.find(id, expected).await?;
-        let mut head = SceneHead::next(old.as_ref(), id);
-        let based_on = head.published_version;
-        let version = change.add_version(&mut head, NewVersion { settings, note, based_on }).await?;
-        change
-            .bring_into_force("set", old.as_ref(), head, PublishedSettings { version, settings, note })
-            .await?;
+        let version = change.set("set", old.as_ref(), id, settings, note).await?;
         Ok(Scene { id: id.to_owned(), version, settings: settings.clone() })
     }
 }
 
 impl Change {
     /// Reads the settings of a version.
-    async fn settings(
+    pub(super) async fn settings(
         &mut self,
         id: &str,
         version: Option<u32>,
@@ -332,6 +327,34 @@ impl Change {
         let Some(version) = version else { return Ok(None) };
         let row = self.tx.row(&sql::SCENE_VERSION, args![id, version]).await?;
         Ok(row.as_ref().map(scene).transpose()?.map(|scene| scene.settings))
+    }
+
+    /// Ends a change by a new version of a known scene, which comes into force at once. A draft stays.
+    pub(super) async fn publish_settings(
+        mut self,
+        id: &str,
+        settings: &SceneSettings,
+        note: &str,
+    ) -> Result<u32, StoreError> {
+        check(id, settings, note)?;
+        let old: SceneHead = self.known(id, Expected::Any).await?;
+        self.set("promote", Some(&old), id, settings, note).await
+    }
+
+    /// Adds a version, brings it into force, and commits. Returns its number.
+    async fn set(
+        mut self,
+        verb: &str,
+        old: Option<&SceneHead>,
+        id: &str,
+        settings: &SceneSettings,
+        note: &str,
+    ) -> Result<u32, StoreError> {
+        let mut head = SceneHead::next(old, id);
+        let based_on = head.published_version;
+        let version = self.add_version(&mut head, NewVersion { settings, note, based_on }).await?;
+        self.bring_into_force(verb, old, head, PublishedSettings { version, settings, note }).await?;
+        Ok(version)
     }
 
     /// Adds the next version of a scene; returns its number.

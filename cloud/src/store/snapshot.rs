@@ -18,6 +18,7 @@ use super::scenes::scene;
 use super::{Store, StoreError, now_ms, sql};
 use crate::access::DeviceClass;
 use crate::access::{ApiKey, Tenant};
+use crate::experiment::plan::Experiment;
 use crate::fleet::ModelTarget;
 use crate::scene::Scene;
 
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub classes: Vec<DeviceClass>,
     /// Every target of device models.
     pub targets: Vec<ModelTarget>,
+    /// Every experiment that is running.
+    pub experiments: Vec<Experiment>,
 }
 
 /// Whether the database answers, as last seen by the watch.
@@ -101,6 +104,7 @@ impl Store {
             keys: all(&mut tx, &sql::KEYS).await?,
             classes: all(&mut tx, &sql::CLASSES).await?,
             targets: all(&mut tx, &sql::TARGETS).await?,
+            experiments: all(&mut tx, &sql::EXPERIMENTS_RUNNING).await?,
         };
         tx.commit().await?;
         Ok(snapshot)

@@ -40,6 +40,20 @@ macro_rules! key {
     };
 }
 
+macro_rules! experiment {
+    () => {
+        "id, revision, scene, plan, state, stopped_arms, promoted, created_ms, updated_ms, updated_by"
+    };
+}
+
+macro_rules! experiment_sums {
+    () => {
+        "experiment, arm, bucket, marks, sampled_marks, ttft_ms_count, ttft_ms_total, shown_ttft_ms_count, \
+         shown_ttft_ms_total, gap_ms_count, gap_ms_total, slot_ms_count, slot_ms_total, agreement_count, \
+         agreement_total, rating_count, rating_total, failures_count, failures_total"
+    };
+}
+
 macro_rules! telemetry {
     () => {
         "period_ms, start_ms, replica, scene, class, network, requests, failures, prompt_tokens, completion_tokens, \
@@ -225,6 +239,48 @@ statements! {
          ORDER BY start_ms, scene, class, network, replica";
     TELEMETRY_FORGET: "forget old telemetry" =
         "DELETE FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3";
+
+    // Experiments.
+    EXPERIMENTS: "read experiments" = "SELECT ", experiment!(), " FROM experiments ORDER BY created_ms DESC, id";
+    EXPERIMENTS_RUNNING: "read running experiments" =
+        "SELECT ", experiment!(), " FROM experiments WHERE state = 'running' ORDER BY id";
+    EXPERIMENT: "read an experiment" = "SELECT ", experiment!(), " FROM experiments WHERE id = $1";
+    EXPERIMENT_ADD: "add an experiment" =
+        "INSERT INTO experiments (", experiment!(), ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+    EXPERIMENT_CHANGE: "change an experiment" =
+        "UPDATE experiments SET revision = $2, scene = $3, plan = $4, state = $5, stopped_arms = $6, promoted = $7, \
+         created_ms = $8, updated_ms = $9, updated_by = $10 WHERE id = $1";
+    EXPERIMENT_SUMS: "read sums of an experiment" =
+        "SELECT ", experiment_sums!(), " FROM experiment_sums WHERE experiment = $1 ORDER BY arm, bucket";
+    EXPERIMENT_SUMS_ADD: "add to sums of an experiment" =
+        "INSERT INTO experiment_sums (", experiment_sums!(), ") \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19) \
+         ON CONFLICT (experiment, arm, bucket) DO UPDATE SET \
+         marks = experiment_sums.marks | excluded.marks, \
+         sampled_marks = experiment_sums.sampled_marks | excluded.sampled_marks, \
+         ttft_ms_count = experiment_sums.ttft_ms_count + excluded.ttft_ms_count, \
+         ttft_ms_total = experiment_sums.ttft_ms_total + excluded.ttft_ms_total, \
+         shown_ttft_ms_count = experiment_sums.shown_ttft_ms_count + excluded.shown_ttft_ms_count, \
+         shown_ttft_ms_total = experiment_sums.shown_ttft_ms_total + excluded.shown_ttft_ms_total, \
+         gap_ms_count = experiment_sums.gap_ms_count + excluded.gap_ms_count, \
+         gap_ms_total = experiment_sums.gap_ms_total + excluded.gap_ms_total, \
+         slot_ms_count = experiment_sums.slot_ms_count + excluded.slot_ms_count, \
+         slot_ms_total = experiment_sums.slot_ms_total + excluded.slot_ms_total, \
+         agreement_count = experiment_sums.agreement_count + excluded.agreement_count, \
+         agreement_total = experiment_sums.agreement_total + excluded.agreement_total, \
+         rating_count = experiment_sums.rating_count + excluded.rating_count, \
+         rating_total = experiment_sums.rating_total + excluded.rating_total, \
+         failures_count = experiment_sums.failures_count + excluded.failures_count, \
+         failures_total = experiment_sums.failures_total + excluded.failures_total";
+    FEEDBACK_ADD: "note feedback" =
+        "INSERT INTO experiment_feedback (name_hash, expires_ms) VALUES ($1, $2) ON CONFLICT (name_hash) DO NOTHING \
+         RETURNING expires_ms";
+    FEEDBACK_FORGET: "forget old feedback" = "DELETE FROM experiment_feedback WHERE expires_ms <= $1";
+    SERVICE_KEY: "read a key of the service" = "SELECT secret FROM service_keys WHERE purpose = $1";
+    SERVICE_KEY_ADD: "make a key of the service" =
+        "INSERT INTO service_keys (purpose, secret) VALUES ($1, $2) ON CONFLICT (purpose) DO NOTHING";
+
+    // Costs.
     COEFFICIENTS: "read coefficients" =
         "SELECT kind, name, figure, value, samples FROM coefficients \
          ORDER BY CASE kind WHEN 'cloud' THEN 0 ELSE 1 END, updated_unix_s DESC, kind, name, figure LIMIT 300";

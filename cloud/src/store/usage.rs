@@ -189,6 +189,7 @@ impl Store {
         tx.execute(&sql::USAGE_FORGET, args![MINUTE_MS, now_ms - 10 * MINUTE_MS]).await?;
         tx.execute(&sql::USAGE_FORGET, args![DAY_MS, now_ms - HOURS_KEPT_MS]).await?;
         tx.execute(&sql::LOAD_FORGET, args![now_ms - 10 * REPLICA_GONE_MS]).await?;
+        tx.execute(&sql::FEEDBACK_FORGET, args![now_ms]).await?;
         tx.commit().await?;
         self.forget_model_reports(now_ms).await
     }

@@ -3,6 +3,7 @@
 
 mod api;
 mod door;
+mod experiments;
 mod models;
 mod pages;
 

@@ -271,6 +271,7 @@ async fn the_document_holds_every_route() {
             "/v1/chat/completions",
             "/v1/completions",
             "/v1/embeddings",
+            "/v1/feedback",
             "/v1/models",
             "/v1/models/{id}",
             "/v1/registry/blobs/sha256/{digest}",

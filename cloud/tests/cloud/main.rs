@@ -12,6 +12,7 @@ mod chat;
 mod client;
 mod completions;
 mod edge;
+mod experiments;
 mod import;
 mod isolation;
 mod load;

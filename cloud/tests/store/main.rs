@@ -11,6 +11,7 @@ mod postgres;
 
 mod access;
 mod audit;
+mod experiments;
 mod logins;
 mod outage;
 mod program;

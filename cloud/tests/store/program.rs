@@ -1,4 +1,5 @@
-//! Tests of the command line on both databases: first admin, users, keys, tenants, drafts, audit.
+//! Tests of the command line on both databases: first admin, users, keys, tenants, drafts, experiments,
+//! audit.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -198,6 +199,36 @@ fn drafts_are_compared_published_and_rolled_back() {
         );
         let history = text_of(&db, &["scenes", "history", "doc-qa"]);
         assert!(history.contains("superseded") && history.contains("tighter"), "{history}");
+    });
+}
+
+#[test]
+fn an_experiment_runs_from_the_command_line() {
+    on_each(|db| async move {
+        let create = ["experiments", "create", "shorter", "--scene", "doc-qa", "--arm", "control 1"];
+        refused(&db, &create, "field `arms` has 1 arms, must have 2 to 8");
+        let with = |arm| [&create[..], &["--arm", arm, "--guard", "failures 0.02"]].concat();
+        refused(&db, &with("short"), "write NAME WEIGHT");
+        refused(&db, &with("short 1 colour=red"), "overrides `colour`");
+        let draft = json_of(&db, &with("short 1 assist_tokens=8"));
+        assert_eq!((&draft[0]["state"], &draft[0]["revision"]), (&json!("draft"), &json!(1)));
+        refused(&db, &["experiments", "start", "shorter", "--if-revision", "7"], "at revision 1");
+        let started = json_of(&db, &["experiments", "start", "shorter", "--if-revision", "1"]);
+        assert_eq!(started[0]["state"], "running");
+        refused(&db, &with("short 1 assist_tokens=9"), "its plan cannot change");
+        let shown = text_of(&db, &["experiments", "show", "shorter"]);
+        for part in ["running", "short 1 assist_tokens=8", "there are too few", "too little data of ttft_ms"]
+        {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let report = &json_of(&db, &["experiments", "show", "shorter"])["report"];
+        assert_eq!(report["sample_ratio"]["result"], "too_few");
+        refused(&db, &["experiments", "promote", "shorter", "--arm", "control"], "could be promoted");
+        let done = json_of(&db, &["experiments", "promote", "shorter", "--arm", "short", "--note", "faster"]);
+        assert_eq!((&done[0]["state"], &done[0]["promoted"]), (&json!("promoted"), &json!("short")));
+        assert_eq!(json_of(&db, &["scenes", "show", "doc-qa"])["assist_tokens"], 8);
+        refused(&db, &["experiments", "stop", "shorter"], "is not running");
+        assert!(text_of(&db, &["experiments", "list"]).contains("promoted"));
     });
 }
 

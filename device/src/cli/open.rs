@@ -148,7 +148,10 @@ pub(super) fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<
         errln!("note: {url} is not used, because that was not allowed; --yes allows it for this run{again}");
         return Ok(None);
     }
-    let client = CloudClient::new(url, common.cloud_key.as_deref())?;
+    let mut client = CloudClient::new(url, common.cloud_key.as_deref())?;
+    if let Some(id) = &common.device_id {
+        client = client.with_device_id(id)?;
+    }
     Ok(Some(if common.no_resume { client.without_resume() } else { client }))
 }
 

@@ -245,6 +245,31 @@ async fn scenes_are_read_and_checked() {
     assert!(matches!(client.scene(&name("doc-qa"), None).await, Err(CloudFault::Malformed { .. })));
 }
 
+#[tokio::test]
+async fn figures_are_sent_only_by_a_device_with_a_name() {
+    let arm = baton_protocol::ArmEvent { id: "e".into(), arm: "a".into(), feedback: Some("token".into()) };
+    let shown = |at_ms| crate::relay::Shown { index: 0, at_ms, source: crate::relay::Source::Cloud };
+    let timeline = crate::relay::Timeline {
+        experiment: Some(arm),
+        ttft_user_ms: Some(1e9),
+        shown: vec![shown(10.0), shown(40.0), shown(50.0)],
+        ..crate::relay::Timeline::default()
+    };
+    let id = Uuid::from_u128(7);
+    assert_eq!(Feedback::of(id, &crate::relay::Timeline::default()), None);
+    let feedback = Feedback::of(id, &timeline).unwrap();
+    assert_eq!((feedback.ttft_ms, feedback.gap_ms, feedback.agreement), (600_000.0, Some(30.0), None));
+
+    let (client, task) = server("HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".into()).await;
+    for wrong in ["", "short", "two words", &"x".repeat(129)] {
+        assert!(matches!(client.clone().with_device_id(wrong), Err(ClientError::BadDeviceId)), "{wrong}");
+    }
+    assert_eq!(client.feedback(&feedback).await, Ok(()));
+    assert!(!task.is_finished(), "nothing was sent");
+    assert_eq!(client.with_device_id("4f1c9a77").unwrap().feedback(&feedback).await, Ok(()));
+    assert!(task.await.unwrap().starts_with("POST /v1/feedback "));
+}
+
 #[test]
 fn the_trace_is_the_requests_own() {
     let id = Uuid::parse_str("4bf92f35-77b3-4da6-a3ce-929d0e0e4736").unwrap();

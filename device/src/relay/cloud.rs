@@ -240,6 +240,7 @@ impl RelayCore {
             let bound_by = first.assist_bound_by.chars().filter(|c| !c.is_control());
             self.timeline.assist_bound_by = Some(bound_by.take(BOUND_CHARS_MAX).collect());
             self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
+            self.timeline.experiment = first.experiment;
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
             }

@@ -3,7 +3,7 @@
 use super::event::Source;
 use super::note::AnswerError;
 use baton_pacing::Millis;
-use baton_protocol::{SlotTiming, Timing, Usage};
+use baton_protocol::{ArmEvent, SlotTiming, Timing, Usage};
 use serde::Serialize;
 
 /// Why an answer ended.
@@ -93,6 +93,9 @@ pub struct Timeline {
     pub cloud_timing: Option<CloudTiming>,
     /// The usage that the cloud reported.
     pub cloud_usage: Option<Usage>,
+    /// The experiment of the cloud that the answer takes part in.
+    #[serde(skip)]
+    pub experiment: Option<ArmEvent>,
     /// The model's text (redacted) up to the token that completed a stop string, if one ended the answer.
     #[serde(skip)]
     pub stopped_text: Option<String>,

@@ -125,6 +125,7 @@ fn first(assist_tokens: u32) -> FirstEvent {
         adapter: None,
         tokenizer_sha256: Some(tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
+        experiment: None,
         guide: None,
     }
 }

@@ -74,9 +74,24 @@ pub struct FirstEvent {
     /// The times of the cloud so far.
     #[serde(default)]
     pub timing: Timing,
+    /// The arm of an experiment that the answer takes part in, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experiment: Option<ArmEvent>,
     /// Data for the application (plan, template, next action), carried unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guide: Option<Value>,
+}
+
+/// The arm of an experiment that an answer takes part in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArmEvent {
+    /// The experiment.
+    pub id: String,
+    /// The arm.
+    pub arm: String,
+    /// What `POST /v1/feedback` takes as `token`; absent if the answer is not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feedback: Option<String>,
 }
 
 /// The times of the cloud until the first token, in milliseconds.
@@ -311,6 +326,7 @@ mod tests {
             adapter: None,
             tokenizer_sha256: None,
             timing: Timing { queue_ms: 1.5, prefill_ms: 200.0, refine_ms: 3.0, decode_ms: 20.0 },
+            experiment: None,
             guide: Some(serde_json::json!({"plan": ["a", 1]})),
         }
     }

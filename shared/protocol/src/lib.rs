@@ -29,8 +29,8 @@ pub mod lines;
 pub use checksum::{ChecksumError, StreamChecksum};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use event::{
-    AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing, TokenEvent,
-    Usage,
+    ArmEvent, AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing,
+    TokenEvent, Usage,
 };
 pub use map::{SentenceMap, Unit};
 pub use mask::{

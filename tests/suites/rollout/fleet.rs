@@ -76,6 +76,8 @@ pub(crate) struct Fleet {
     breaks: Option<(ModelPair, f64)>,
     revoked: BTreeSet<ModelPair>,
     forgets: bool,
+    /// Whether devices leave the network now and then.
+    leave: bool,
     queue: BinaryHeap<Reverse<(u64, usize)>>,
     seen: Seen,
 }
@@ -126,6 +128,7 @@ impl Fleet {
             breaks: None,
             revoked: BTreeSet::new(),
             forgets: false,
+            leave: true,
             queue,
             seen: Seen::default(),
         }
@@ -194,10 +197,15 @@ impl Fleet {
             self.queue.push(Reverse((next_s, device)));
         }
         self.now_s = end_s;
-        // Who is away at the end of a stage comes back: what is counted then is what devices come to.
-        for at in 0..self.devices.len() {
-            self.devices[at].online = true;
-        }
+    }
+
+    /// Lets everyone come back and stay, long enough to get what was told: what is counted then is what devices
+    /// come to. All other accidents go on.
+    pub(crate) fn settle(&mut self) {
+        self.leave = false;
+        self.devices.iter_mut().for_each(|device| device.online = true);
+        self.run(4 * HOUR_S);
+        self.leave = true;
     }
 
     /// What goes wrong: devices restart or leave the network, replicas and the registry restart.
@@ -222,7 +230,7 @@ impl Fleet {
             (device.reply, device.fetching) = (None, None);
             self.seen.restarts += 1;
         }
-        if toggles {
+        if toggles && self.leave {
             device.online = !device.online;
         }
     }

@@ -10,6 +10,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use baton_e2e::demo::emulation::PHONE;
 use baton_e2e::http::client;
 use baton_e2e::process::{AgentProcess, CloudProcess, cpu_program, models_folder};
 use baton_registry::digest::Digest;
@@ -143,7 +144,7 @@ async fn answers_with(agent: &AgentProcess, model: &str) {
 }
 
 async fn ask(agent: &AgentProcess) {
-    let body = json!({ "messages": [{ "role": "user", "content": "Say it." }], "max_tokens": 16 });
+    let body = json!({ "messages": [{ "role": "user", "content": "Say it once more. ".repeat(30) }], "max_tokens": 16 });
     let answer =
         client().post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await.unwrap();
     assert_eq!(answer.status().as_u16(), 200);
@@ -173,8 +174,14 @@ async fn a_device_follows_a_rollout_while_it_serves() {
     let kept = std::fs::read(synced["base"].as_str().unwrap()).unwrap();
     assert_eq!(Digest::of(&kept).hex(), digest_of("demo-device.gguf"));
     settled().await;
-    let serve = ["serve", "--listen", "127.0.0.1:0", "--managed", "--mode", "relay"];
-    let agent = AgentProcess::start(&mut place.device(&serve, &cloud)).await.unwrap();
+    // The device is as slow as a phone, so the cloud's tokens come first.
+    let line = ["serve", "--listen", "127.0.0.1:0", "--managed", "--mode", "relay"];
+    let serve = || {
+        let mut command = place.device(&line, &cloud);
+        command.args(PHONE.options());
+        command
+    };
+    let agent = AgentProcess::start(&mut serve()).await.unwrap();
     assert_eq!(answering(&agent).await, digest_of("demo-device.gguf"));
     ask(&agent).await;
     let last = place.last().await;
@@ -185,7 +192,7 @@ async fn a_device_follows_a_rollout_while_it_serves() {
     assert_eq!(started[0]["devices"]["small@1"], 1, "the device has reported: {started}");
     settled().await;
     // It begins with what it has, and gets the candidate while it serves.
-    let agent = AgentProcess::start(&mut place.device(&serve, &cloud)).await.unwrap();
+    let agent = AgentProcess::start(&mut serve()).await.unwrap();
     answers_with(&agent, "demo-device-b.gguf").await;
     ask(&agent).await;
     let last = place.last().await;
@@ -234,7 +241,10 @@ async fn a_pair_that_is_not_allowed_is_refused_with_what_to_do() {
     // A device that trusts another key takes nothing; a class without models is told so.
     let synced = async |class: &str, key: &str| {
         let out = place.device_of(class, key, &["model", "sync"], &cloud).output().await.unwrap();
-        (out.status.success(), String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap())
+        (
+            out.status.success(),
+            String::from_utf8(out.stdout).unwrap() + &String::from_utf8(out.stderr).unwrap(),
+        )
     };
     let (done, said) = synced("phone", &"00".repeat(32)).await;
     assert!(!done && said.contains("no trusted key signed"), "{said}");

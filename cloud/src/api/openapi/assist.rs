@@ -234,6 +234,11 @@ pub(super) struct FirstBody {
     /// Time that each part of the request took, in milliseconds.
     #[schema(value_type = Object)]
     timing: Value,
+    /// Experiment (`id`) and `arm` of the answer, and the `feedback` token for `POST /v1/feedback`; absent if
+    /// the answer takes part in no experiment.
+    #[schema(value_type = Option<Object>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experiment: Option<Value>,
     /// Any data for the application.
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -77,6 +77,8 @@ fn full() -> Metrics {
     let mask = baton_protocol::MaskEvent::new(&map, &vec![true; map.len()], 0.25, 0.5);
     metrics.refined(Some("doc-qa"), &mask, 600);
     metrics.ended(ended(Some("doc-qa")));
+    metrics.experiment_answer("shorter", "L8", false);
+    metrics.experiment_feedback("taken");
     metrics.engine_fault("base", "silent");
     metrics.engine_mask("base", "made");
     metrics.engine_tokens("base", 100, 50, 10);
@@ -146,12 +148,15 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
 }
 
 #[test]
-fn scenes_are_bounded() {
+fn scenes_and_experiments_are_bounded() {
     let metrics = Metrics::new();
     for at in 0..SCENES_MAX + 50 {
         metrics.ended(ended(Some(&format!("scene-{at}"))));
     }
     metrics.ended(ended(None));
+    for at in 0..EXPERIMENTS_MAX + 9 {
+        metrics.experiment_answer(&format!("experiment-{at}"), "arm", true);
+    }
     let (_, samples) = read(&metrics.render(&Usage::default()));
     let scenes: BTreeSet<&str> = samples
         .iter()
@@ -162,4 +167,6 @@ fn scenes_are_bounded() {
     let other =
         samples.iter().find(|(name, labels, _)| name == "baton_requests_total" && labels["scene"] == OTHER);
     assert_eq!(other.unwrap().2, 50.0);
+    let experiments = samples.iter().filter(|(name, ..)| name == "baton_experiment_answers_total");
+    assert_eq!(experiments.count(), EXPERIMENTS_MAX + 1);
 }

@@ -173,6 +173,9 @@ fn attributes(request: &RequestTrace) -> Vec<KeyValue> {
         ),
         KeyValue::new("baton.cached_tokens", request.cached_tokens as i64),
     ];
+    if let Some(arm) = &request.arm {
+        attributes.push(KeyValue::new("baton.experiment.arm", arm.clone()));
+    }
     if let Some(scene) = &request.scene {
         attributes.push(KeyValue::new("baton.scene", scene.clone()));
     }
@@ -201,6 +204,7 @@ mod tests {
             parent: TraceParent::parse(HEADER),
             request: "r-1".into(),
             scene: Some("doc-qa".into()),
+            arm: Some("shorter/L8".into()),
             model: "m".into(),
             ended_at: SystemTime::UNIX_EPOCH + ms(10_000),
             queue: ms(100),

@@ -36,7 +36,7 @@ fn attribute<'t>(tag: &'t (String, Vec<(String, String)>), name: &str) -> Option
 
 /// Checks the rules for every page.
 #[track_caller]
-fn check_page(path: &str, answer: &Answer) {
+pub(super) fn check_page(path: &str, answer: &Answer) {
     assert_eq!(answer.header("content-type"), "text/html; charset=utf-8", "{path}: {answer:?}");
     let tags = tags(&answer.body);
     let mut ids: Vec<&str> = tags.iter().filter_map(|tag| attribute(tag, "id")).collect();
@@ -93,7 +93,7 @@ fn check_page(path: &str, answer: &Answer) {
     assert!(tokens == forms || path.starts_with("/admin/login"), "{path}: {forms} forms, {tokens} tokens");
 }
 
-fn revision(page: &Answer, action: &str) -> String {
+pub(super) fn revision(page: &Answer, action: &str) -> String {
     let form =
         page.body.split(&format!("action=\"{action}\"")).nth(1).unwrap_or_else(|| panic!("no form {action}"));
     form.split("name=\"revision\" value=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
@@ -146,6 +146,7 @@ async fn every_page_can_be_used_by_everybody() {
         "/admin/scenes/doc-qa",
         "/admin/scenes/doc-qa/review",
         "/admin/scenes/doc-qa/versions/1",
+        "/admin/experiments",
         "/admin/device-classes",
         "/admin/models",
         "/admin/tenants",

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use baton_protocol::{
-    AnswerFormat, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason, FirstEvent, Markup,
-    MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions, Role, Sampling,
-    SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing, TokenEvent, Tool,
-    ToolChoice, ToolUse, Usage,
+    AnswerFormat, ArmEvent, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason,
+    FirstEvent, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions,
+    Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing,
+    TokenEvent, Tool, ToolChoice, ToolUse, Usage,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -97,6 +97,7 @@ fn replies_are_written_down_whole() {
         adapter: Some("a".into()),
         tokenizer_sha256: None,
         timing: Timing::default(),
+        experiment: Some(ArmEvent { id: "e".into(), arm: "a".into(), feedback: None }),
         guide: Some(json!({})),
     };
     same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));
