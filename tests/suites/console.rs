@@ -345,6 +345,8 @@ async fn pages_fit_every_screen_and_name_every_field() {
         ("scene", "/admin/scenes/doc-qa"),
         ("experiments", "/admin/experiments"),
         ("device-classes", "/admin/device-classes"),
+        ("rollouts", "/admin/rollouts"),
+        ("models", "/admin/models"),
         ("keys", "/admin/keys"),
         ("tenants", "/admin/tenants"),
         ("users", "/admin/users"),

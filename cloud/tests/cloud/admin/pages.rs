@@ -149,6 +149,7 @@ async fn every_page_can_be_used_by_everybody() {
         "/admin/experiments",
         "/admin/device-classes",
         "/admin/models",
+        "/admin/rollouts",
         "/admin/tenants",
         "/admin/keys",
         "/admin/users",
