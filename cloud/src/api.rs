@@ -1,5 +1,5 @@
-//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/feedback`, `/v1/registry`, OpenAI's chat, text completion and
-//! responses API, health and figures.
+//! The HTTP API: `/v1/scenes`, `/v1/assist`, `/v1/feedback`, `/v1/registry`, OpenAI's chat, text completion
+//! and responses API, health and figures.
 //!
 //! Never: decides anything about an answer (the service does), blocks a thread of the runtime, or logs a
 //! prompt. Always: every error has an OpenAI-shaped body, and every reply carries `x-request-id`. Only

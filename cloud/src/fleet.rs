@@ -1,9 +1,9 @@
 //! The models of devices: which pair of base and adapter each class should have, and the registry that has
 //! them.
 //!
-//! The rules are those of [`baton_registry`]; here are their inputs. [`book`] holds the targets in memory,
-//! [`catalog`] what the registry has, [`folder`] a registry in a folder, [`source`] where a registry is and how
-//! it is read, [`publish`] how a version gets into a folder.
+//! The rules are those of [`baton_registry`]; here are their inputs. [`book`] holds the targets in memory and
+//! [`catalog`] what the registry has. [`source`] reads a registry, [`folder`] and [`publish`] write one in a
+//! folder.
 
 pub mod book;
 pub mod catalog;

@@ -185,7 +185,7 @@ mod tests {
             assert!(err.contains(want), "{err}");
         };
         check(json!({}), "pass `rating`");
-        check(json!({ "rating": "fine" }), "rating");
+        check(json!({ "rating": "fine" }), "expected `up` or `down`");
         check(json!({ "agreement": 1.5 }), "agreement");
         check(json!({ "ttft_ms": -1 }), "ttft_ms");
         check(json!({ "gap_ms": 600_001 }), "gap_ms");

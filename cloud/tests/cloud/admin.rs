@@ -6,6 +6,7 @@ mod door;
 mod experiments;
 mod models;
 mod pages;
+mod rollouts;
 
 use axum::Router;
 use axum::body::Body;
@@ -31,7 +32,7 @@ const API: &str = "/admin/api/v1";
 pub(crate) struct World {
     pub store: Store,
     app: Router,
-    _service: (CloudService, Option<Host<Engine>>),
+    service: (CloudService, Option<Host<Engine>>),
 }
 
 /// The cookie and CSRF token of a person who has logged in.
@@ -76,7 +77,11 @@ impl World {
     pub(crate) async fn over(service: CloudService, host: Option<Host<Engine>>, secure: bool) -> World {
         let store = Store::open(&Database::Memory).await.unwrap();
         let admin = Admin::new(service.clone(), AdminService::new(store.clone(), None), secure);
-        World { store, app: admin.router(), _service: (service, host) }
+        World { store, app: admin.router(), service: (service, host) }
+    }
+
+    pub(crate) fn service(&self) -> &CloudService {
+        &self.service.0
     }
 
     /// Makes a console with an administrator `ada`, an editor `edna` and a viewer `vera`.

@@ -16,6 +16,7 @@ mod logins;
 mod outage;
 mod program;
 mod properties;
+mod rollouts;
 mod scenes;
 mod schema;
 mod storage;

@@ -181,6 +181,8 @@ impl Holding {
     pub fn switched(&mut self, pair: ModelPair) {
         if self.kept.active.as_ref() != Some(&pair) {
             self.kept.last_good = self.kept.active.replace(pair);
+            // The cloud counts who has what.
+            self.sync_at_ms = 0;
         }
     }
 

@@ -4,9 +4,9 @@ use super::*;
 use crate::agent::{RouteOptions, RouteReport};
 use crate::settings::Settings;
 
-/// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes more than a second:
-/// a loaded machine reads the cloud's end, which says what it has computed, before the device ends the answer.
-const DECODE_MS: f64 = 100.0;
+/// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes 3.6 s: even a
+/// loaded machine reads the cloud's end, which says what it has computed, before the device ends the answer.
+const DECODE_MS: f64 = 300.0;
 
 /// A reply of a cloud that says what it took: 60 ms and 0.1 ms a token, with [`DECODE_MS`] for each written one.
 fn told(prompt_tokens: u64) -> String {

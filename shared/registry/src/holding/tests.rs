@@ -1,3 +1,5 @@
+//! Tests of what a device does next, step by step.
+
 use super::*;
 use crate::sync::Lease;
 

@@ -1,3 +1,5 @@
+//! Tests of rollouts: shares, grace, leases and the guard.
+
 use super::*;
 use proptest::prelude::*;
 
