@@ -175,7 +175,7 @@ fn notice(word: &str) -> Option<&'static str> {
         "started" => "Started. Every replica uses it within five seconds.",
         "stopped" => "Stopped. Every replica uses it within five seconds.",
         "saved" => "Saved.",
-        "cancelled" => "Cancelled. The answer ends with its next token at the latest.",
+        "cancelled" => "The answer ends with its next token at the latest.",
         "ordered" => "Ordered. Requests under way end first.",
         "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
         "logged-out" => "You are logged out.",

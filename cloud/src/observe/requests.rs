@@ -293,7 +293,8 @@ impl RequestBook {
         cancels.len()
     }
 
-    /// Takes a request off those that run. Keeps it among the ended ones if it has ended, and was not refused.
+    /// Takes a request off those that run. If it has ended and was not refused, keeps it among those that
+    /// ended.
     fn close(&self, number: u64) {
         let mut kept = self.lock();
         let Some(Running { record, .. }) = kept.running.remove(&number) else { return };

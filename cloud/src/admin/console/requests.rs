@@ -144,7 +144,7 @@ pub(super) async fn cancel(
     let text = format!(
         "The answer of request {id} ends here. Its device goes on alone, and other clients get an error."
     );
-    let (title, button) = ("Cancel the request?", "Cancel the request");
+    let (title, button) = ("End the answer?", "End the answer");
     let question = Question { title, text: &text, action: PAGE, button, back: PAGE };
     if let Some(asked) = question.unless_confirmed(&session, &fields) {
         return Ok(asked);
