@@ -21,7 +21,8 @@ use crate::store::{Store, now_ms};
     Tokens are those of prompts and answers, on all replicas. Days are kept for 90 days.")]
 pub struct UsageCommand {
     /// How many days, today among them
-    #[arg(long, default_value = "7", value_name = "N", value_parser = clap::value_parser!(i64).range(1..=90), allow_negative_numbers = true)]
+    #[arg(long, default_value = "7", value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(1..=90))]
     pub days: i64,
     /// List one tenant only
     #[arg(long, default_value = "", hide_default_value = true)]
