@@ -56,7 +56,7 @@ pub(super) async fn run(command: HistoryCommand, out: &mut impl Write) -> anyhow
 /// Reads a length of time; returns it in milliseconds.
 fn length(text: &str) -> Result<i64, String> {
     let wrong = || "it must be a number of minutes, hours or days: 90m, 24h or 30d".to_owned();
-    let unit_ms = match text.chars().last() {
+    let unit_ms = match text.chars().next_back() {
         Some('m') => MINUTE_MS,
         Some('h') => HOUR_MS,
         Some('d') => DAY_MS,
