@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use baton_generate::host::HostHandle;
 use baton_generate::unread::CancelFlag;
 
 /// The most ended requests that are kept.
@@ -39,28 +38,7 @@ struct Kept {
 
 struct Running {
     record: Arc<Record>,
-    cancel: Cancel,
-}
-
-/// Cancels one answer.
-#[derive(Debug, Clone)]
-pub(crate) struct Cancel {
-    flag: CancelFlag,
-    /// The host that may be asleep.
-    host: Option<HostHandle>,
-}
-
-impl Cancel {
-    pub(crate) fn new(flag: CancelFlag, host: Option<HostHandle>) -> Cancel {
-        Cancel { flag, host }
-    }
-
-    fn set(&self) {
-        self.flag.set();
-        if let Some(host) = &self.host {
-            host.cancelled();
-        }
-    }
+    cancel: CancelFlag,
 }
 
 /// What is known of a request when it begins to wait.
@@ -214,7 +192,7 @@ pub enum KnownRequests {
 
 impl RequestBook {
     /// Lists a request that begins to wait.
-    pub(crate) fn begin(self: &Arc<RequestBook>, begun: NewRequest, cancel: Cancel) -> LiveRequest {
+    pub(crate) fn begin(self: &Arc<RequestBook>, begun: NewRequest, cancel: CancelFlag) -> LiveRequest {
         let mut kept = self.lock();
         let number = kept.next;
         kept.next += 1;
@@ -276,21 +254,17 @@ impl RequestBook {
         }
     }
 
-    /// Cancels every running request of exactly this id; returns their number. Clients choose ids, so there
-    /// may be several.
+    /// Sets the cancel flag of every running request of exactly this id; returns their number. Clients choose
+    /// ids, so there may be several. Their hosts must be woken then.
     pub fn cancel(&self, id: &str) -> usize {
         let kept = self.lock();
-        let running = kept.running.values().filter(|running| running.record.begun.id == id);
-        let cancels: Vec<Cancel> = running
-            .map(|running| {
-                running.record.is_cancelled.store(true, Ordering::Relaxed);
-                running.cancel.clone()
-            })
-            .collect();
-        // A host takes its own lock when it is woken.
-        drop(kept);
-        cancels.iter().for_each(Cancel::set);
-        cancels.len()
+        let mut cancelled = 0;
+        for running in kept.running.values().filter(|running| running.record.begun.id == id) {
+            running.record.is_cancelled.store(true, Ordering::Relaxed);
+            running.cancel.set();
+            cancelled += 1;
+        }
+        cancelled
     }
 
     /// Takes a request off those that run. If it has ended and was not refused, keeps it among those that

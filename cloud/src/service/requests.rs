@@ -1,20 +1,17 @@
 //! The record of this replica's requests: what is listed in it, and what operators ask of it.
 
-use super::{CloudService, Served};
-use crate::observe::requests::{
-    Cancel, KnownRequests, NewRequest, RequestEntry, RequestQuery, RequestsFound,
-};
+use super::CloudService;
+use crate::observe::requests::{KnownRequests, NewRequest, RequestEntry, RequestQuery, RequestsFound};
 use crate::service::reader::Prepared;
 use crate::store::now_ms;
 
 impl CloudService {
     /// Lists a request that is about to wait, unless this program made it for itself.
-    pub(super) fn list(&self, served: &Served, prepared: &mut Prepared) {
+    pub(super) fn list(&self, prepared: &mut Prepared) {
         let reader = &mut prepared.reader;
         if reader.observer.is_of_nobody() {
             return;
         }
-        let cancel = Cancel::new(reader.sink.cancel().clone(), Some(served.handle.clone()));
         let begun = NewRequest {
             id: reader.observer.request.clone(),
             tenant: reader.observer.tenant.clone(),
@@ -26,7 +23,7 @@ impl CloudService {
             arrived_at: reader.arrived_at,
             arrived_ms: now_ms(),
         };
-        reader.observer.live = Some(self.inner.requests.begin(begun, cancel));
+        reader.observer.live = Some(self.inner.requests.begin(begun, reader.sink.cancel().clone()));
     }
 
     /// Returns requests of this replica that run or have ended.
@@ -49,6 +46,11 @@ impl CloudService {
 
     /// Cancels the running requests of this id; returns their number.
     pub fn cancel_requests(&self, id: &str) -> usize {
-        self.inner.requests.cancel(id)
+        let cancelled = self.inner.requests.cancel(id);
+        if cancelled > 0 {
+            // A host may be asleep. The record holds no host, so that it keeps no model in memory.
+            self.wake_hosts();
+        }
+        cancelled
     }
 }

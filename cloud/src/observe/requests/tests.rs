@@ -25,7 +25,7 @@ fn new(id: &str) -> NewRequest {
 
 fn begin(book: &Arc<RequestBook>, id: &str) -> (LiveRequest, CancelFlag) {
     let flag = CancelFlag::default();
-    (book.begin(new(id), Cancel::new(flag.clone(), None)), flag)
+    (book.begin(new(id), flag.clone()), flag)
 }
 
 fn end(outcome: &'static str) -> RequestEnd {
@@ -84,7 +84,7 @@ fn requests_are_found_by_id_and_by_what_they_are() {
     first.ended(end("stop"));
     let (_second, _) = begin(&book, "ab-2");
     let chat = NewRequest { tenant: "other".into(), scene: None, ..new("c") };
-    let _third = book.begin(chat, Cancel::new(CancelFlag::default(), None));
+    let _third = book.begin(chat, CancelFlag::default());
     let find = |query: RequestQuery| {
         let found = book.find(&query, LATER);
         ids(&found).join(" ")
