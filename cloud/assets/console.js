@@ -11,13 +11,14 @@ function replace(id, fresh) {
   const shown = document.getElementById(id);
   if (!shown || !fresh) return;
   const open = [...shown.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key);
-  const focus = shown.contains(document.activeElement) && document.activeElement.closest("details[data-key]");
+  const focus = shown.contains(document.activeElement) && document.activeElement.closest("[data-key]");
   const key = focus && focus.dataset.key;
   shown.replaceChildren(...fresh.childNodes);
   for (const one of shown.querySelectorAll("details[data-key]")) {
     one.open = open.includes(one.dataset.key);
     if (one.dataset.key === key) one.querySelector("summary").focus();
   }
+  if (key) shown.querySelector(`button[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
 /** The overview: the same page again, every few seconds, while somebody looks. */

@@ -5,12 +5,14 @@ mod bootstrap;
 mod calibrate;
 mod columns;
 mod experiments;
+mod history;
 mod keys;
 mod models;
 mod registry;
 mod rollouts;
 mod scenes;
 mod tenants;
+mod usage;
 mod users;
 
 use std::ffi::OsString;
@@ -30,12 +32,14 @@ pub use self::audit::{AuditAction, AuditCommand};
 pub use self::bootstrap::{BootstrapCommand, PasswordArgs};
 pub use self::calibrate::CalibrateCommand;
 pub use self::experiments::{Ending, ExperimentCommand, ExperimentPlan, ExperimentsCommand, Starting};
+pub use self::history::HistoryCommand;
 pub use self::keys::{KeyCommand, KeysCommand};
 pub use self::models::{ImportCommand, ModelsAction, ModelsCommand};
 pub use self::registry::{KindArg, PublishArgs, ReadArgs, RegistryAction, RegistryCommand};
 pub use self::rollouts::{RolloutAction, RolloutsCommand};
 pub use self::scenes::{SceneCommand, SceneSet};
 pub use self::tenants::{TenantCommand, TenantSet, TenantsCommand};
+pub use self::usage::UsageCommand;
 pub use self::users::{UserCommand, UsersCommand};
 
 /// The cloud half of Baton: prefills with the full model, chooses which sentences matter, writes the first
@@ -72,6 +76,10 @@ pub enum Command {
     Users(users::UsersCommand),
     /// Show who changed what, and check that the audit log was not altered
     Audit(audit::AuditCommand),
+    /// Sum requests of all replicas over a time: counts, tokens, slot time, TTFT
+    History(HistoryCommand),
+    /// List what tenants used, by day
+    Usage(UsageCommand),
     /// Migrate the database to the newest schema, and check that every statement fits it
     Migrate(MigrateCommand),
     /// Find the attention heads of a model that rank sentences best
@@ -214,6 +222,14 @@ async fn command_run(line: Vec<OsString>) -> anyhow::Result<()> {
         Command::Audit(command) => {
             start_log(LogForm::Text)?;
             audit::run(command, &mut baton_terminal::stdout()).await
+        }
+        Command::History(command) => {
+            start_log(LogForm::Text)?;
+            history::run(command, &mut baton_terminal::stdout()).await
+        }
+        Command::Usage(command) => {
+            start_log(LogForm::Text)?;
+            usage::run(command, &mut baton_terminal::stdout()).await
         }
         Command::Migrate(command) => {
             start_log(LogForm::Text)?;

@@ -15,6 +15,7 @@ mod prefixes;
 mod reader;
 mod recorder;
 mod refining;
+mod requests;
 mod residency;
 mod served;
 mod submit;
@@ -39,6 +40,7 @@ use crate::fleet::Fleet;
 use crate::gate::Payer;
 use crate::learn::traffic::{RequestFigures, TrafficKey};
 use crate::observe::metrics::Metrics;
+use crate::observe::requests::RequestBook;
 use crate::observe::trace::TraceParent;
 use crate::scene::book::SceneBook;
 use crate::scene::{Scene, SceneSettings};
@@ -83,6 +85,8 @@ struct Inner {
     fleet: Fleet,
     experiments: ExperimentBook,
     metrics: Arc<Metrics>,
+    /// What runs, and what ended last.
+    requests: Arc<RequestBook>,
     clock: Clock,
     is_stopping: AtomicBool,
     deadline: Mutex<Option<Duration>>,
@@ -203,8 +207,18 @@ impl CloudService {
         let (metrics, clock) = (options.metrics.clone(), options.clock.clone());
         let (is_stopping, deadline) = (AtomicBool::new(false), Mutex::new(options.deadline));
         let (fleet, experiments) = (options.fleet.clone(), ExperimentBook::default());
-        let inner =
-            Inner { models, residency, scenes, fleet, experiments, metrics, clock, is_stopping, deadline };
+        let inner = Inner {
+            models,
+            residency,
+            scenes,
+            fleet,
+            experiments,
+            metrics,
+            requests: Arc::default(),
+            clock,
+            is_stopping,
+            deadline,
+        };
         CloudService { inner: Arc::new(inner) }
     }
 

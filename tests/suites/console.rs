@@ -341,6 +341,8 @@ async fn pages_fit_every_screen_and_name_every_field() {
     let browser = world.browser("ada").await;
     let pages = [
         ("overview", "/admin"),
+        ("requests", "/admin/requests"),
+        ("history", "/admin/history"),
         ("scenes", "/admin/scenes"),
         ("scene", "/admin/scenes/doc-qa"),
         ("experiments", "/admin/experiments"),

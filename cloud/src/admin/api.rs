@@ -7,7 +7,9 @@
 mod access;
 mod body;
 mod experiments;
+mod history;
 mod models;
+mod requests;
 mod rollouts;
 mod scenes;
 mod session;
@@ -31,8 +33,8 @@ use crate::store::Expected;
 #[openapi(
     info(
         title = "Baton admin API",
-        description = "Scenes, experiments, device classes, models of devices, tenants, keys, users and audit of a Baton cloud \
-                       service. Log in with `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
+        description = "Requests, history, scenes, experiments, device classes, models of devices, tenants, keys, users and audit of a \
+                       Baton cloud service. Log in with `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
                        GET, its `csrf_token` as `x-csrf-token`."
     ),
     components(schemas(ProblemBody)),
@@ -58,6 +60,11 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(status::document))
         .routes(routes!(session::log_in, session::show, session::log_out))
         .routes(routes!(status::overview))
+        .routes(routes!(requests::list))
+        .routes(routes!(requests::show))
+        .routes(routes!(requests::cancel))
+        .routes(routes!(history::history))
+        .routes(routes!(history::usage))
         .routes(routes!(models::list))
         .routes(routes!(models::load))
         .routes(routes!(models::unload))

@@ -8,7 +8,9 @@ mod audit;
 mod experiments;
 mod form;
 mod front;
+mod history;
 mod models;
+mod requests;
 mod rollouts;
 mod scene;
 mod scenes;
@@ -39,6 +41,8 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/login", get(front::login_page).post(front::log_in))
         .route("/admin/logout", post(front::log_out))
         .route("/admin", get(front::overview))
+        .route("/admin/requests", get(requests::list).post(requests::cancel))
+        .route("/admin/history", get(history::show))
         .route("/admin/scenes", get(scenes::list))
         .route("/admin/new-scene", get(scenes::new_page).post(scenes::create))
         .route("/admin/scenes/{id}", get(scene::show))
@@ -134,6 +138,8 @@ impl Frame {
     fn links(&self) -> Vec<NavLink> {
         let all = [
             ("/admin", "Overview", false),
+            ("/admin/requests", "Requests", false),
+            ("/admin/history", "History", false),
             ("/admin/scenes", "Scenes", false),
             ("/admin/experiments", "Experiments", false),
             ("/admin/device-classes", "Device classes", false),
@@ -169,6 +175,7 @@ fn notice(word: &str) -> Option<&'static str> {
         "started" => "Started. Every replica uses it within five seconds.",
         "stopped" => "Stopped. Every replica uses it within five seconds.",
         "saved" => "Saved.",
+        "cancelled" => "The answer ends with its next token at the latest.",
         "ordered" => "Ordered. Requests under way end first.",
         "revoked" => "The key is revoked. Every replica refuses it within five seconds.",
         "logged-out" => "You are logged out.",

@@ -5,8 +5,10 @@
 //! reports a failure of the database, and logs it with its whole chain of causes.
 
 mod experiments;
+pub(crate) mod history;
 pub(crate) mod models;
 mod problems;
+pub(crate) mod requests;
 mod rollouts;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -298,18 +298,11 @@ impl OverviewView {
 
     /// Returns the figures above the charts: name, value, unit.
     pub(super) fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
-        let longest = TTFT_BOUNDS_MS.last().copied().unwrap_or(f64::INFINITY);
-        let ms = |value: Option<f64>| match value {
-            None => "–".to_owned(),
-            // All longer times are in one bucket.
-            Some(ms) if ms >= longest => format!("> {}", grouped(longest, 0)),
-            Some(ms) => grouped(ms, 0),
-        };
         let (now, totals) = (&self.now, &self.totals);
         vec![
             ("Requests, 30 min", grouped(totals.requests as f64, 0), ""),
-            ("TTFT p50", ms(totals.ttft_p50_ms), "ms"),
-            ("TTFT p95", ms(totals.ttft_p95_ms), "ms"),
+            ("TTFT p50", ttft_text(totals.ttft_p50_ms), "ms"),
+            ("TTFT p95", ttft_text(totals.ttft_p95_ms), "ms"),
             ("Slots in use", format!("{} of {}", now.slots_used, self.slots), ""),
             ("Queue", format!("{} of {}", now.queue_len, self.queue), ""),
             ("Backlog", grouped(now.backlog_s, 1), "s of prefill"),
@@ -393,6 +386,17 @@ impl OverviewView {
             bars("assist", "L of the last half hour", "L (tokens)", &self.totals.assist_tokens),
             bars("ratio", "r of the last half hour", "r", &self.totals.ratio),
         ]
+    }
+}
+
+/// Formats a time to the first token in milliseconds, without its unit.
+pub(super) fn ttft_text(value: Option<f64>) -> String {
+    let longest = TTFT_BOUNDS_MS.last().copied().unwrap_or(f64::INFINITY);
+    match value {
+        None => "–".to_owned(),
+        // All longer times are in one bucket.
+        Some(ms) if ms >= longest => format!("> {}", grouped(longest, 0)),
+        Some(ms) => grouped(ms, 0),
     }
 }
 

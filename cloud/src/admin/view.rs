@@ -3,6 +3,8 @@
 //! Never: holds a secret, except a key that was just made. Times are in milliseconds since 1970. A revision
 //! grows by one with every change, and is what `ETag` and `If-Match` carry.
 
+pub mod history;
+pub mod request;
 pub mod rollout;
 
 use baton_protocol::SettingChange;

@@ -229,7 +229,7 @@ async fn whole(
             | AssistEvent::Token(_) => (),
             AssistEvent::Error(body) => return Err(body.into()),
             AssistEvent::End(end) if end.reason == EndReason::Cancelled => {
-                return Err(ApiError::new(ErrorCode::Unavailable, "the service is stopping"));
+                return Err(ApiError::new(ErrorCode::Unavailable, "the answer was cancelled"));
             }
             AssistEvent::End(end) => {
                 let ending = reply.ending(&end, reply.baton(Some(&end)));

@@ -5,6 +5,7 @@
 //! and counted. Never: keeps a request, a device's name or a text.
 
 pub mod histogram;
+pub mod history;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,10 @@ pub const MINUTE_MS: i64 = 60_000;
 pub const HOUR_MS: i64 = 60 * MINUTE_MS;
 /// One day, in milliseconds.
 pub const DAY_MS: i64 = 24 * HOUR_MS;
+/// How long sums of minutes are kept before they are summed by the hour, in milliseconds.
+pub const MINUTES_KEPT_MS: i64 = 2 * DAY_MS;
+/// How long sums of hours, and usage by the day, are kept, in milliseconds.
+pub const HOURS_KEPT_MS: i64 = 90 * DAY_MS;
 /// The most rows that wait while the database is away: about two hours of a busy replica.
 pub const ROWS_MAX: usize = 8192;
 /// The most combinations of scene, class and network with their own row in one minute; further ones count as

@@ -1,4 +1,4 @@
-//! Reports one request to the metrics, and to a trace.
+//! Reports one request to the metrics, to the record of requests, and to a trace.
 //!
 //! Never: sees text. Always: reports the end of a request once.
 
@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use baton_protocol::MaskEvent;
 
 use crate::observe::metrics::{Ended, Metrics};
+use crate::observe::requests::{LiveRequest, RequestEnd};
 use crate::observe::trace::{RequestTrace, TraceParent, Traces};
 use baton_generate::scheduler::{CloseReason, Closed};
 
@@ -29,6 +30,8 @@ pub(crate) struct Observer {
     pub(crate) model: String,
     pub(crate) prompt_tokens: usize,
     pub(crate) refine: Duration,
+    /// Its place in the record of requests, once it waits there.
+    pub(crate) live: Option<LiveRequest>,
 }
 
 impl Observer {
@@ -66,11 +69,15 @@ impl Observer {
         let ms = |ms: f64| Duration::from_secs_f64(ms.max(0.0) / 1e3);
         let (queue, prefill) = (ms(closed.times.queue_ms), ms(closed.times.prefill_ms));
         let decode = ms(closed.times.decode_ms);
+        let is_cancelled_here = self.live.as_ref().is_some_and(LiveRequest::is_cancelled);
+        if let Some(live) = &self.live {
+            live.ended(RequestEnd { outcome, tokens: closed.tokens, queue, prefill, decode });
+        }
         self.metrics.ended(Ended {
             scene: self.scene.as_deref(),
             model: &self.model,
             outcome,
-            disconnected: disconnected && closed.reason == CloseReason::Cancelled,
+            disconnected: disconnected && closed.reason == CloseReason::Cancelled && !is_cancelled_here,
             prompt_tokens: self.prompt_tokens,
             tokens: closed.tokens,
             queue,

@@ -255,6 +255,7 @@ impl Draft {
             model: served.name.clone(),
             prompt_tokens,
             refine: Duration::ZERO,
+            live: None,
         };
         let reader = CloudReader::new(ReaderParts {
             observer,

@@ -33,6 +33,11 @@ impl CloudService {
         self.inner.models.iter().filter_map(Place::in_memory)
     }
 
+    /// Says to every host that cancel flags were set.
+    pub(super) fn wake_hosts(&self) {
+        self.in_memory().for_each(|served| served.handle.cancelled());
+    }
+
     /// Returns the number of the model of this name, or of the first one for `default`.
     fn number(&self, asked: &str) -> Result<usize, ServiceError> {
         let models = &self.inner.models;

@@ -221,6 +221,16 @@ impl CloudReader {
         if prompt_tokens > 0 {
             self.prompt_tokens = usize::try_from(prompt_tokens).unwrap_or(self.prompt_tokens);
             self.cached = usize::try_from(cached_tokens).unwrap_or(0);
+            if let Some(live) = &self.observer.live {
+                live.counted(self.prompt_tokens);
+            }
+        }
+    }
+
+    /// Says which engine writes the answer.
+    pub(crate) fn written_by(&self, engine: &str) {
+        if let Some(live) = &self.observer.live {
+            live.written_by(engine);
         }
     }
 
@@ -363,9 +373,13 @@ impl Sink for CloudReader {
     /// Callers learn only the number of whole blocks that were cached. An exact number would reveal how much
     /// of a guess at an earlier prompt is right.
     fn opened(&mut self, opened: Opened) {
-        self.opened_at = Some(self.clock.now());
+        let now = self.clock.now();
+        self.opened_at = Some(now);
         self.cached = opened.cached - opened.cached % BLOCK_TOKENS;
         self.promise(opened.max_tokens, BoundBy::Load.as_str());
+        if let Some(live) = &self.observer.live {
+            live.opened(now, self.max_tokens);
+        }
     }
 
     fn computing(&mut self, prompt_tokens: usize) {
@@ -386,6 +400,9 @@ impl Sink for CloudReader {
         let ms = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() * 1e3;
         let opened_at = self.opened_at.unwrap_or(now);
         self.stamp_first(ms(self.arrived_at, opened_at), ms(opened_at, now));
+        if let Some(live) = &self.observer.live {
+            live.wrote(now, self.written);
+        }
         self.send();
     }
 

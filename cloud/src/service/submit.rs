@@ -38,6 +38,7 @@ impl CloudService {
         prepared.spec.share = terms.share;
         prepared.reader.observer.request = terms.request;
         prepared.reader.observer.tenant = terms.tenant;
+        self.list(&mut prepared);
         match (&served.upstream, prepared.upstream.take()) {
             (Some(upstream), Some(asked)) => self.submit_upstream(served, upstream, prepared, *asked),
             _ => served.handle.submit(prepared.into_job()).map_err(|refused| self.refused(refused)),

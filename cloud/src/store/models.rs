@@ -1,4 +1,4 @@
-//! Orders about models of one replica, which only the audit log keeps.
+//! Orders about models and requests of one replica, which only the audit log keeps.
 
 use serde_json::json;
 
@@ -18,6 +18,21 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut change = self.note(actor).await?;
         change.log(action, &format!("model/{model}"), &json!({})).await?;
+        change.commit().await
+    }
+
+    /// Adds an order about a request to the audit log.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn log_request(
+        &self,
+        actor: &Actor,
+        action: &'static str,
+        request: &str,
+    ) -> Result<(), StoreError> {
+        let mut change = self.note(actor).await?;
+        change.log(action, &format!("request/{request}"), &json!({})).await?;
         change.commit().await
     }
 }

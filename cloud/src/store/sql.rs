@@ -216,6 +216,13 @@ statements! {
          LEFT JOIN tenant_usage AS on_day ON on_day.tenant = tenants.id AND on_day.period_ms = $3 \
          AND on_day.start_ms = $4 \
          WHERE COALESCE(in_minute.requests, 0) > 0 OR COALESCE(on_day.tokens, 0) > 0 ORDER BY tenants.id";
+    USAGE_DAYS: "read usage by day" =
+        "SELECT tenant, start_ms, requests, tokens FROM tenant_usage WHERE period_ms = $1 AND start_ms >= $2 \
+         AND start_ms < $3 AND (tenant = $4 OR $4 = '') ORDER BY start_ms DESC, tenant LIMIT $5";
+    USAGE_TENANTS: "sum usage by tenant" =
+        "SELECT tenant, CAST(SUM(requests) AS BIGINT) AS requests, CAST(SUM(tokens) AS BIGINT) AS tokens \
+         FROM tenant_usage WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3 AND (tenant = $4 OR $4 = '') \
+         GROUP BY tenant ORDER BY 3 DESC, 1 LIMIT $5";
     USAGE_FORGET: "forget old usage" = "DELETE FROM tenant_usage WHERE period_ms = $1 AND start_ms < $2";
     LOAD_PUT: "tell what runs here" =
         "INSERT INTO replica_load (replica, tenant, running, reserved, updated_ms) VALUES ($1, $2, $3, $4, $5) \
@@ -236,6 +243,9 @@ statements! {
          assist_counts = excluded.assist_counts, ratio_counts = excluded.ratio_counts";
     TELEMETRY: "read telemetry" =
         "SELECT ", telemetry!(), " FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3 \
+         ORDER BY start_ms, scene, class, network, replica";
+    TELEMETRY_BOTH: "read telemetry of minutes and hours" =
+        "SELECT ", telemetry!(), " FROM telemetry WHERE period_ms IN ($1, $2) AND start_ms >= $3 AND start_ms < $4 \
          ORDER BY start_ms, scene, class, network, replica";
     TELEMETRY_FORGET: "forget old telemetry" =
         "DELETE FROM telemetry WHERE period_ms = $1 AND start_ms >= $2 AND start_ms < $3";

@@ -8,16 +8,12 @@ use std::collections::{BTreeMap, HashSet};
 use super::db::{Row, Tx, args};
 use super::{Store, StoreError, sql};
 use crate::learn::traffic::{
-    ASSIST_BOUNDS, DAY_MS, HOUR_MS, Histogram, MINUTE_MS, RATIO_BOUNDS, TTFT_BOUNDS_MS, TrafficKey,
-    TrafficRow, TrafficSums,
+    ASSIST_BOUNDS, DAY_MS, HOUR_MS, HOURS_KEPT_MS, Histogram, MINUTE_MS, MINUTES_KEPT_MS, RATIO_BOUNDS,
+    TTFT_BOUNDS_MS, TrafficKey, TrafficRow, TrafficSums,
 };
 
 /// A replica that has not reported for this long is taken as gone, in milliseconds.
 const REPLICA_GONE_MS: i64 = 15_000;
-/// How long telemetry is kept by the minute, before it is summed by the hour, in milliseconds.
-const MINUTES_KEPT_MS: i64 = 2 * DAY_MS;
-/// How long telemetry by the hour and usage by the day are kept, in milliseconds.
-const HOURS_KEPT_MS: i64 = 90 * DAY_MS;
 
 /// What a tenant has used on this replica since the last exchange, and what runs now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,15 +117,7 @@ impl Store {
     /// [`StoreError::Query`] if the database does not answer.
     pub async fn usage_of_day(&self, day_ms: i64) -> Result<Vec<DayUsage>, StoreError> {
         let rows = self.pool.rows(&sql::USAGE, args![DAY_MS, day_ms]).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(DayUsage {
-                    tenant: row.text("tenant")?,
-                    requests: row.count("requests")?,
-                    tokens: row.count("tokens")?,
-                })
-            })
-            .collect()
+        rows.iter().map(used).collect()
     }
 
     /// Writes the sums of a replica's minutes. A later write of the same minute replaces the earlier one.
@@ -289,7 +277,15 @@ fn summed(rows: &[TrafficRow], period_ms: i64) -> Vec<TrafficRow> {
     all.into_iter().map(row).collect()
 }
 
-fn traffic_row(row: &Row) -> Result<TrafficRow, StoreError> {
+pub(super) fn used(row: &Row) -> Result<DayUsage, StoreError> {
+    Ok(DayUsage {
+        tenant: row.text("tenant")?,
+        requests: row.count("requests")?,
+        tokens: row.count("tokens")?,
+    })
+}
+
+pub(super) fn traffic_row(row: &Row) -> Result<TrafficRow, StoreError> {
     let histogram = |column, bounds| {
         let text = row.text(column)?;
         Histogram::parse(bounds, &text).ok_or_else(|| row.bad(column, text))

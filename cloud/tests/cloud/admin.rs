@@ -4,8 +4,10 @@
 mod api;
 mod door;
 mod experiments;
+mod history;
 mod models;
 mod pages;
+mod requests;
 mod rollouts;
 
 use axum::Router;

@@ -12,6 +12,7 @@ mod postgres;
 mod access;
 mod audit;
 mod experiments;
+mod history;
 mod logins;
 mod outage;
 mod program;

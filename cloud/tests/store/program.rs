@@ -5,6 +5,8 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use baton_cloud::access::key::hash_secret;
+use baton_cloud::learn::traffic::{DAY_MS, MINUTE_MS, RequestFigures, Traffic, TrafficKey};
+use baton_cloud::store::{UsageDelta, now_ms};
 use serde_json::{Value, json};
 
 use crate::logins::log_in;
@@ -252,5 +254,50 @@ fn the_audit_log_is_listed_and_checked() {
         let sql = "UPDATE audit_log SET actor = 'user:eve' WHERE seq = 1";
         db.tamper("audit_log_is_immutable", "audit_log", sql).await;
         refused(&db, &["audit", "verify"], "the audit log is broken at row 1: the row was altered");
+    });
+}
+
+#[test]
+fn what_was_used_is_listed_for_people_and_programs() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let now = now_ms();
+        let day_ms = now - now.rem_euclid(DAY_MS);
+        let used = |tenant: &str, tokens| UsageDelta {
+            tenant: tenant.into(),
+            minute_ms: now,
+            requests: 3,
+            day_ms,
+            day_requests: 3,
+            tokens,
+            running: 0,
+            reserved: 0,
+        };
+        store.exchange_usage("one", &[used("acme", 70), used("other", 900)], now).await.unwrap();
+        let mut traffic = Traffic::default();
+        let key = TrafficKey { scene: "doc-qa".into(), class: "phone".into(), ..TrafficKey::default() };
+        let figures = RequestFigures { prompt_tokens: 50, slot_ms: 2500, ..RequestFigures::default() };
+        traffic.record(now - MINUTE_MS, key, &figures);
+        store.keep_traffic("one", &traffic.unwritten()).await.unwrap();
+        // Two days, because midnight may come meanwhile.
+        let text = text_of(&db, &["usage", "--days", "2"]);
+        let lines: Vec<String> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!((lines.len(), lines[0].as_str()), (5, "day (UTC) tenant requests tokens"), "{text}");
+        assert!(lines[3..] == ["all other 3 900", "all acme 3 70"], "{text}");
+        let one = json_of(&db, &["usage", "--days", "2", "--tenant", "acme"]);
+        assert_eq!(one["tenants"], json!([{ "tenant": "acme", "requests": 3, "tokens": 70 }]));
+        let history = json_of(&db, &["history", "--since", "30m", "--by", "class"]);
+        assert_eq!(
+            (&history["groups"][0]["name"], &history["total"]["slot_seconds"]),
+            (&json!("phone"), &json!(2.5))
+        );
+        let text = text_of(&db, &["history"]);
+        assert!(text.contains("(UTC)") && text.contains("\n(all) ") && text.contains("\ndoc-qa "), "{text}");
+        assert_eq!(json_of(&db, &["history", "--scene", "none"])["total"]["requests"], 0);
+        refused(&db, &["history", "--since", "soon"], "it must be a number of minutes, hours or days");
+        refused(&db, &["history", "--since", "91d"], "it must be 1 minute to 90 days");
+        refused(&db, &["history", "--by", "tenant"], "it must be scene, class or network");
+        refused(&db, &["usage", "--days", "91"], "91");
     });
 }

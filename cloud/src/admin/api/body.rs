@@ -62,8 +62,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryText<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<QueryText<T>, Problem> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
-        query.map(|query| QueryText(query.0)).map_err(|err| Problem::malformed(None, err.body_text()))
+        query.map(|query| QueryText(query.0)).map_err(|err| {
+            let text = err.body_text();
+            Problem::malformed(parameter_of(&text), text)
+        })
     }
+}
+
+/// Returns the parameter that the error of a query names: `Failed to ...: NAME: why`.
+fn parameter_of(text: &str) -> Option<String> {
+    let name = text.split(": ").nth(1)?;
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    (is_name && text.matches(": ").count() > 1).then(|| name.to_owned())
 }
 
 #[cfg(test)]

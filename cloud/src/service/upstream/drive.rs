@@ -184,6 +184,7 @@ impl Writing {
         let first = self.upstream.clock.now();
         (self.writer_asked_at, self.first_at) = (begun.asked_at, Some(first));
         self.upstream.balance().first_token(begun.lease.at, first.saturating_sub(begun.asked_at), first);
+        self.reader.written_by(&begun.lease.engine().address.url);
         self.take_mask().await;
         let done = self.pass_on(&mut begun).await;
         self.usage = begun.reply.usage();

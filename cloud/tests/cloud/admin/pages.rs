@@ -141,6 +141,8 @@ async fn every_page_can_be_used_by_everybody() {
     assert_eq!((saved.status, saved.header("location")), (303, "/admin/scenes/doc-qa/review"), "{saved:?}");
     for path in [
         "/admin",
+        "/admin/requests",
+        "/admin/history",
         "/admin/scenes",
         "/admin/new-scene",
         "/admin/scenes/doc-qa",
