@@ -26,6 +26,9 @@ use crate::calibrate::{self, CalibrateControl, CalibrateError, ProbeOptions, cal
 pub use self::gate::{Figures, Gate, Miss};
 pub use self::publish::{FileMark, Manifest, PublishError};
 
+/// How the name of an adapter's file ends, behind the adapter's name.
+pub const ADAPTER_SUFFIX: &str = ".lora.gguf";
+
 use self::publish::Staging;
 
 /// Share of a document that a mask keeps when recall is measured.
@@ -261,7 +264,7 @@ fn convert_adapters(
     let mut files = Vec::new();
     for (at, (name, dir)) in job.adapters.iter().enumerate() {
         control.progress(Step::Adapters, at as u64, job.adapters.len() as u64);
-        let file = format!("{name}.lora.gguf");
+        let file = format!("{name}{ADAPTER_SUFFIX}");
         let options = AdapterOptions {
             adapter: AdapterDir { dir: dir.clone(), weight: 1.0 },
             model: model.to_owned(),

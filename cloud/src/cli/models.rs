@@ -11,14 +11,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use baton_import::{AdapterDir, Quantization};
-use baton_protocol::is_model_name;
+use baton_protocol::{ModelVersion, is_model_name};
+use baton_registry::envelope::SigningKey;
+use baton_registry::manifest::Kind;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::UsageError;
+use super::registry::{self, signing_key};
 use crate::config::numbers;
-use crate::import::{Gate, ImportJob, JobControl, JobError, Manifest, Step, run as import};
+use crate::fleet::folder::RegistryFolder;
+use crate::fleet::publish::Publication;
+use crate::import::{ADAPTER_SUFFIX, Gate, ImportJob, JobControl, Manifest, Step, run as import};
 
 /// Time between two lines about one step.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -65,6 +70,15 @@ pub struct ImportCommand {
     /// Replace a published model of this name, once the new one is whole
     #[arg(long)]
     pub replace: bool,
+    /// Also publish the model and its adapters in this folder: a registry of models for devices
+    #[arg(long, value_name = "FOLDER", requires_all = ["publish_as", "key"])]
+    pub registry: Option<PathBuf>,
+    /// Name and version of the model in the registry; its adapters get the same number
+    #[arg(long = "as", id = "publish_as", value_name = "NAME@VERSION", requires = "registry")]
+    pub publish_as: Option<ModelVersion>,
+    /// File of the key that signs (`baton-cloud registry key`)
+    #[arg(long, value_name = "FILE", requires = "registry")]
+    pub key: Option<PathBuf>,
     /// Find no heads of the refiner, and measure no recall; for a model that only writes
     #[arg(long)]
     pub no_heads: bool,
@@ -111,11 +125,18 @@ fn is_folder_name(name: &str) -> bool {
 pub(super) async fn run(command: ModelsCommand) -> anyhow::Result<()> {
     let ModelsAction::Import(command) = command.action;
     let json = command.json;
+    let for_devices = ForDevices::of(&command)?;
     let job = job(*command)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut log = JobLog { json, stop: stop.clone(), step: None, said_at: Instant::now() };
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut work = tokio::task::spawn_blocking(move || import(&job, &mut log));
+    let mut work = tokio::task::spawn_blocking(move || -> anyhow::Result<Manifest> {
+        let manifest = import(&job, &mut log)?;
+        if let Some(registry) = for_devices {
+            registry.publish(&job, &manifest, &log.stop)?;
+        }
+        Ok(manifest)
+    });
     let done = tokio::select! {
         done = &mut work => done,
         _ = interrupt.recv() => stopped(&stop, work).await,
@@ -128,10 +149,63 @@ pub(super) async fn run(command: ModelsCommand) -> anyhow::Result<()> {
 
 async fn stopped(
     stop: &AtomicBool,
-    work: tokio::task::JoinHandle<Result<Manifest, JobError>>,
-) -> Result<Result<Manifest, JobError>, tokio::task::JoinError> {
+    work: tokio::task::JoinHandle<anyhow::Result<Manifest>>,
+) -> Result<anyhow::Result<Manifest>, tokio::task::JoinError> {
     stop.store(true, Ordering::Relaxed);
     work.await
+}
+
+/// The registry that gets the model too.
+struct ForDevices {
+    folder: RegistryFolder,
+    key: SigningKey,
+    model: ModelVersion,
+    /// Names of the adapters, and their versions.
+    adapters: Vec<(String, ModelVersion)>,
+}
+
+impl ForDevices {
+    /// Checks what can be checked before the job begins.
+    fn of(command: &ImportCommand) -> anyhow::Result<Option<ForDevices>> {
+        let (Some(folder), Some(model), Some(key)) = (&command.registry, &command.publish_as, &command.key)
+        else {
+            return Ok(None);
+        };
+        let version = |(name, _): &(String, PathBuf)| {
+            let version = ModelVersion::new(name, model.version());
+            version.map(|version| (name.clone(), version)).map_err(|err| UsageError(err.to_string()))
+        };
+        Ok(Some(ForDevices {
+            folder: RegistryFolder::new(folder.clone()),
+            key: signing_key(key)?,
+            model: model.clone(),
+            adapters: command.adapter.iter().map(version).collect::<Result<_, _>>()?,
+        }))
+    }
+
+    /// Publishes the base, then the adapters.
+    fn publish(&self, job: &ImportJob, done: &Manifest, stop: &AtomicBool) -> anyhow::Result<()> {
+        let folder = job.into.join(&job.name);
+        let licence = done.licence.clone().with_context(|| {
+            format!("`{}` is published, but the registry needs --licence", folder.display())
+        })?;
+        for file in &done.files {
+            let (model, kind, base) = match file.kind.as_str() {
+                "model" => (self.model.clone(), Kind::Base, None),
+                "adapter" => {
+                    let name = file.name.strip_suffix(ADAPTER_SUFFIX);
+                    let found = self.adapters.iter().find(|(known, _)| Some(known.as_str()) == name);
+                    let (_, version) = found.with_context(|| format!("`{}` is no adapter", file.name))?;
+                    (version.clone(), Kind::Adapter, Some(self.model.clone()))
+                }
+                _ => continue,
+            };
+            let path = folder.join(&file.name);
+            let publication = Publication { model, kind, path, licence: licence.clone(), base };
+            registry::publish_shown(&self.folder, &self.key, &publication, stop)?;
+        }
+        Ok(())
+    }
 }
 
 fn job(command: ImportCommand) -> anyhow::Result<ImportJob> {

@@ -162,9 +162,32 @@ fn key(file: &Path) -> anyhow::Result<PublicKey> {
     Ok(key.public())
 }
 
-fn signing_key(file: &Path) -> anyhow::Result<SigningKey> {
+pub(super) fn signing_key(file: &Path) -> anyhow::Result<SigningKey> {
     let secret = fs::read(file).with_context(|| format!("read key `{}`", file.display()))?;
     SigningKey::from_pkcs8(&secret).with_context(|| format!("read key `{}`", file.display()))
+}
+
+/// Publishes a version and shows the progress on a terminal. `stop` ends it; the registry then stays as it was.
+pub(super) fn publish_shown(
+    folder: &RegistryFolder,
+    key: &SigningKey,
+    publication: &Publication,
+    stop: &AtomicBool,
+) -> anyhow::Result<Manifest> {
+    let mut told = 0;
+    let mut progress = |done: u64, of: u64| {
+        if stop.load(Ordering::Relaxed) {
+            bail!("stopped; the registry is as it was");
+        }
+        if done - told >= STATUS_BYTES && baton_terminal::stderr_is_terminal() {
+            told = done;
+            baton_terminal::status(&format!("{}: {} of {}", publication.model, size(done), size(of)));
+        }
+        Ok(())
+    };
+    let done = publish(folder, key, publication, &mut progress);
+    baton_terminal::clear_status();
+    done
 }
 
 /// Publishes a version; Ctrl-C stops it and leaves nothing behind.
@@ -175,20 +198,7 @@ async fn published(args: PublishArgs) -> anyhow::Result<Manifest> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let mut work = tokio::task::spawn_blocking(move || {
-        let mut told = 0;
-        let mut progress = |done: u64, of: u64| {
-            if flag.load(Ordering::Relaxed) {
-                bail!("stopped; the registry is as it was");
-            }
-            if done - told >= STATUS_BYTES && baton_terminal::stderr_is_terminal() {
-                told = done;
-                baton_terminal::status(&format!("{} of {}", size(done), size(of)));
-            }
-            Ok(())
-        };
-        let done = publish(&RegistryFolder::new(to), &key, &publication, &mut progress);
-        baton_terminal::clear_status();
-        done
+        publish_shown(&RegistryFolder::new(to), &key, &publication, &flag)
     });
     let done = tokio::select! {
         done = &mut work => done,

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use baton_registry::digest::Digest;
 use baton_registry::layout::{INDEX_FILE, LAYOUT_FILE, LAYOUT_JSON, blob_path};
 
+/// Its lock says that somebody adds a version.
+const LOCK_FILE: &str = ".lock";
+
 /// A folder with the layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryFolder {
@@ -40,6 +43,16 @@ impl RegistryFolder {
             write_whole(&layout, LAYOUT_JSON.as_bytes())?;
         }
         Ok(())
+    }
+
+    /// Waits until nobody else writes here, and keeps others out until the file is dropped.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn lock(&self) -> io::Result<File> {
+        let file = File::create(self.root.join(LOCK_FILE))?;
+        file.lock()?;
+        Ok(file)
     }
 
     /// Returns the path of the bytes with this digest.

@@ -58,8 +58,9 @@ pub fn publish(
     drop(gguf);
     let root = || format!("write registry `{}`", folder.root().display());
     folder.make().with_context(root)?;
-    let mut index = read_index(folder)?;
     let files = copy_all(folder, &paths, progress)?;
+    let lock = folder.lock().with_context(root)?;
+    let mut index = read_index(folder)?;
     let (licence, base) = (licence.clone(), base.clone());
     let model = model.clone();
     let manifest =
@@ -72,6 +73,7 @@ pub fn publish(
     folder.write(&oci).with_context(root)?;
     index.add(&manifest.model, &oci);
     folder.write_index(&index.to_json()).with_context(root)?;
+    drop(lock);
     Ok(manifest)
 }
 

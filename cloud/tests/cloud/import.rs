@@ -302,6 +302,34 @@ fn the_program_imports_and_prints_lines_of_json() {
 }
 
 #[test]
+fn the_program_publishes_for_devices_too() {
+    let world = World::new();
+    let text = |name: &str| world.path(name).display().to_string();
+    let (registry, key) = (text("registry"), text("registry.key"));
+    let run = |line: &[&str]| {
+        let out = program().args(line).output().unwrap();
+        (out.status.success(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (_, public, _) = run(&["registry", "key", &key]);
+    let (demo, models, law) = (text("demo"), text("models"), format!("law={}", text("law")));
+    let import =
+        ["models", "import", &demo, "--into", &models, "--quant", "Q8_0", "--no-heads", "--threads", "1"];
+    let adapter = ["--adapter", law.as_str()];
+    let (done, _, said) = run(&[&import[..], &["--registry", &registry]].concat());
+    assert!(!done && said.contains("--as") && said.contains("--key"), "{said}");
+    let publish = ["--registry", &registry, "--as", "demo-q8@3", "--key", &key];
+    let (done, _, said) = run(&[&import[..], &adapter, &publish].concat());
+    assert!(done, "{said}");
+    let (_, listed, said) =
+        run(&["registry", "list", "--json", "--from", &registry, "--trust", public.trim()]);
+    let listed: Value = serde_json::from_str(&listed).expect(&said);
+    assert_eq!((&listed[0]["model"], &listed[0]["licence"]), (&json!("demo-q8@3"), &json!("apache-2.0")));
+    assert_eq!((&listed[1]["model"], &listed[1]["base"]), (&json!("law@3"), &json!("demo-q8@3")));
+    let digest = format!("sha256:{}", sha256(&world.path("models/demo/demo.gguf")));
+    assert_eq!(listed[0]["files"][0]["digest"], digest, "devices get the bytes that were measured");
+}
+
+#[test]
 fn an_interrupt_ends_the_program_and_leaves_nothing() {
     let world = World::new();
     let mut command = program();
