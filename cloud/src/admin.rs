@@ -10,6 +10,7 @@
 //! | [`view`], [`problem`] | values that console and API share; their errors |
 //! | [`predict`], [`chart`] | predictions of the optimizer; charts as SVG |
 //! | [`overview`] | figures of the running service |
+//! | [`playground`] | one question as the cloud and a device would take it |
 //! | [`api`] | the REST API and its OpenAPI document |
 //! | [`console`] | pages, rendered on the server; they work without a script |
 //! | [`assets`] | style sheet, script, icon |
@@ -24,6 +25,7 @@ mod console;
 mod guard;
 mod login;
 mod overview;
+mod playground;
 
 pub mod chart;
 pub mod operations;

@@ -19,6 +19,7 @@ mod requests;
 mod residency;
 mod served;
 mod submit;
+mod trial;
 
 pub mod completion;
 pub mod experiments;
@@ -57,6 +58,7 @@ pub use self::places::{ModelFacts, ModelView};
 pub use self::residency::start;
 pub use self::residency::{Lease, LoadError, ModelLoader, ModelResidency, ModelState};
 pub use self::served::{ModelSetup, SetupError};
+pub use self::trial::CONSOLE;
 
 pub(crate) use self::served::Served;
 
@@ -267,6 +269,7 @@ impl CloudService {
         }
         let (scene, part) = self.take_part(request, scene, &terms);
         let (participant, arm) = part.unzip();
+        let owner = terms.owner;
         let accepted = self.assist_in(&scene, arm, request, terms, payer);
         if let (Err(err), Some(participant)) = (&accepted, &participant)
             && err.is_of_service()
@@ -275,6 +278,10 @@ impl CloudService {
             participant.record(&failed, &self.inner.metrics);
         }
         let mut stream = accepted?;
+        if let Some(device) = &request.device {
+            // A device's report about itself is valid for every model.
+            self.inner.models.iter().for_each(|place| place.figures.hear(owner, device));
+        }
         let recorder = self.recorder(recorder::key(request), stream.prompt_tokens());
         let part = participant.map(|participant| (participant, self.inner.metrics.clone()));
         stream.watch(recorder.in_experiment(part));
@@ -297,15 +304,10 @@ impl CloudService {
         if let Some(max_tokens) = terms.max_tokens {
             prepared.limit(max_tokens);
         }
-        let owner = terms.owner;
         if let Some(payer) = payer {
             prepared.reserve(payer, Some(assist::name(request)))?;
         }
         self.submit(served, prepared, terms)?;
-        if let Some(device) = &request.device {
-            // A device's report about itself is valid for every model.
-            self.inner.models.iter().for_each(|place| place.figures.hear(owner, device));
-        }
         Ok(stream)
     }
 

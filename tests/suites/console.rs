@@ -343,6 +343,7 @@ async fn pages_fit_every_screen_and_name_every_field() {
         ("overview", "/admin"),
         ("requests", "/admin/requests"),
         ("history", "/admin/history"),
+        ("playground", "/admin/playground"),
         ("scenes", "/admin/scenes"),
         ("scene", "/admin/scenes/doc-qa"),
         ("experiments", "/admin/experiments"),

@@ -9,6 +9,7 @@ mod body;
 mod experiments;
 mod history;
 mod models;
+mod playground;
 mod requests;
 mod rollouts;
 mod scenes;
@@ -33,7 +34,7 @@ use crate::store::Expected;
 #[openapi(
     info(
         title = "Baton admin API",
-        description = "Requests, history, scenes, experiments, device classes, models of devices, tenants, keys, users and audit of a \
+        description = "Requests, playground, history, scenes, experiments, device classes, models of devices, tenants, keys, users and audit of a \
                        Baton cloud service. Log in with `POST /admin/api/v1/session`; send the cookie it sets and, with every request that is not a \
                        GET, its `csrf_token` as `x-csrf-token`."
     ),
@@ -63,6 +64,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(requests::list))
         .routes(routes!(requests::show))
         .routes(routes!(requests::cancel))
+        .routes(routes!(playground::ask))
         .routes(routes!(history::history))
         .routes(routes!(history::usage))
         .routes(routes!(models::list))

@@ -10,6 +10,7 @@ mod form;
 mod front;
 mod history;
 mod models;
+mod playground;
 mod requests;
 mod rollouts;
 mod scene;
@@ -32,6 +33,7 @@ use super::guard::Fields;
 use super::problem::{Kind, Problem};
 use super::session::Session;
 use super::{Admin, assets};
+use crate::access::Role;
 use crate::scene::SceneSettings;
 use crate::store::Expected;
 
@@ -42,6 +44,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/admin/logout", post(front::log_out))
         .route("/admin", get(front::overview))
         .route("/admin/requests", get(requests::list).post(requests::cancel))
+        .route("/admin/playground", get(playground::show).post(playground::ask))
         .route("/admin/history", get(history::show))
         .route("/admin/scenes", get(scenes::list))
         .route("/admin/new-scene", get(scenes::new_page).post(scenes::create))
@@ -81,6 +84,7 @@ struct Frame {
     active: &'static str,
     user: Option<String>,
     role: &'static str,
+    edits: bool,
     administers: bool,
     csrf: String,
     notice: Option<&'static str>,
@@ -105,6 +109,7 @@ impl Frame {
             active: "",
             user: None,
             role: "",
+            edits: false,
             administers: false,
             csrf: String::new(),
             notice: None,
@@ -121,6 +126,7 @@ impl Frame {
             active,
             user: Some(session.user.clone()),
             role: session.role.as_str(),
+            edits: session.edits(),
             administers: session.administers(),
             csrf: session.csrf.clone(),
             ..Frame::bare(title)
@@ -137,20 +143,26 @@ impl Frame {
 
     fn links(&self) -> Vec<NavLink> {
         let all = [
-            ("/admin", "Overview", false),
-            ("/admin/requests", "Requests", false),
-            ("/admin/history", "History", false),
-            ("/admin/scenes", "Scenes", false),
-            ("/admin/experiments", "Experiments", false),
-            ("/admin/device-classes", "Device classes", false),
-            ("/admin/models", "Models", false),
-            ("/admin/rollouts", "Rollouts", false),
-            ("/admin/keys", "Keys", false),
-            ("/admin/tenants", "Tenants", false),
-            ("/admin/users", "Users", true),
-            ("/admin/audit", "Audit", false),
+            ("/admin", "Overview", Role::Viewer),
+            ("/admin/requests", "Requests", Role::Viewer),
+            ("/admin/history", "History", Role::Viewer),
+            ("/admin/playground", "Playground", Role::Editor),
+            ("/admin/scenes", "Scenes", Role::Viewer),
+            ("/admin/experiments", "Experiments", Role::Viewer),
+            ("/admin/device-classes", "Device classes", Role::Viewer),
+            ("/admin/models", "Models", Role::Viewer),
+            ("/admin/rollouts", "Rollouts", Role::Viewer),
+            ("/admin/keys", "Keys", Role::Viewer),
+            ("/admin/tenants", "Tenants", Role::Viewer),
+            ("/admin/users", "Users", Role::Admin),
+            ("/admin/audit", "Audit", Role::Viewer),
         ];
-        let shown = all.into_iter().filter(|&(_, _, admins)| !admins || self.administers);
+        let may = |least: Role| match least {
+            Role::Viewer => true,
+            Role::Editor => self.edits,
+            Role::Admin => self.administers,
+        };
+        let shown = all.into_iter().filter(|&(_, _, least)| may(least));
         shown.map(|(url, text, _)| NavLink { url, text, here: url == self.active }).collect()
     }
 }
@@ -360,6 +372,10 @@ fn label(name: &str) -> &str {
         return field.title;
     }
     match name {
+        "scene" => "Scene",
+        "document" => "Document",
+        "question" => "Question",
+        "device_class" => "Device class",
         "label" => "Label",
         "prefill_ms_per_token" => "k_d (ms/token)",
         "prefill_ms_per_token2" => "q_d (ms/token²)",

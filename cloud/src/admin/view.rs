@@ -4,6 +4,7 @@
 //! grows by one with every change, and is what `ETag` and `If-Match` carry.
 
 pub mod history;
+pub mod playground;
 pub mod request;
 pub mod rollout;
 

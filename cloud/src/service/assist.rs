@@ -101,7 +101,8 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         scene: Some(scene.id.clone()),
         extras: Extras { constraint, ..Extras::default() },
     };
-    let (mut prepared, stream) = draft.prepared(served, &request.sampling)?;
+    let (mut prepared, mut stream) = draft.prepared(served, &request.sampling)?;
+    stream.set_ratio(ratio);
     prepared.spec.floor_tokens = planned.assist_floor as usize;
     Ok((prepared, stream))
 }

@@ -116,6 +116,7 @@ pub struct AssistStream {
     /// Tokens handed out; `None` if someone else reports what was read.
     read: Option<usize>,
     prompt_tokens: u64,
+    ratio: f32,
     model: String,
     progress: Option<ProgressSource>,
     watches: Vec<Box<dyn StreamWatch>>,
@@ -135,6 +136,7 @@ impl AssistStream {
             mark: unread.mark(host.cloned()),
             read: Some(0),
             prompt_tokens: 0,
+            ratio: 1.0,
             model: String::new(),
             progress: host.map(|host| ProgressSource { handle: host.clone(), id }),
             watches: Vec::new(),
@@ -154,6 +156,15 @@ impl AssistStream {
 
     pub(crate) fn set_prompt_tokens(&mut self, tokens: usize) {
         self.prompt_tokens = tokens as u64;
+    }
+
+    /// Returns the largest share of the content that the mask may keep (r); 1 if there is no mask.
+    pub fn ratio(&self) -> f32 {
+        self.ratio
+    }
+
+    pub(crate) fn set_ratio(&mut self, ratio: f32) {
+        self.ratio = ratio;
     }
 
     /// Returns the name of the model that answers.

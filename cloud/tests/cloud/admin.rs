@@ -7,6 +7,7 @@ mod experiments;
 mod history;
 mod models;
 mod pages;
+mod playground;
 mod requests;
 mod rollouts;
 

@@ -143,6 +143,7 @@ async fn every_page_can_be_used_by_everybody() {
         "/admin",
         "/admin/requests",
         "/admin/history",
+        "/admin/playground",
         "/admin/scenes",
         "/admin/new-scene",
         "/admin/scenes/doc-qa",
