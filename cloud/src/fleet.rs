@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The rules are those of [`baton_registry`]; here are their inputs. [`book`] holds the targets in memory and
-//! [`catalog`] what the registry has. [`folder`] is a registry in a folder, [`source`] reads a registry wherever
-//! it is, and [`publish`] adds a version.
+//! [`catalog`] what the registry has. [`folder`] is a registry in a folder, [`source`] reads a registry
+//! wherever it is, and [`publish`] adds a version.
 
 pub mod book;
 pub mod catalog;

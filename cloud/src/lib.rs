@@ -11,10 +11,12 @@
 //! | [`gate`] | quotas and limits of tenants |
 //! | [`learn`] | costs and traffic, and the r and L that follow |
 //! | [`observe`] | metrics and traces of requests |
+//! | [`import`] | makes a model from a Hugging Face folder: converts, calibrates, measures, publishes |
 //! | [`calibrate`] | finds the heads of a model that attend to the answer of a question |
 //! | [`store`] | scenes, tenants, keys, users, usage in the database |
 //! | [`experiment`] | experiments: arms, assignment, statistics. Pure |
-//! | [`access`], [`scene`], [`fleet`] | the values of these: tenants, keys, users; scenes; models of devices, and their registry |
+//! | [`fleet`] | which models devices should have, and their registry |
+//! | [`access`], [`scene`] | the values of these: tenants, keys, users; scenes |
 //!
 //! Modules further down this table know nothing of those further up.
 //!

@@ -16,8 +16,8 @@ use crate::fleet::source::RegistrySource;
 pub struct RegistryArgs {
     /// Registry of the models that devices should have: a folder, https://HOST/PATH or oci://HOST/NAME
     ///
-    /// `baton-cloud registry publish` makes a folder, and this service gives its files to devices. A web server
-    /// or bucket may have a copy of it. `baton-cloud rollouts` says which devices should have what.
+    /// `baton-cloud registry publish` makes a folder, and this service gives its files to devices. A web
+    /// server or bucket may have a copy of it. `baton-cloud rollouts` says which devices should have what.
     #[arg(long, value_name = "FOLDER|URL", env = "BATON_REGISTRY")]
     pub registry: Option<String>,
     /// Public key that signs the registry's versions; may be given several times. Others are not used

@@ -9,7 +9,7 @@
 //! - [`holding`]: what a device does next: ask, fetch, switch, remove.
 //! - [`sync`]: what they say to each other.
 //!
-//! What always holds: a device switches to a pair only when it has every byte of it, as signed; it keeps the
+//! What always holds: a device switches to a pair only when it has every byte of it, as signed. It keeps the
 //! pair before, and goes back if the new one does not load. It asks the cloud with a pair only while it was
 //! told that the pair is allowed, and the cloud allows it for at least as long.
 

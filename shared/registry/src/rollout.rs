@@ -4,8 +4,8 @@
 //! Pure, with times in seconds. A [`Target`] is what is set for one scene and one class; every change makes a
 //! new one. Replicas of the cloud may act on a target that is up to [`SETTLE_S`] old.
 //!
-//! What always holds: a pair that a device was told it may ask with is allowed for at least as long as it was
-//! told, on every replica, unless it is revoked. So a device that keeps to its lease is never refused.
+//! What always holds: if a device was told that it may ask with a pair, every replica allows the pair for at
+//! least as long as was told, unless it is revoked. So a device that keeps to its lease is never refused.
 
 use std::fmt;
 use std::str::FromStr;

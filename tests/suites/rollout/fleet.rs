@@ -2,7 +2,7 @@
 //! the programs; here are only time, chance and transport.
 //!
 //! What is asserted in every step: no device asks with a pair that the replica does not allow, unless it was
-//! revoked; every device has a pair that is whole and loads.
+//! revoked. Every device has a pair that is whole and loads.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

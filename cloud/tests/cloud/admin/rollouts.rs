@@ -52,7 +52,7 @@ async fn editors_roll_out_what_the_registry_has() {
         ("small@9", "the registry has no small@9"),
         ("eye@1", "eye@1 is no base, it is a scorer"),
         ("small@1+law@1", "adapter law@1 is of small@2, not of small@1"),
-        ("small", "BASE@VERSION"),
+        ("small", "want NAME@VERSION"),
     ] {
         let refused = set(pair).await;
         assert!(refused.status == 422 && refused.body.contains(want), "{pair}: {refused:?}");

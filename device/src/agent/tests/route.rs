@@ -4,11 +4,11 @@ use super::*;
 use crate::agent::{RouteOptions, RouteReport};
 use crate::settings::Settings;
 
-/// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes 3.6 s: even a
-/// loaded machine reads the cloud's end, which says what it has computed, before the device ends the answer.
+/// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes 3.6 s. So even a
+/// loaded machine reads the cloud's end, which says what it has computed, before the device's answer ends.
 const DECODE_MS: f64 = 300.0;
 
-/// A reply of a cloud that says what it took: 60 ms and 0.1 ms a token, with [`DECODE_MS`] for each written one.
+/// A reply of a cloud that says what it took: 60 ms, 0.1 ms a prompt token, [`DECODE_MS`] for each written one.
 fn told(prompt_tokens: u64) -> String {
     let body = stream(&["So", " it", " is."]);
     let prefill_ms = 60.0 + 0.1 * prompt_tokens as f64;

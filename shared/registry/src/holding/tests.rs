@@ -50,6 +50,8 @@ fn a_wanted_pair_is_fetched_loaded_and_the_one_before_it_kept() {
     assert_eq!(holding.pair_for_cloud(300_004), Some(&pair("m@1")));
     holding.switched(pair("m@2+law@1"));
     assert_eq!(holding.pair_for_cloud(300_005), Some(&pair("m@2+law@1")));
+    assert_eq!(holding.next(300_005), Step::Sync, "the cloud learns what it has now");
+    holding.synced(&reply("m@2+law@1", &[("m@2+law@1", 900)]), 300_005);
     assert!(matches!(holding.next(300_005), Step::Wait { .. }), "m@1 is kept: it was good");
     // The next one makes it superfluous.
     holding.synced(&reply("m@3", &[]), 300_005);
@@ -57,6 +59,7 @@ fn a_wanted_pair_is_fetched_loaded_and_the_one_before_it_kept() {
     holding.fetched(model("m@3"));
     assert_eq!(holding.next(300_007), Step::Switch(pair("m@3")));
     holding.switched(pair("m@3"));
+    holding.synced(&reply("m@3", &[]), 300_008);
     assert_eq!(holding.next(300_008), Step::Remove(model("m@1")));
     holding.removed(&model("m@1"));
     assert!(matches!(holding.next(300_009), Step::Wait { .. }));
