@@ -15,7 +15,7 @@ mod upstream;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_engine::engine::KvFormat;
@@ -397,9 +397,11 @@ pub enum ConfigError {
     /// A model has the same engine twice.
     #[error("{0} is given twice")]
     DuplicateUpstream(String),
-    /// The engines' key cannot be read.
-    #[error("key of the engines in `{path}`: {reason}")]
-    UpstreamKeyFile {
+    /// A key or token cannot be read.
+    #[error("{option} `{path}`: {reason}")]
+    SecretFile {
+        /// The option that names the file.
+        option: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
@@ -552,6 +554,17 @@ fn seconds(
         return Ok(Duration::from_secs_f64(value));
     }
     Err(ConfigError::Number { option, value: value.to_string(), want })
+}
+
+/// Reads the key or token that the file of an option holds.
+pub(crate) fn secret_in(option: &'static str, path: &Path) -> Result<String, ConfigError> {
+    let refused = |reason: String| ConfigError::SecretFile { option, path: path.to_owned(), reason };
+    let text = std::fs::read_to_string(path).map_err(|err| refused(err.to_string()))?;
+    let secret = text.trim();
+    if visible(secret, 4096) {
+        return Ok(secret.to_owned());
+    }
+    Err(refused("it must hold one line of visible ASCII characters".to_owned()))
 }
 
 fn visible(text: &str, max: usize) -> bool {

@@ -15,6 +15,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::columns::{self, Side};
+use crate::config::secret_in;
 use crate::fleet::catalog::Catalog;
 use crate::fleet::folder::RegistryFolder;
 use crate::fleet::publish::{Publication, publish};
@@ -94,6 +95,9 @@ pub struct ReadArgs {
     /// Public key that is trusted; may be given several times
     #[arg(long, value_name = "KEY", required = true, env = "BATON_REGISTRY_KEY", value_delimiter = ' ')]
     pub trust: Vec<PublicKey>,
+    /// File with a bearer token for the registry
+    #[arg(long, value_name = "FILE", env = "BATON_REGISTRY_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// What a version is for.
@@ -133,12 +137,12 @@ pub(super) async fn run(command: RegistryCommand, out: &mut impl Write) -> anyho
             let manifest = published(args).await?;
             print(&[manifest], json, out)
         }
-        RegistryAction::List(args) => print(&read(args.from, args.trust).await?, json, out),
+        RegistryAction::List(args) => print(&read(args).await?, json, out),
         RegistryAction::Verify(args) => {
             let RegistrySource::Folder(folder) = args.from.clone() else {
                 bail!("only a folder can be verified: devices check what they fetch from a server");
             };
-            let manifests = read(args.from, args.trust).await?;
+            let manifests = read(args).await?;
             for manifest in &manifests {
                 verify(&folder, manifest)?;
             }
@@ -211,10 +215,10 @@ async fn published(args: PublishArgs) -> anyhow::Result<Manifest> {
     done.context("publish")?
 }
 
-async fn read(source: RegistrySource, trusted: Vec<PublicKey>) -> anyhow::Result<Vec<Manifest>> {
-    let token = std::env::var("BATON_REGISTRY_TOKEN").ok().filter(|token| !token.is_empty());
+async fn read(args: ReadArgs) -> anyhow::Result<Vec<Manifest>> {
+    let token = args.token_file.as_deref().map(|path| secret_in("--token-file", path)).transpose()?;
     let catalog = Catalog::default();
-    RegistryReader::new(source, trusted, token)?.read(&catalog).await.context("read the registry")?;
+    RegistryReader::new(args.from, args.trust, token)?.read(&catalog).await.context("read the registry")?;
     Ok(catalog.all().into_iter().map(|entry| entry.manifest.clone()).collect())
 }
 

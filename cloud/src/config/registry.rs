@@ -8,7 +8,7 @@ use baton_registry::envelope::PublicKey;
 use baton_registry::layout::Location;
 use clap::Args;
 
-use super::{ConfigError, upstream};
+use super::{ConfigError, secret_in};
 use crate::fleet::source::RegistrySource;
 
 /// Options about the registry, as written.
@@ -54,11 +54,12 @@ impl RegistryArgs {
         if self.registry_key.is_empty() {
             return Err(ConfigError::RegistryKey);
         }
+        let token = self.registry_token_file.as_deref();
         Ok(Some(RegistryConfig {
             source: registry.parse().map_err(ConfigError::Registry)?,
             keys: self.registry_key.clone(),
             mirrors: self.registry_mirror.clone(),
-            token: self.registry_token_file.clone().map(upstream::key).transpose()?,
+            token: token.map(|path| secret_in("--registry-token-file", path)).transpose()?,
         }))
     }
 }

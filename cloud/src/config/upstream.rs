@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_protocol::is_model_name;
 use clap::Args;
 
-use super::{ConfigError, ModelConfig, numbers, visible};
+use super::{ConfigError, ModelConfig, numbers, secret_in};
 use crate::service::upstream::{EngineAddress, UpstreamOptions};
 
 /// Longest time that an option here may say.
@@ -80,7 +80,11 @@ impl UpstreamArgs {
             return Err(ConfigError::Number { option: "--upstream-places", value, want: "from 1 to 65536" });
         }
         Ok(UpstreamOptions {
-            key: self.upstream_key_file.clone().map(key).transpose()?,
+            key: self
+                .upstream_key_file
+                .as_deref()
+                .map(|path| secret_in("--upstream-key-file", path))
+                .transpose()?,
             first_token: ms("--upstream-first-token-ms", self.upstream_first_token_ms, 1)?,
             silence: ms("--upstream-silence-ms", self.upstream_silence_ms, 1)?,
             hedge: (!hedge.is_zero()).then_some(hedge),
@@ -106,18 +110,6 @@ fn engine(text: &str) -> Result<(String, EngineAddress), ConfigError> {
         return Err(bad());
     }
     Ok((name.to_owned(), EngineAddress { url: url.trim_end_matches('/').to_owned(), model }))
-}
-
-pub(super) fn key(path: PathBuf) -> Result<String, ConfigError> {
-    let text = std::fs::read_to_string(&path);
-    let text =
-        text.map_err(|err| ConfigError::UpstreamKeyFile { path: path.clone(), reason: err.to_string() })?;
-    let key = text.trim();
-    if visible(key, 4096) {
-        return Ok(key.to_owned());
-    }
-    let reason = "it must hold one line of visible ASCII characters".to_owned();
-    Err(ConfigError::UpstreamKeyFile { path, reason })
 }
 
 #[cfg(test)]
