@@ -171,7 +171,8 @@ pub(super) fn signing_key(file: &Path) -> anyhow::Result<SigningKey> {
     SigningKey::from_pkcs8(&secret).with_context(|| format!("read key `{}`", file.display()))
 }
 
-/// Publishes a version and shows the progress on a terminal. `stop` ends it, and the registry stays as it was.
+/// Publishes a version and shows the progress on a terminal. `stop` ends it, and the registry stays as it
+/// was.
 pub(super) fn publish_shown(
     folder: &RegistryFolder,
     key: &SigningKey,

@@ -153,8 +153,8 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     Ok(())
 }
 
-/// What requests are answered with now. It is replaced as a whole; requests under way end with what they began
-/// with.
+/// What requests are answered with now. It is replaced as a whole; requests under way end with what they
+/// began with.
 #[derive(Debug, Clone)]
 struct Current(Arc<ArcSwap<(Arc<ApiState>, Router)>>);
 

@@ -159,8 +159,8 @@ impl Part {
         usize::try_from(CHUNK - self.len % CHUNK).unwrap_or(usize::MAX).min(len)
     }
 
-    /// Counts bytes that are there; they are of one chunk. Returns whether the chunk is right, as far as it is
-    /// known.
+    /// Counts bytes that are there; they are of one chunk. Returns whether the chunk is right, as far as it
+    /// is known.
     fn count(&mut self, bytes: &[u8]) -> bool {
         self.digest.update(bytes);
         self.len += bytes.len() as u64;

@@ -1,5 +1,5 @@
-//! Fetches a version of a model from a registry: its signed manifest, then its files, chunk by chunk, from the
-//! places that have them, one after another.
+//! Fetches a version of a model from a registry: its signed manifest, then its files, chunk by chunk, from
+//! the places that have them, one after another.
 //!
 //! Always: every byte is as a trusted key has signed it before the model is in the store. A place that sends
 //! other bytes costs a chunk; then the next place is asked.

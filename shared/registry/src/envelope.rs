@@ -1,7 +1,7 @@
 //! Signed manifests: DSSE envelopes with Ed25519 signatures.
 //!
-//! Source: Dead Simple Signing Envelope 1.0 (secure-systems-lab), whose pre-authentication encoding is signed:
-//! `"DSSEv1" SP LEN(type) SP type SP LEN(body) SP body`; RFC 8032 for the signatures.
+//! Source: Dead Simple Signing Envelope 1.0 (secure-systems-lab), whose pre-authentication encoding is
+//! signed: `"DSSEv1" SP LEN(type) SP type SP LEN(body) SP body`; RFC 8032 for the signatures.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -4,9 +4,9 @@
 //! Pure: [`Holding::next`] says the next step, and what came of it is told back. Times are milliseconds of a
 //! clock that only goes forward; [`Kept`] is what survives a restart.
 //!
-//! What always holds: the active pair is whole on this device, and it loaded. The pair before it is kept until
-//! another one has loaded. A pair that does not load is not tried again. The cloud is asked with the active pair
-//! only within its lease.
+//! What always holds: the active pair is whole on this device, and it loaded. The pair before it is kept
+//! until another one has loaded. A pair that does not load is not tried again. The cloud is asked with the
+//! active pair only within its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,7 +4,8 @@
 //! Pure: no I/O, no clock, no async. Both programs use it, so that they agree on every rule.
 //!
 //! - [`manifest`], [`envelope`]: what a version is, signed. Bytes are named by their SHA-256 ([`digest`]).
-//! - [`layout`]: where the bytes lie: an OCI image layout, in a folder, on a web server or in an OCI registry.
+//! - [`layout`]: where the bytes lie: an OCI image layout, in a folder, on a web server or in an OCI
+//!   registry.
 //! - [`rollout`]: which pair of base and adapter a device should have, and which ones are allowed.
 //! - [`holding`]: what a device does next: ask, fetch, switch, remove.
 //! - [`sync`]: what they say to each other.

@@ -4,8 +4,9 @@
 //! Pure, with times in seconds. A [`Target`] is what is set for one scene and one class; every change makes a
 //! new one. Replicas of the cloud may act on a target that is up to [`SETTLE_S`] old.
 //!
-//! What always holds: if a device was told that it may ask with a pair, every replica allows the pair for at
-//! least as long as was told, unless it is revoked. So a device that keeps to its lease is never refused.
+//! What always holds: if a device was told that it may ask with a pair, every replica allows it at least as
+//! long as told. Only a revoked pair is refused before. So a device within its lease is never
+//! refused.
 
 use std::fmt;
 use std::str::FromStr;

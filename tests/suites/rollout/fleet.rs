@@ -1,5 +1,5 @@
-//! Simulated devices, replicas of a cloud and a registry, in virtual time. Every decision is made by the code of
-//! the programs; here are only time, chance and transport.
+//! Simulated devices, replicas of a cloud and a registry, in virtual time. Every decision is made by the
+//! code of the programs; here are only time, chance and transport.
 //!
 //! What is asserted in every step: no device asks with a pair that the replica does not allow, unless it was
 //! revoked. Every device has a pair that is whole and loads.
@@ -199,8 +199,8 @@ impl Fleet {
         self.now_s = end_s;
     }
 
-    /// Lets everyone come back and stay, long enough to get what was told: what is counted then is what devices
-    /// come to. All other accidents go on.
+    /// Lets everyone come back and stay, long enough to get what was told: what is counted then is what
+    /// devices come to. All other accidents go on.
     pub(crate) fn settle(&mut self) {
         self.leave = false;
         self.devices.iter_mut().for_each(|device| device.online = true);

@@ -1,5 +1,5 @@
-//! The real programs: a registry in a folder, a mirror that damages bytes, a rollout while `baton serve` runs, a
-//! roll back and a revocation.
+//! The real programs: a registry in a folder, a mirror that damages bytes, a rollout while `baton serve`
+//! runs, a roll back and a revocation.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -13,7 +13,8 @@ use crate::http::request_id::request_id;
 /// Asks a question about a document, on the way of devices' requests. Returns the mask, the first L tokens
 /// and their times within 60 seconds.
 ///
-/// No tenant pays, no experiment counts it, and no log or database has a word of it. Closing the connection cancels it.
+/// No tenant pays, no experiment counts it, and no log or database has a word of it. Closing the connection
+/// cancels it.
 #[utoipa::path(
     post, path = "/admin/api/v1/playground", tag = "playground", operation_id = "ask_playground",
     request_body = PlaygroundInput,

@@ -8,7 +8,8 @@ use crate::settings::Settings;
 /// loaded machine reads the cloud's end, which says what it has computed, before the device's answer ends.
 const DECODE_MS: f64 = 300.0;
 
-/// A reply of a cloud that says what it took: 60 ms, 0.1 ms a prompt token, [`DECODE_MS`] for each written one.
+/// A reply of a cloud that says what it took: 60 ms, 0.1 ms a prompt token, [`DECODE_MS`] for each written
+/// one.
 fn told(prompt_tokens: u64) -> String {
     let body = stream(&["So", " it", " is."]);
     let prefill_ms = 60.0 + 0.1 * prompt_tokens as f64;
