@@ -1,6 +1,8 @@
 //! Rollouts of models to devices. A thousand simulated devices in virtual time, with the rules that both
 //! programs use; then the real programs.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
+
 #[path = "rollout/fleet.rs"]
 mod fleet;
 #[path = "rollout/programs.rs"]

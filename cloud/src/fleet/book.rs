@@ -10,10 +10,13 @@ use baton_registry::sync::ANY_SCENE;
 
 use super::ModelTarget;
 
+/// Targets by scene and class.
+type Targets = BTreeMap<(String, String), Arc<Target>>;
+
 /// Every target, as last read from the database.
 #[derive(Debug, Clone, Default)]
 pub struct TargetBook {
-    targets: Arc<RwLock<BTreeMap<(String, String), Arc<Target>>>>,
+    targets: Arc<RwLock<Targets>>,
 }
 
 /// A pair that the registry does not allow.
@@ -28,9 +31,9 @@ pub struct PairError {
     /// The class.
     pub class: String,
     /// The device's pair.
-    pub pair: ModelPair,
+    pub pair: Box<ModelPair>,
     /// The stable pair.
-    pub wanted: ModelPair,
+    pub wanted: Box<ModelPair>,
 }
 
 impl TargetBook {
@@ -60,7 +63,8 @@ impl TargetBook {
             return Ok(());
         }
         let (scene, class) = (scene.to_owned(), class.to_owned());
-        Err(PairError { scene, class, pair: pair.clone(), wanted: target.stable.clone() })
+        let (pair, wanted) = (Box::new(pair.clone()), Box::new(target.stable.clone()));
+        Err(PairError { scene, class, pair, wanted })
     }
 }
 

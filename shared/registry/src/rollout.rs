@@ -5,8 +5,7 @@
 //! new one. Replicas of the cloud may act on a target that is up to [`SETTLE_S`] old.
 //!
 //! What always holds: if a device was told that it may ask with a pair, every replica allows it at least as
-//! long as told. Only a revoked pair is refused before. So a device within its lease is never
-//! refused.
+//! long as told. Only a revoked pair is refused before. So a device within its lease is never refused.
 
 use std::fmt;
 use std::str::FromStr;

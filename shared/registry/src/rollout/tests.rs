@@ -88,7 +88,11 @@ fn a_paused_rollout_stays_where_it_is_and_one_that_fails_pauses() {
     let (old, new) = (pair("m@1"), pair("m@2"));
     assert_eq!(target.wanted("d", Some(&old), &[], SETTLE_S - 1), &old);
     assert_eq!(target.wanted("d", Some(&old), &[], SETTLE_S), &new);
-    assert_eq!(target.wanted("d", Some(&old), &[new.clone()], SETTLE_S), &old, "it could not load it");
+    assert_eq!(
+        target.wanted("d", Some(&old), std::slice::from_ref(&new), SETTLE_S),
+        &old,
+        "it could not load it"
+    );
     assert_eq!(target.guarded(1000, 2), None);
     assert_eq!(target.guarded(1000, 20), None);
     let paused = target.guarded(100, 3).unwrap();
