@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::metric::{Metric, Scale};
 use super::plan::{Experiment, Guard, StoppedArm};
 use super::sequential::{self, Effect};
-use super::sums::{ArmSums, Mean, UnitCount};
+use super::sums::{ArmSums, UnitCount};
 
 /// Probability that any interval of an experiment ever misses the truth.
 pub const ALPHA: f64 = 0.05;
@@ -62,7 +62,7 @@ pub struct MetricReport {
     pub metric: Metric,
     /// Answers that have it.
     pub answers: u64,
-    /// Mean over these answers, in milliseconds or as a share.
+    /// Mean over these answers, in milliseconds or as a share; null if there are none.
     pub mean: Option<f64>,
     /// Change against the control: relative for times (-0.1: 10 % less), a difference for shares. Null for
     /// the control, for stopped arms, and while there is too little data.
@@ -189,12 +189,11 @@ pub fn report(experiment: &Experiment, sums: &Sums) -> Report {
         let own = of(&arm.name);
         let is_compared = at > 0 && stopped.is_none();
         let metric = |metric: Metric| {
-            let mean = own.mean(metric);
-            let pair = control.mean(metric).zip(mean).filter(|_| is_compared);
+            let pair = control.mean(metric).zip(own.mean(metric)).filter(|_| is_compared);
             let effect = pair.and_then(|(control, arm)| {
                 sequential::compare(metric, &control, &arm, ALPHA / comparisons as f64)
             });
-            metric_report(metric, mean, effect)
+            metric_report(metric, own.total(metric), effect)
         };
         ArmReport {
             name: arm.name.clone(),
@@ -209,7 +208,7 @@ pub fn report(experiment: &Experiment, sums: &Sums) -> Report {
     Report { arms, sample_ratio, winner, verdict }
 }
 
-fn metric_report(metric: Metric, mean: Option<Mean>, effect: Option<Effect>) -> MetricReport {
+fn metric_report(metric: Metric, (answers, total): (u64, f64), effect: Option<Effect>) -> MetricReport {
     let finding = effect.map_or(Finding::Open, |Effect { low, high, .. }| {
         match (low > 0.0, high < 0.0, metric.more_is_better()) {
             (true, _, true) | (_, true, false) => Finding::Better,
@@ -219,8 +218,8 @@ fn metric_report(metric: Metric, mean: Option<Mean>, effect: Option<Effect>) -> 
     });
     MetricReport {
         metric,
-        answers: mean.map_or(0, |mean| mean.count),
-        mean: mean.map(|mean| mean.mean),
+        answers,
+        mean: (answers > 0).then(|| total / answers as f64),
         change: effect.map(|effect| effect.change),
         low: effect.map(|effect| effect.low),
         high: effect.map(|effect| effect.high),

@@ -115,14 +115,19 @@ impl ArmSums {
         self.buckets.iter_mut().zip(&other.buckets).for_each(|(sums, more)| sums.merge(more));
     }
 
+    /// Returns how many answers have a metric, and the sum of its values.
+    #[must_use]
+    pub fn total(&self, metric: Metric) -> (u64, f64) {
+        let sums = self.buckets.iter().map(|bucket| bucket.metrics[metric as usize]);
+        sums.fold((0, 0.0), |(count, total), sum| (count.saturating_add(sum.count), total + sum.total))
+    }
+
     /// Returns the mean of a metric and its variance; `None` if fewer than two buckets have an answer.
     #[must_use]
     pub fn mean(&self, metric: Metric) -> Option<Mean> {
         let sums = || self.buckets.iter().map(|bucket| bucket.metrics[metric as usize]);
-        let used = sums().filter(|sum| sum.count > 0);
-        let (buckets, count, total) = used.fold((0_usize, 0_u64, 0.0), |(buckets, count, total), sum| {
-            (buckets + 1, count.saturating_add(sum.count), total + sum.total)
-        });
+        let buckets = sums().filter(|sum| sum.count > 0).count();
+        let (count, total) = self.total(metric);
         if buckets < 2 {
             return None;
         }

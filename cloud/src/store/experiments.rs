@@ -49,7 +49,7 @@ struct Columns {
     total: &'static str,
 }
 
-/// The columns of each metric, in the order of [`Metric::ALL`].
+/// The columns of each metric, in the order of `Metric::ALL`.
 const COLUMNS: [Columns; METRICS] = [
     Columns { count: "ttft_ms_count", total: "ttft_ms_total" },
     Columns { count: "shown_ttft_ms_count", total: "shown_ttft_ms_total" },
