@@ -13,7 +13,7 @@ use baton_registry::rollout::{Change, GRACE_S, Guard, LEASE_S, SETTLE_S, Share};
 use fleet::{Fleet, HOUR_S, Shape};
 
 const CLASSES: [&str; 4] = ["phone", "tablet", "laptop", "desktop"];
-const SEEDS: u64 = 8;
+const SEEDS: u64 = 4;
 
 fn pair(text: &str) -> ModelPair {
     text.parse().unwrap()
