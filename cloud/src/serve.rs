@@ -57,6 +57,7 @@ pub async fn serve(
     again: impl Fn() -> anyhow::Result<Config> + Send + 'static,
 ) -> anyhow::Result<()> {
     let tls = config.edge.tls.clone().map(Tls::open).transpose().context("set TLS up")?.map(Arc::new);
+    let mut opened = models::open(&config)?;
     if let Some(they_could) = config.database.exposure() {
         warn!(they_could, "who is on the way to the database is not kept out: pass sslmode=verify-full");
     }
@@ -69,7 +70,8 @@ pub async fn serve(
     }
     let (traces, spans) = Traces::start_where(config.otlp_endpoint.as_deref()).context("set tracing up")?;
     let options = options(&config, coefficients, traces);
-    let models::Opened { facts, curves, loader } = models::open(&config, &options)?;
+    let curves = opened.curves.take();
+    let (facts, loader) = opened.facts(&config, &options)?;
     let budget = config.models_memory;
     let made = CloudService::managed(facts, SceneBook::default(), options, budget, Box::new(loader));
     let service = made.context("set the models up")?;

@@ -21,12 +21,12 @@ use crate::service::{CloudService, LoadError, ModelFacts, ModelLoader, ModelSetu
 
 /// The models as they were opened at the start.
 pub(super) struct Opened {
-    /// What is known of each, the default first.
-    pub(super) facts: Vec<ModelFacts>,
+    /// Each of them, the default first.
+    setups: Vec<ModelSetup>,
     /// Quality curves of the default model, if they are configured and fit.
     pub(super) curves: Option<QualityCurves>,
     /// Opens them again.
-    pub(super) loader: Loader,
+    loader: Loader,
 }
 
 /// Opens models by their configuration.
@@ -53,7 +53,7 @@ fn is_needed_at_once(config: &Config, at: usize) -> bool {
 ///
 /// # Errors
 /// Why a file cannot be used.
-pub(super) fn open(config: &Config, options: &ServiceOptions) -> anyhow::Result<Opened> {
+pub(super) fn open(config: &Config) -> anyhow::Result<Opened> {
     let repack_bytes = u64::from(config.repack_mib) << 20;
     let configured = |config: &ModelConfig| Configured {
         config: config.clone(),
@@ -62,19 +62,37 @@ pub(super) fn open(config: &Config, options: &ServiceOptions) -> anyhow::Result<
     };
     let models = config.models.iter().map(configured).collect();
     let loader = Loader { models, engines: Mutex::new(Engines::open(config)?), repack_bytes };
-    let (mut facts, mut curves) = (Vec::new(), None);
+    let (mut setups, mut curves) = (Vec::new(), None);
     for at in 0..config.models.len() {
-        let stays = is_needed_at_once(config, at);
-        let setup = loader.setup(at, if stays { repack_bytes } else { 0 })?;
-        facts.push(ModelFacts::of(&setup, options, loader.weight_bytes(at, &config.speculation)?));
+        let setup = loader.setup(at, if is_needed_at_once(config, at) { repack_bytes } else { 0 })?;
         if let (0, Some(path)) = (at, &config.admin.quality_curves) {
             curves = read_curves(path, &setup.model)?;
         }
-        if stays {
-            *loader.models[at].first.lock().expect("no holder of this lock panics") = Some(setup);
-        }
+        setups.push(setup);
     }
-    Ok(Opened { facts, curves, loader })
+    Ok(Opened { setups, curves, loader })
+}
+
+impl Opened {
+    /// Returns what is known of each model, and what loads them. Only those stay open that are needed at once.
+    ///
+    /// # Errors
+    /// If the size of a file cannot be read.
+    pub(super) fn facts(
+        self,
+        config: &Config,
+        options: &ServiceOptions,
+    ) -> anyhow::Result<(Vec<ModelFacts>, Loader)> {
+        let loader = self.loader;
+        let mut facts = Vec::with_capacity(self.setups.len());
+        for (at, setup) in self.setups.into_iter().enumerate() {
+            facts.push(ModelFacts::of(&setup, options, loader.weight_bytes(at, &config.speculation)?));
+            if is_needed_at_once(config, at) {
+                *loader.models[at].first.lock().expect("no holder of this lock panics") = Some(setup);
+            }
+        }
+        Ok((facts, loader))
+    }
 }
 
 /// Loads the models that are needed before the service listens.

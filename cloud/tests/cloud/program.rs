@@ -98,8 +98,10 @@ fn serve_says_what_it_lacks() {
         program().current_dir(folder.path()).args(words).output().unwrap()
     };
     refused(&serve(&["--model", "missing.gguf"]), "open model `missing.gguf`");
-    let told = program().args(["serve", "--model", "missing.gguf"]).env("RUST_LOG", "info").output().unwrap();
-    refused(&told, "opening");
+    let mut told = program();
+    told.current_dir(folder.path()).args(["serve", "--model", "missing.gguf"]).env("RUST_LOG", "info");
+    refused(&told.output().unwrap(), "opening");
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "a wrong model makes no database");
     std::fs::write(folder.path().join("bad.gguf"), "GGUF but not really").unwrap();
     refused(&serve(&["--model", "bad.gguf"]), "open model `bad.gguf`");
     refused(&serve(&["--model", "bad.gguf", "--listen", "0.0.0.0:0"]), "without a key");
