@@ -74,7 +74,7 @@ pub(super) fn open(config: &Config) -> anyhow::Result<Opened> {
 }
 
 impl Opened {
-    /// Returns what is known of each model, and what loads them. Only those stay open that are needed at once.
+    /// Returns what is known of each model, and what loads them. Only those stay open that are needed now.
     ///
     /// # Errors
     /// If the size of a file cannot be read.
