@@ -24,7 +24,7 @@ use crate::report::Report;
 const ADAPTERS: usize = 4;
 /// Sequences of a batch.
 const SEQUENCES: usize = 2 * ADAPTERS;
-/// The rank that the checks are for: the library PEFT's examples use 8 and 16.
+/// The rank of a quick run, and of the check of loading. The library PEFT's examples use 8 and 16.
 const RANK: u32 = 16;
 
 /// Options of `baton-bench adapters`.
@@ -32,7 +32,7 @@ const RANK: u32 = 16;
 pub(crate) struct Args {
     #[command(flatten)]
     on: SubjectArgs,
-    /// Ranks of the adapters; the checks are for rank 16 and for the highest one
+    /// Ranks of the adapters; the speed of each is checked
     #[arg(long, value_delimiter = ',', default_values_t = [8, RANK, 64])]
     ranks: Vec<u32>,
     /// Number of rounds; each measures every batch once, in turn
