@@ -18,6 +18,7 @@ use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticAdapter;
 
 use crate::engine::SubjectArgs;
+use crate::engine::worker::read_per_token;
 use crate::report::Report;
 
 /// Adapters of a run; two sequences use each.
@@ -65,7 +66,14 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ));
     report.data("model", subject.name.as_str());
     report.data("threads", args.on.threads.get());
-    let run = speed::Run { threads: args.on.threads, rounds, tokens: args.tokens, checked: !args.quick };
+    let gguf = Gguf::open(&subject.path).context("read the directory of the model file")?;
+    let run = speed::Run {
+        threads: args.on.threads,
+        rounds,
+        tokens: args.tokens,
+        weight_bytes: read_per_token(&gguf).map(|tensor| tensor.data_len()).sum(),
+        checked: !args.quick,
+    };
     speed::measure(&model, &ranks, &run, &mut report)?;
     load::measure(&model, &ranks, args.on.threads, &mut report)?;
     let real =

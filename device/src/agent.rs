@@ -4,6 +4,7 @@
 //! the engine stops.
 
 mod ahead;
+mod audit;
 mod commands;
 mod config;
 mod error;
@@ -24,6 +25,8 @@ mod stream;
 use self::next::next_event;
 
 use ahead::Reading;
+use audit::Audits;
+pub use audit::RouteAudit;
 use commands::Commands;
 pub use error::AgentError;
 use form::Forms;
@@ -56,6 +59,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::task::JoinSet;
 
 /// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -165,6 +169,10 @@ pub struct Agent {
     routes: Option<Arc<Routes>>,
     /// Where answers are recorded, if they are.
     recorder: Option<Recorder>,
+    /// Figures of answers on their way to the cloud.
+    figures: Mutex<JoinSet<()>>,
+    /// Which turns are audited, if any are.
+    audits: Option<Audits>,
     /// The reading of the last conversation, while nothing is asked.
     reading: Mutex<Option<Reading>>,
     /// Answers that are under way, with what is shown of them.
@@ -200,6 +208,8 @@ impl Agent {
             names: PrivateNames::default(),
             routes: None,
             recorder: None,
+            figures: Mutex::default(),
+            audits: None,
             reading: Mutex::default(),
             running: RunningAnswers::default(),
             used: Mutex::new(Instant::now()),
@@ -264,11 +274,13 @@ impl Agent {
         let mode = self.mode(&question)?;
         *self.used() = Instant::now();
         self.end_reading().await;
+        self.end_audit().await;
+        let drawn = self.drawn(&question, mode);
         let turn = self.turn(mode, &events).await;
         if mode != RelayMode::CloudOnly {
             self.load().await?;
         }
-        let mut prepared = self.prepare(question, mode).await?;
+        let mut prepared = self.prepare(question, mode, None).await?;
         // The cloud's answers need no place, also if that was only chosen now.
         let turn = turn.filter(|_| prepared.mode != RelayMode::CloudOnly);
         let mut notes = std::mem::take(&mut prepared.notes);
@@ -297,11 +309,29 @@ impl Agent {
         report.record = self.record(sent, &report).await;
         drop(turn);
         self.read_ahead(prepared, &report);
-        if let (Some(cloud), Some(feedback)) = (&self.cloud, feedback) {
+        if let Some(question) = drawn {
+            self.audit_later(question, &report);
+        }
+        self.tell_figures(feedback);
+        Ok(report)
+    }
+
+    /// Sends the figures of an answer, if the cloud wants them. Nothing waits for that.
+    fn tell_figures(&self, feedback: Option<Feedback>) {
+        let Some((cloud, feedback)) = self.cloud.clone().zip(feedback) else { return };
+        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        while figures.try_join_next().is_some() {}
+        figures.spawn(async move {
             // The answer is whole, whether the cloud takes its figures or not.
             let _refused = cloud.feedback(&feedback).await;
-        }
-        Ok(report)
+        });
+    }
+
+    /// Waits until the figures of all answers are sent, at most the time of a request. A program that ends
+    /// calls it.
+    pub async fn figures_sent(&self) {
+        let mut figures = std::mem::take(&mut *self.figures.lock().unwrap_or_else(PoisonError::into_inner));
+        while figures.join_next().await.is_some() {}
     }
 
     /// Waits until this device may compute one more answer, and tells the reader so. The cloud's answers need

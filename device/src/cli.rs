@@ -186,6 +186,11 @@ struct CommonArgs {
     /// Public key that signs the registry's versions (may be repeated)
     #[arg(long, env = "BATON_REGISTRY_KEY", value_name = "KEY", value_delimiter = ' ', hide_short_help = true, help_heading = heading::MODEL)]
     registry_key: Vec<baton_registry::envelope::PublicKey>,
+    /// Scene whose models --managed runs, if the registry has some for it alone
+    ///
+    /// `*` is the models of all other scenes.
+    #[arg(long, env = "BATON_MODELS_OF", default_value = baton_registry::sync::ANY_SCENE, value_name = "SCENE", hide_short_help = true, help_heading = heading::MODEL)]
+    models_of: String,
     /// LoRA adapter (a GGUF file) for both programs' models, by a scene's name for it (may be repeated)
     #[arg(long, value_name = "NAME=FILE", value_parser = values::adapter_file, hide_short_help = true, help_heading = heading::MODEL)]
     adapter: Vec<values::AdapterFile>,

@@ -6,7 +6,7 @@
 
 mod answers;
 
-pub use answers::{Answered, Record, Sent};
+pub use answers::{Answered, AuditSummary, Record, Sent};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

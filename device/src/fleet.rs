@@ -17,6 +17,7 @@ use baton_registry::layout::Location;
 use baton_registry::sync::{ANY_SCENE, SyncReply};
 use baton_terminal::chain;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -98,6 +99,9 @@ pub struct ManagedOptions {
     pub cloud_key: Option<String>,
     /// The class of this device.
     pub class: String,
+    /// The scene whose models it has; [`ANY_SCENE`] for those of all scenes
+    /// without their own.
+    pub scene: String,
     /// Keys that may sign versions.
     pub trusted: Vec<PublicKey>,
     /// Where models are kept.
@@ -128,7 +132,12 @@ impl ManagedModels {
     /// Takes up what was kept. `report` is told the progress of downloads.
     pub fn open(options: ManagedOptions, report: Report) -> Self {
         let origin = crate::settings::file_of_cloud(&options.cloud_url);
-        let file = format!("models-{}", origin.trim_start_matches("cloud-"));
+        let mut file = format!("models-{}", origin.trim_start_matches("cloud-"));
+        if options.scene != ANY_SCENE {
+            // Another scene has other models. Its name may hold what a file's name may not.
+            let digest = Sha256::digest(options.scene.as_bytes());
+            file += &format!("-{}", hex::encode(&digest[..8]));
+        }
         let State { mut device, kept } = options.settings.profile(&file).unwrap_or_default();
         if device.is_empty() {
             device = Uuid::new_v4().simple().to_string();
@@ -169,7 +178,7 @@ impl ManagedModels {
     /// [`CloudFault`] if it does not say.
     pub async fn sync(&mut self) -> Result<(), CloudFault> {
         let sent_ms = self.shared.now_ms();
-        let request = self.shared.holding().request(&self.device, &self.options.class, ANY_SCENE);
+        let request = self.shared.holding().request(&self.device, &self.options.class, &self.options.scene);
         match self.options.cloud.sync(&request).await {
             Ok(reply) => {
                 self.shared.holding().synced(&reply, sent_ms);

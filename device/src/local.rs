@@ -35,6 +35,7 @@ use baton_generate::speculation::{ProposerWithLimits, SpeculationStats};
 use baton_generate::unread::{CancelFlag, Unread};
 use baton_protocol::Segment;
 use baton_terminal::chain;
+use uuid::Uuid;
 
 pub use self::command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
@@ -363,7 +364,7 @@ impl LocalAnswer {
                 logprobs: None,
                 window: None,
             }),
-            scope: PrefixScope::default(),
+            scope: scope(spec.known_max),
             cancel: self.cancel.clone(),
             sink: Box::new(reader),
         };
@@ -449,6 +450,13 @@ impl LocalAnswer {
             self.local.handle.cancelled();
         }
     }
+}
+
+/// Returns what an answer may reuse. An answer that may not know all that was computed before owns its blocks
+/// behind that point.
+fn scope(known_max: Option<usize>) -> PrefixScope {
+    let bounded = |shared_tokens| PrefixScope { owner: Uuid::new_v4().as_u128(), shared_tokens };
+    known_max.map_or_else(PrefixScope::default, bounded)
 }
 
 impl Drop for LocalAnswer {

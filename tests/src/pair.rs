@@ -259,6 +259,7 @@ impl Pair {
             form: None,
             own: None,
             whole: None,
+            known_max: None,
         };
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),

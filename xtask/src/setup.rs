@@ -21,12 +21,35 @@ pub(crate) fn compiler() -> Outcome {
 /// # Errors
 /// Something is missing and could not be installed; that has been said.
 pub(crate) fn everything() -> Outcome {
+    warn_of_a_full_disk();
     all_here(&[
         need("cc", "build-essential", "gcc"),
         need("cmake", "cmake", "cmake"),
         need("c++", "g++", "gcc"),
         has_libclang() || install("libclang", "libclang-dev", "llvm"),
     ])
+}
+
+/// Disk space that the programs and suites take under `target/`, in KiB.
+const BUILD_KIB: u64 = 8 << 20;
+
+/// Says how much space a build needs if less is free: without it, a linker dies without a word about disks.
+fn warn_of_a_full_disk() {
+    let Ok(table) = command("df").args(["-Pk", "."]).stderr(Stdio::null()).output() else { return };
+    match free_kib(&String::from_utf8_lossy(&table.stdout)) {
+        Some(free) if free < BUILD_KIB => say(format!(
+            "note: {:.1} GiB of disk are free here; a build from nothing takes up to {} GiB. If it fails, free \
+             space or delete old builds with: rm -r target/release",
+            free as f64 / (1u64 << 20) as f64,
+            BUILD_KIB >> 20,
+        )),
+        _ => {}
+    }
+}
+
+/// Reads the free space of a file system from the table of `df -Pk`.
+fn free_kib(table: &str) -> Option<u64> {
+    table.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
 }
 
 fn all_here(found: &[bool]) -> Outcome {
@@ -114,6 +137,14 @@ fn is_libclang(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn free_space_is_read() {
+        let table = "Filesystem     1024-blocks     Used Available Capacity Mounted on\n\
+                     /dev/vda         263112772 86042424   8561172      92% /\n";
+        assert_eq!(free_kib(table), Some(8_561_172));
+        assert_eq!(free_kib("df: .: No such file"), None);
+    }
 
     #[test]
     fn libclang_is_told_from_its_neighbours() {

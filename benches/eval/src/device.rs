@@ -158,6 +158,7 @@ impl<'a> Conversation<'a> {
             form: None,
             own: None,
             whole: None,
+            known_max: None,
         };
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();

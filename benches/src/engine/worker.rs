@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use baton_engine::engine::KvFormat;
-use baton_engine::gguf::Gguf;
+use baton_engine::gguf::{Gguf, TensorInfo};
 use baton_engine::{Capture, Engine, EngineOptions, HeadId, Model, SeqId, StepSeq, TokenId, Wanted};
 use serde_json::{Value, json};
 
@@ -278,13 +278,9 @@ impl Worker {
     /// Returns the bytes that one decoded token reads and the weights that one prefilled token multiplies.
     fn info(&self) -> Result<Value> {
         let gguf = Gguf::open(&self.path).context("read the directory of the model file")?;
-        let untied = gguf.has_tensor("output.weight");
-        let head = if untied { "output.weight" } else { "token_embd.weight" };
+        let head = if gguf.has_tensor(OUTPUT) { OUTPUT } else { EMBEDDINGS };
         let (mut weight_bytes, mut layer_weights, mut head_weights) = (0usize, 0u64, 0u64);
-        for tensor in gguf.tensors() {
-            if untied && tensor.name() == "token_embd.weight" {
-                continue;
-            }
+        for tensor in read_per_token(&gguf) {
             weight_bytes += tensor.data_len();
             let weights: u64 = tensor.dims().iter().product();
             if tensor.name() == head {
@@ -305,6 +301,15 @@ impl Worker {
 
 /// The programs' format of keys and values.
 pub(crate) const SHIPPED_KV: KvFormat = KvFormat::F16;
+
+const OUTPUT: &str = "output.weight";
+const EMBEDDINGS: &str = "token_embd.weight";
+
+/// Returns the tensors that one decoded token reads in full: all but a table of embeddings alone.
+pub(crate) fn read_per_token(gguf: &Gguf) -> impl Iterator<Item = &TensorInfo> {
+    let untied = gguf.has_tensor(OUTPUT);
+    gguf.tensors().filter(move |tensor| !(untied && tensor.name() == EMBEDDINGS))
+}
 
 /// Returns the negative logarithm of the probability that `logits` give to `id`.
 fn surprise(logits: &[f32], id: TokenId) -> f64 {

@@ -60,6 +60,7 @@ impl Conversation {
             form: None,
             own: None,
             whole: Some(Arc::new(whole)),
+            known_max: None,
         })
     }
 }
@@ -93,6 +94,11 @@ impl Agent {
             read(Commands::begin(answer), reports, spec, stopped, &routes).await;
         });
         *self.reading() = Some(Reading { stop, task });
+    }
+
+    /// Returns whether no reading is under way.
+    pub(super) fn reading_has_ended(&self) -> bool {
+        self.reading().as_ref().is_none_or(|reading| reading.task.is_finished())
     }
 
     /// Waits until a reading has ended by itself.

@@ -16,6 +16,7 @@ use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
 use baton_pacing::DeviceCost;
+use baton_pacing::route::Route;
 use baton_protocol::{
     AssistRequest, DeviceInfo, PROTOCOL_VERSION, RefineOptions, SceneInfo, Segment, ToolUse,
 };
@@ -64,6 +65,16 @@ struct Preparation {
     forms: Forms,
     quoting: Quoting,
     routing: Option<Routing>,
+    again: Option<Again>,
+}
+
+/// How a turn is answered again for an audit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Again {
+    /// The route.
+    pub(super) route: Route,
+    /// Leading tokens of the prompt that the device may know.
+    pub(super) known: usize,
 }
 
 /// What a route is chosen with.
@@ -75,7 +86,12 @@ struct Routing {
 }
 
 impl Agent {
-    pub(super) async fn prepare(&self, question: Question, mode: RelayMode) -> Result<Prepared, AgentError> {
+    pub(super) async fn prepare(
+        &self,
+        question: Question,
+        mode: RelayMode,
+        again: Option<Again>,
+    ) -> Result<Prepared, AgentError> {
         let cost = self.cost(mode).await?;
         let chats = self.device.as_ref().filter(|_| question.own.is_none());
         let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
@@ -97,7 +113,8 @@ impl Agent {
             missing,
             forms: self.forms.clone(),
             quoting: question.quoting(self.call_markup(&question.scene)),
-            routing: self.routing(&question, mode),
+            routing: self.routing(&question, mode).filter(|_| again.is_none()),
+            again,
             mode,
             question,
         };
@@ -250,6 +267,9 @@ impl Preparation {
         whole: Option<&Prompt>,
         sent: Option<&RedactedRequest>,
     ) -> (RelayMode, Option<RouteReport>) {
+        if let Some(again) = self.again {
+            return (route::mode_of(again.route), None);
+        }
         let (Some(routing), Some(prompt), Some(sent)) = (&self.routing, whole, sent) else {
             return (self.mode, None);
         };
@@ -296,6 +316,7 @@ impl Preparation {
             form: forms.own,
             own: self.question.own,
             whole: whole.map(Arc::new),
+            known_max: self.again.map(|again| again.known),
         };
         let restorer = Restorer::new(table).with_quoting(self.quoting);
         let rules = TextRules { tokenizer: self.tokenizer, restorer, stop: self.stop };

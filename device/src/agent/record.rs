@@ -3,7 +3,7 @@
 //! A record that cannot be written is a warning. No answer fails for it.
 
 use super::prepare::Prepared;
-use super::{Agent, AnswerReport};
+use super::{Agent, AnswerReport, RouteAudit};
 use crate::conversations::{Conversations, Sent};
 use baton_terminal::chain;
 use serde_json::{Value, json};
@@ -45,6 +45,23 @@ impl Agent {
                 warn!(err = chain(&err), "the answer is not recorded");
                 None
             }
+        }
+    }
+}
+
+impl Agent {
+    /// Puts an audit into the record of its answer, and what was sent for it: the first request, and the bytes
+    /// of all.
+    pub(super) async fn record_audit(
+        &self,
+        key: Option<&str>,
+        audit: &RouteAudit,
+        sent: Option<(Value, usize)>,
+    ) {
+        let Some((recorder, key)) = self.recorder.as_ref().zip(key) else { return };
+        let sent = sent.map(|(request, bytes)| Sent { cloud: recorder.cloud.clone(), bytes, request });
+        if let Err(err) = recorder.kept.record_audit(key, &json!(audit), sent).await {
+            warn!(err = chain(&err), "the audit of an answer is not recorded");
         }
     }
 }

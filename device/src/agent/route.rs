@@ -14,7 +14,7 @@ use baton_engine::prompt::Prompt;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, BLOCK_TOKENS};
 use baton_pacing::optimizer::{OptimizerInput, PromptShape, ScenePolicy, SlowDevice};
-use baton_pacing::route::{Choice, Forecast, Route, Turn, Weights, choose};
+use baton_pacing::route::{Choice, Outlook, Route, Turn, Weights, Why, choose};
 use baton_pacing::{CloudCost, DeviceCost, PaceMode};
 use baton_terminal::chain;
 use serde::Serialize;
@@ -87,16 +87,22 @@ pub struct RouteReport {
     /// Tokens that the answer was expected to have.
     pub answer_tokens: f64,
     /// What was expected of each route.
-    pub forecasts: Vec<ForecastReport>,
+    pub forecasts: Vec<OutlookReport>,
     /// Whether bytes that are sent cost money.
     pub metered: bool,
     /// What the system said about power and heat.
     pub power: Power,
+    /// What times and amounts counted.
+    #[serde(skip)]
+    pub(super) weights: Weights,
+    /// How long the cloud was expected to compute one token of a prompt, in milliseconds.
+    #[serde(skip)]
+    pub(super) cloud_ms_per_token: f64,
 }
 
-/// What was expected of a route. Times are milliseconds since the question.
+/// What was expected of a route, or measured. Times are milliseconds since the question.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ForecastReport {
+pub struct OutlookReport {
     /// The route.
     pub route: &'static str,
     /// The first token.
@@ -116,18 +122,39 @@ pub struct ForecastReport {
     pub weighted_ms: f64,
 }
 
-impl From<&Forecast> for ForecastReport {
-    fn from(forecast: &Forecast) -> Self {
-        let outlook = &forecast.outlook;
+impl RouteReport {
+    /// Returns the chosen route.
+    pub(super) fn chosen(&self) -> Route {
+        Route::ALL.into_iter().find(|route| route.as_str() == self.chosen).unwrap_or(Route::Relay)
+    }
+
+    /// Returns whether it was chosen from several routes, all of them known.
+    pub(super) fn is_compared(&self) -> bool {
+        self.why == Why::Least.as_str() && self.forecasts.len() > 1
+    }
+
+    /// Returns the routes that were possible and not chosen.
+    pub(super) fn others(&self) -> impl Iterator<Item = Route> {
+        Route::ALL.into_iter().filter(|route| *route != self.chosen() && self.forecast(*route).is_some())
+    }
+
+    /// Returns what was expected of a route, if it was possible.
+    pub(super) fn forecast(&self, route: Route) -> Option<&OutlookReport> {
+        self.forecasts.iter().find(|of| of.route == route.as_str())
+    }
+}
+
+impl OutlookReport {
+    pub(super) fn new(route: Route, outlook: &Outlook, weighted_ms: f64) -> Self {
         Self {
-            route: forecast.route.as_str(),
+            route: route.as_str(),
             first_ms: outlook.first_ms,
             gap_ms: outlook.gap_ms,
             total_ms: outlook.total_ms,
             cloud_s: outlook.cloud_ms / 1e3,
             bytes: outlook.bytes,
             joules: outlook.joules,
-            weighted_ms: forecast.weighted_ms,
+            weighted_ms,
         }
     }
 }
@@ -213,6 +240,15 @@ pub(super) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// Returns the mode of a route.
+pub(super) fn mode_of(route: Route) -> RelayMode {
+    match route {
+        Route::Device => RelayMode::DeviceOnly,
+        Route::Relay => RelayMode::Relay,
+        Route::Cloud => RelayMode::CloudOnly,
+    }
+}
+
 /// Chooses the mode of a turn, and reports the choice.
 pub(super) fn chosen(known: &Known<'_>) -> (RelayMode, Option<RouteReport>) {
     let turn = turn(known);
@@ -225,22 +261,21 @@ pub(super) fn chosen(known: &Known<'_>) -> (RelayMode, Option<RouteReport>) {
             return (RelayMode::Relay, None);
         }
     };
-    let mode = match choice.route {
-        Route::Device => RelayMode::DeviceOnly,
-        Route::Relay => RelayMode::Relay,
-        Route::Cloud => RelayMode::CloudOnly,
-    };
-    (mode, Some(report(known, &choice)))
+    (mode_of(choice.route), Some(report(known, &choice, weights)))
 }
 
-fn report(known: &Known<'_>, choice: &Choice) -> RouteReport {
+fn report(known: &Known<'_>, choice: &Choice, weights: Weights) -> RouteReport {
+    let forecasts =
+        choice.forecasts.iter().map(|of| OutlookReport::new(of.route, &of.outlook, of.weighted_ms));
     RouteReport {
         chosen: choice.route.as_str(),
         why: choice.why.as_str(),
         prompt_tokens: known.prompt.ids.len(),
         cached_tokens: known.cached,
         answer_tokens: known.answer_tokens,
-        forecasts: choice.forecasts.iter().map(ForecastReport::from).collect(),
+        forecasts: forecasts.collect(),
+        weights,
+        cloud_ms_per_token: known.cloud.map_or(0.0, |cloud| cloud.cost.prefill_ms_per_token),
         metered: known.options.is_metered,
         power: known.power,
     }

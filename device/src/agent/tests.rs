@@ -13,7 +13,7 @@ use baton_engine::{Engine, EngineOptions};
 use baton_protocol::{Markup, PastCall, Role, Tool, ToolChoice};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 /// A cloud that answers requests with fixed bytes and keeps the requests.
 pub(crate) struct FakeCloud {
@@ -34,11 +34,10 @@ impl FakeCloud {
         let log = seen.clone();
         tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
-                let mut request = vec![0; 1 << 16];
-                let n = socket.read(&mut request).await.unwrap_or(0);
+                let request = whole_request(&mut socket).await;
                 let seen = {
                     let mut log = log.lock().unwrap();
-                    log.push(request[..n].to_vec());
+                    log.push(request);
                     log.len()
                 };
                 let response = &responses[seen.min(responses.len()) - 1];
@@ -59,9 +58,8 @@ impl FakeCloud {
         tokio::spawn(async move {
             let mut held = Vec::new();
             while let Ok((mut socket, _)) = listener.accept().await {
-                let mut request = vec![0; 1 << 16];
-                let n = socket.read(&mut request).await.unwrap_or(0);
-                log.lock().unwrap().push(request[..n].to_vec());
+                let request = whole_request(&mut socket).await;
+                log.lock().unwrap().push(request);
                 // The client may have closed the connection; all errors are fine.
                 if held.is_empty() {
                     let _sent = socket.write_all(begun.as_bytes()).await;
@@ -77,6 +75,23 @@ impl FakeCloud {
 
     pub(crate) fn requests(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|r| String::from_utf8_lossy(r).into_owned()).collect()
+    }
+}
+
+/// Reads a request with its body: a reply to half of one would end the connection.
+async fn whole_request(socket: &mut TcpStream) -> Vec<u8> {
+    let mut request = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&request).to_ascii_lowercase();
+        if let Some((head, _)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+            if request.len() >= head.len() + 4 + length.unwrap_or(0) {
+                return request;
+            }
+        }
+        if socket.read_buf(&mut request).await.unwrap_or(0) == 0 {
+            return request;
+        }
     }
 }
 

@@ -74,7 +74,14 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     let report_file = args.report.as_deref().map(open_report).transpose()?;
     let document = document::read(&args.doc).await?;
     let relays = !args.answer.for_a_cloud().is_empty();
-    let used = Use { answers: 1, relays, reads_ahead: false, replaces: false, asked_by: Some("baton ask") };
+    let used = Use {
+        answers: 1,
+        relays,
+        reads_ahead: false,
+        audits: 0.0,
+        replaces: false,
+        asked_by: Some("baton ask"),
+    };
     let opened = open(&args.common, &used, interrupts).await?;
     note_unused(&args.answer, opened.mode);
     let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
@@ -94,6 +101,7 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     if let Some((path, file)) = args.report.as_deref().zip(report_file) {
         write_report(&report, file).with_context(|| format!("write `{}`", path.display()))?;
     }
+    opened.agent.figures_sent().await;
     match (&report.error, stopped) {
         (_, Some(signal)) => bail!(Stopped(signal)),
         (Some(error), None) => bail!("{}", error.message),

@@ -54,6 +54,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         answers: 1,
         relays: !args.answer.for_a_cloud().is_empty(),
         reads_ahead: !args.no_read_ahead,
+        audits: 0.0,
         replaces: false,
         asked_by: (!args.private).then_some("baton chat"),
     };
@@ -98,6 +99,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             _ => {}
         }
     }
+    opened.agent.figures_sent().await;
     Ok(())
 }
 

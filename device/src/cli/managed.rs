@@ -11,6 +11,7 @@ use crate::models::{PullError, Store};
 use crate::settings::Settings;
 use anyhow::{Context as _, bail};
 use baton_engine::{Adapter, Model};
+use baton_registry::sync::ANY_SCENE;
 use baton_terminal::{clear_status, errln, outln};
 use clap::Args;
 use serde_json::json;
@@ -61,8 +62,9 @@ pub(super) async fn open(
     }
     let files = managed.active().with_context(|| {
         format!(
-            "the cloud has no models for devices of class `{}`: pass --device-class, or --model in place of --managed",
-            common.device_class
+            "the cloud has no models for devices of class `{}`{}: pass --device-class, or --model in place of --managed",
+            common.device_class,
+            if common.models_of == ANY_SCENE { String::new() } else { format!(" and scene `{}`", common.models_of) }
         )
     })?;
     Ok((managed, files))
@@ -74,6 +76,7 @@ fn options(common: &CommonArgs, cloud: &CloudClient, settings: &Settings) -> any
         cloud_url: common.cloud.clone().unwrap_or_default(),
         cloud_key: common.cloud_key.clone(),
         class: common.device_class.clone(),
+        scene: common.models_of.clone(),
         trusted: common.registry_key.clone(),
         store: Store::open(common.models_dir.clone())?,
         settings: settings.clone(),

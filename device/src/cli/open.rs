@@ -48,6 +48,8 @@ pub(super) struct Use {
     pub(super) relays: bool,
     /// More turns may follow, so the device reads conversations ahead.
     pub(super) reads_ahead: bool,
+    /// Share of the turns whose route is audited.
+    pub(super) audits: f64,
     /// The command, for records of its answers; `None` if it keeps none.
     pub(super) asked_by: Option<&'static str>,
     /// The command gets newer models of the cloud's registry while it runs.
@@ -100,6 +102,9 @@ pub(super) async fn opened(
     if common.mode.unwrap_or(if used.relays { ModeArg::Relay } else { ModeArg::Auto }) == ModeArg::Auto {
         let options = RouteOptions { is_metered: common.metered, reads_ahead: used.reads_ahead };
         agent = agent.with_routes(options, &settings, &cloud_url);
+        if used.audits > 0.0 {
+            agent = agent.with_audits(used.audits);
+        }
     }
     if let Some(asked_by) = used.asked_by.filter(|_| !common.no_record) {
         match records(common).await {

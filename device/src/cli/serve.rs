@@ -4,7 +4,7 @@ use super::CommonArgs;
 use super::interrupts::{Interrupts, Watch};
 use super::managed;
 use super::open::{Use, open, opened, scene_of};
-use super::values::{KeepAlive, address, keep_alive, whole};
+use super::values::{KeepAlive, address, keep_alive, share, whole};
 use crate::api::{
     ANSWERS_MAX, ApiState, Bodies, ModelStore, ServedModel, check_address, listening_host, router,
     served_host,
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt as _;
-use tracing::info;
+use tracing::{debug, info};
 
 /// Limits of connections. All clients on this machine have the same address.
 const LIMITS: HttpLimits = HttpLimits {
@@ -48,6 +48,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const SHORT_LOOK: Duration = Duration::from_secs(10);
 /// If memory is short, the model is unloaded when nothing was asked for this long.
 const SHORT_AFTER: Duration = Duration::from_secs(10);
+/// A turn is audited when nothing was asked for this long.
+const AUDIT_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -94,6 +96,13 @@ pub(super) struct ServeArgs {
     /// rests on a battery.
     #[arg(long)]
     no_read_ahead: bool,
+    /// Share of the turns, 0 to 1, whose route is audited
+    ///
+    /// While nothing is asked, such a turn is answered again by the routes that were not chosen, and the
+    /// times are compared; nobody sees these answers. `baton trace` shows them. An audit asks the cloud up to
+    /// twice more, also for a turn that this device answered alone.
+    #[arg(long, env = "BATON_AUDIT", default_value_t = 0.0, value_name = "SHARE", allow_negative_numbers = true, value_parser = share, hide_short_help = true)]
+    audit: f64,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -106,6 +115,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         relays: false,
         reads_ahead: !args.no_read_ahead,
         asked_by: Some("baton serve"),
+        audits: args.audit,
         replaces: true,
     };
     let opened = open(&args.common, &used, interrupts).await?;
@@ -133,12 +143,19 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
         served: ServedModel::default(),
         models: ModelStore::new(Store::open(args.common.models_dir.clone()).ok()),
     };
+    let audits = args.audit > 0.0 && state.ring.is_none();
+    if args.audit > 0.0 && !audits {
+        errln!(
+            "note: routes are not audited, because a ring cannot forget what it has read for another route"
+        );
+    }
     let current = Current::new(state);
     outln!("listening on http://{address}")?;
     let (phase, phases) = watch::channel(Phase::Serving);
     let places = current.state().places.clone();
     let stopping = tokio::spawn(stop_on_signal(interrupts.watch(), phase, places));
     let unloading = tokio::spawn(unload_when_idle(current.clone(), args.keep_alive));
+    let auditing = audits.then(|| tokio::spawn(audit_when_idle(current.clone())));
     let app = current.app();
     let replacing = opened.managed.map(|managed| {
         let lease = managed.lease();
@@ -147,7 +164,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     });
     let server = Server::plain(listener, app, LIMITS.within_open_files());
     baton_edge::serve(server, phases, || ()).await;
-    for task in [Some(stopping), Some(unloading), replacing].into_iter().flatten() {
+    for task in [Some(stopping), Some(unloading), auditing, replacing].into_iter().flatten() {
         task.abort();
     }
     Ok(())
@@ -233,6 +250,20 @@ async fn unload_when_idle(current: Current, keep: KeepAlive) {
         if (idle >= keep || is_short()) && state.agent.unload().await {
             let why = if idle >= keep { "nothing was asked" } else { "memory is short, nothing was asked" };
             info!("the model was unloaded: {why} for {} s", idle.as_secs());
+        }
+    }
+}
+
+/// Audits turns while nothing is asked.
+async fn audit_when_idle(current: Current) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let agent = &current.state().agent;
+        if agent.idle_for() < AUDIT_AFTER {
+            continue;
+        }
+        if let Some(audit) = agent.audit().await {
+            debug!(tokens = audit.tokens, regret = audit.regret, "audited the route of a turn");
         }
     }
 }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::conversations::KeptArgs;
-use crate::conversations::{Answered, Record};
+use crate::conversations::{Answered, AuditSummary, Record};
 use crate::privacy::placeholders;
 
 /// Rows of a list.
@@ -56,11 +56,12 @@ pub(super) async fn run(args: TraceArgs) -> anyhow::Result<()> {
     let (kept, json) = (args.kept.open().await?, args.kept.json);
     match args.command.unwrap_or(Command::List) {
         Command::List => {
-            let all = kept.recorded(ROWS).await?;
+            let (all, audits) = (kept.recorded(ROWS).await?, kept.audits().await?);
             if json {
-                return Ok(outln!("{}", json!({ "answers": all }))?);
+                return Ok(outln!("{}", json!({ "answers": all, "audits": audits }))?);
             }
-            list(&all)
+            list(&all)?;
+            summary(&audits)
         }
         Command::Show { id } => {
             let record = kept.recorded_answer(id).await?;
@@ -110,7 +111,11 @@ fn list(all: &[Answered]) -> anyhow::Result<()> {
     for one in all {
         let report = &one.report;
         let route = report.pointer("/route/chosen").and_then(Value::as_str).unwrap_or("given");
-        let bytes = if one.was_sent { number(report, "/request_bytes", " B") } else { "nothing".to_owned() };
+        let bytes = match one.was_sent {
+            true if report["request_bytes"].is_null() => "audit".to_owned(),
+            true => number(report, "/request_bytes", " B"),
+            false => "nothing".to_owned(),
+        };
         outln!(
             "{:>5}  {:<12} {route:<7} {:>9} {:>9} {:>9} {:>8} {bytes:>9}  {}",
             one.id,
@@ -123,6 +128,13 @@ fn list(all: &[Answered]) -> anyhow::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Says how well routes were chosen, if any turn was audited.
+fn summary(audits: &AuditSummary) -> anyhow::Result<()> {
+    let (Some(mean), Some(worst)) = (audits.mean_regret, audits.worst_regret) else { return Ok(()) };
+    let (turns, mean, worst) = (audits.turns, 100.0 * mean, 100.0 * worst);
+    Ok(outln!("\n{turns} turns were audited: mean regret of the route {mean:.1} %, worst {worst:.1} %")?)
 }
 
 fn show(one: &Answered) -> anyhow::Result<()> {
@@ -159,16 +171,18 @@ fn show(one: &Answered) -> anyhow::Result<()> {
     for note in report["notes"].as_array().into_iter().flatten() {
         outln!("note: {note}")?;
     }
-    routes(&report["route"])
+    let route = &report["route"];
+    if let Some(chosen) = route["chosen"].as_str() {
+        outln!("\nroute: {chosen} ({})", route["why"].as_str().unwrap_or("-"))?;
+        outlooks("expected", &route["forecasts"])?;
+    }
+    audit(&report["audit"])
 }
 
-/// Prints the chosen route beside those that were not.
-fn routes(route: &Value) -> anyhow::Result<()> {
-    let Some(chosen) = route["chosen"].as_str() else { return Ok(()) };
-    outln!("\nroute: {chosen} ({})", route["why"].as_str().unwrap_or("-"))?;
+/// Prints what was expected of routes, or measured.
+fn outlooks(what: &str, of: &Value) -> anyhow::Result<()> {
     outln!(
-        "{:<8} {:>10} {:>8} {:>10} {:>8} {:>9} {:>10}",
-        "expected",
+        "{what:<8} {:>10} {:>8} {:>10} {:>8} {:>9} {:>10}",
         "first",
         "gap",
         "end",
@@ -176,18 +190,30 @@ fn routes(route: &Value) -> anyhow::Result<()> {
         "bytes",
         "weighted"
     )?;
-    for forecast in route["forecasts"].as_array().into_iter().flatten() {
-        let seconds = forecast["cloud_s"].as_f64().unwrap_or(0.0);
+    for one in of.as_array().into_iter().flatten() {
+        let seconds = one["cloud_s"].as_f64().unwrap_or(0.0);
         outln!(
             "{:<8} {:>10} {:>8} {:>10} {:>8} {:>9} {:>10}",
-            forecast["route"].as_str().unwrap_or("-"),
-            number(forecast, "/first_ms", " ms"),
-            number(forecast, "/gap_ms", " ms"),
-            number(forecast, "/total_ms", " ms"),
+            one["route"].as_str().unwrap_or("-"),
+            number(one, "/first_ms", " ms"),
+            number(one, "/gap_ms", " ms"),
+            number(one, "/total_ms", " ms"),
             format!("{seconds:.1} s"),
-            number(forecast, "/bytes", ""),
-            number(forecast, "/weighted_ms", " ms"),
+            number(one, "/bytes", ""),
+            number(one, "/weighted_ms", " ms"),
         )?;
+    }
+    Ok(())
+}
+
+/// Prints the audit of the route, if there was one.
+fn audit(audit: &Value) -> anyhow::Result<()> {
+    let Some(tokens) = audit["tokens"].as_u64() else { return Ok(()) };
+    outln!("\naudit: all routes for an answer of {tokens} tokens")?;
+    outlooks("measured", &audit["measured"])?;
+    match audit["regret"].as_f64() {
+        Some(regret) => outln!("regret: {:.1} % more than the best route", 100.0 * regret)?,
+        None => outln!("regret: not known, because a route could not be measured")?,
     }
     Ok(())
 }

@@ -44,6 +44,12 @@ pub(super) fn number(
     }
 }
 
+/// Reads a share.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    let read = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    read.ok_or_else(|| "must be 0 to 1".to_owned())
+}
+
 /// Reads a text that is always replaced.
 pub(super) fn private_name(text: &str) -> Result<String, String> {
     let letters = text.chars().filter(|c| c.is_alphanumeric()).count();

@@ -51,6 +51,17 @@ pub struct Record {
     pub sent: Option<Value>,
 }
 
+/// The audits among the records.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AuditSummary {
+    /// Turns whose routes were all measured.
+    pub turns: i64,
+    /// Their mean regret, as a share of the best route's weighted time.
+    pub mean_regret: Option<f64>,
+    /// The largest regret.
+    pub worst_regret: Option<f64>,
+}
+
 type Row = (i64, i64, String, String, Option<String>);
 
 fn record((id, ended_ms, asked_by, report, sent): Row) -> Record {
@@ -85,6 +96,54 @@ impl Conversations {
         old.execute(&mut *change).await?;
         change.commit().await?;
         Ok(key)
+    }
+
+    /// Puts an audit into a record, and what was sent for it: all requests held the same texts, so one is
+    /// kept, with the bytes of all.
+    ///
+    /// # Errors
+    /// [`ConversationError::NoRecord`] if the record is gone; [`ConversationError::Database`].
+    pub async fn record_audit(
+        &self,
+        key: &str,
+        audit: &Value,
+        sent: Option<Sent>,
+    ) -> Result<(), ConversationError> {
+        let mut change = self.pool.begin().await?;
+        let found: Option<(String, Option<String>)> =
+            sqlx::query_as("SELECT report, sent FROM answers WHERE key = ?")
+                .bind(key)
+                .fetch_optional(&mut *change)
+                .await?;
+        let (report, before) = found.ok_or(ConversationError::NoRecord)?;
+        let mut report = serde_json::from_str::<Value>(&report).unwrap_or_default();
+        if let Some(fields) = report.as_object_mut() {
+            fields.insert("audit".into(), audit.clone());
+        }
+        let before = before.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let sent = match (before, sent) {
+            (Some(mut before), Some(more)) => {
+                let bytes = before["bytes"].as_u64().unwrap_or(0) + more.bytes as u64;
+                before["bytes"] = bytes.into();
+                Some(before)
+            }
+            (before, more) => before.or_else(|| more.and_then(|more| serde_json::to_value(more).ok())),
+        };
+        let update = sqlx::query("UPDATE answers SET report = ?, sent = ? WHERE key = ?");
+        let update = update.bind(report.to_string()).bind(sent.map(|sent| sent.to_string())).bind(key);
+        update.execute(&mut *change).await?;
+        Ok(change.commit().await?)
+    }
+
+    /// Returns how well the routes of the audited turns were chosen.
+    ///
+    /// # Errors
+    /// [`ConversationError::Database`].
+    pub async fn audits(&self) -> Result<AuditSummary, ConversationError> {
+        let query = "SELECT count(regret), avg(regret), max(regret) \
+            FROM (SELECT json_extract(report, '$.audit.regret') AS regret FROM answers)";
+        let (turns, mean_regret, worst_regret) = sqlx::query_as(query).fetch_one(&self.pool).await?;
+        Ok(AuditSummary { turns, mean_regret, worst_regret })
     }
 
     /// Returns the newest records, the newest first.
@@ -168,6 +227,38 @@ mod tests {
         assert!(matches!(other.forget_record(Some(first)).await, Err(ConversationError::NoRecord)));
         assert_eq!(other.forget_record(None).await.unwrap(), 1);
         assert!(kept.recorded(10).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_audit_is_in_its_record_with_what_it_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Conversations::open(&folder.path().join(FILE)).await.unwrap();
+        let sent = |bytes, text: &str| Sent {
+            cloud: "https://a.example".into(),
+            bytes,
+            request: json!({ "segments": [{ "text": text }] }),
+        };
+        assert_eq!(
+            kept.audits().await.unwrap(),
+            AuditSummary { turns: 0, mean_regret: None, worst_regret: None }
+        );
+        let alone = kept.record("baton serve", &json!({ "ending": "stop" }), None).await.unwrap();
+        let relay = kept.record("baton serve", &json!({}), Some(&sent(70, "as sent first"))).await.unwrap();
+        let cut = kept.record("baton serve", &json!({}), None).await.unwrap();
+        kept.record_audit(&alone, &json!({ "regret": 0.1 }), Some(sent(30, "for the audit"))).await.unwrap();
+        kept.record_audit(&relay, &json!({ "regret": 0.3 }), Some(sent(35, "the same"))).await.unwrap();
+        kept.record_audit(&cut, &json!({ "measured": [] }), None).await.unwrap();
+        let summary = kept.audits().await.unwrap();
+        assert_eq!((summary.turns, summary.worst_regret), (2, Some(0.3)));
+        assert!((summary.mean_regret.unwrap() - 0.2).abs() < 1e-12, "{summary:?}");
+        let read = kept.recorded_by_key(&alone).await.unwrap();
+        assert_eq!(read.answered.report, json!({ "ending": "stop", "audit": { "regret": 0.1 } }));
+        assert_eq!(read.sent.unwrap(), serde_json::to_value(sent(30, "for the audit")).unwrap());
+        let read = kept.recorded_by_key(&relay).await.unwrap();
+        assert_eq!(read.sent.unwrap(), serde_json::to_value(sent(105, "as sent first")).unwrap());
+        assert_eq!(kept.recorded_by_key(&cut).await.unwrap().sent, None);
+        let gone = kept.record_audit("1", &json!({}), None).await;
+        assert!(matches!(gone, Err(ConversationError::NoRecord)), "{gone:?}");
     }
 
     #[tokio::test]

@@ -43,6 +43,8 @@ pub struct AnswerSpec {
     pub own: Option<Arc<[TokenId]>>,
     /// The whole prompt as tokens, if it was tokenized already.
     pub whole: Option<Arc<Prompt>>,
+    /// The most leading tokens that are taken from what this device has computed before; `None` for all.
+    pub known_max: Option<usize>,
 }
 
 impl AnswerSpec {

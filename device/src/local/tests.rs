@@ -90,6 +90,7 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         form: None,
         own: None,
         whole: None,
+        known_max: None,
     }
 }
 

@@ -28,6 +28,8 @@ const READ_BLOCKS: usize = 8;
 #[derive(Debug, Clone, Default)]
 struct Known {
     adapter: Option<AdapterId>,
+    /// The most leading tokens that come from the disk; `None` for all.
+    known_max: Option<usize>,
     /// Names of its first whole blocks.
     names: Vec<Name>,
     /// How many of these are on the disk, or were handed over.
@@ -132,6 +134,7 @@ impl Remembering {
         let held = known.names.len();
         let before = known.names.last().copied().or_else(|| self.root(known.adapter))?;
         let room = self.engine.model().config().context_len.min(whole.len().saturating_sub(1)) / BLOCK_TOKENS;
+        let room = known.known_max.map_or(room, |most| room.min(most / BLOCK_TOKENS));
         let usable = &whole[..room * BLOCK_TOKENS];
         let mut wanted = names(before, usable, held);
         let first = wanted.next()?;
@@ -239,7 +242,8 @@ impl Sequences for Remembering {
     fn create_in(&mut self, scope: PrefixScope, adapter: Option<AdapterId>) -> Result<SeqId, SequenceError> {
         self.follow_kind();
         let seq = self.engine.create_in(scope, adapter)?;
-        Ok(self.track(seq, Known { adapter, ..Known::default() }))
+        let known_max = (scope.owner != 0).then_some(scope.shared_tokens);
+        Ok(self.track(seq, Known { adapter, known_max, ..Known::default() }))
     }
 
     fn fork(&mut self, seq: SeqId, n_tokens: usize) -> Result<SeqId, SequenceError> {

@@ -238,6 +238,32 @@ fn a_new_engine_computes_only_what_is_new() {
 }
 
 #[test]
+fn an_answer_that_may_know_only_a_beginning_takes_no_more_of_it() {
+    let (place, model) = (Place::new(), model());
+    let turn = ids(1, 150);
+    let all = PrefixScope::default();
+    let mut first = remembering(&model, &place, KvFormat::F16);
+    let seq = first.create_in(all, None).unwrap();
+    let want = run(&mut first, seq, &turn);
+    let known = |engine: &mut Remembering, scope| {
+        let seq = engine.create_in(scope, None).unwrap();
+        let known = engine.reuse_prefix(seq, &turn);
+        assert!(run(engine, seq, &turn) == want, "{known} tokens known");
+        engine.release(seq);
+        known
+    };
+    let bounded = |owner, shared_tokens| PrefixScope { owner, shared_tokens };
+    // From memory, then from the disk.
+    assert_eq!(known(&mut first, bounded(7, 70)), 64);
+    wait_until_kept(&mut first);
+    drop(first);
+    let mut second = remembering(&model, &place, KvFormat::F16);
+    assert_eq!(known(&mut second, bounded(8, 70)), 64);
+    assert_eq!(known(&mut second, bounded(9, 0)), 0);
+    assert_eq!(known(&mut second, all), 128);
+}
+
+#[test]
 fn conversations_at_random_are_as_without_a_store() {
     let (place, model) = (Place::new(), model());
     let mut random = SplitMix64::new(5);

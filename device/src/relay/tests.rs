@@ -94,6 +94,7 @@ fn spec(tokens_max: usize) -> AnswerSpec {
         form: None,
         own: None,
         whole: None,
+        known_max: None,
     }
 }
 

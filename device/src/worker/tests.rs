@@ -29,6 +29,7 @@ fn open(words: usize) -> EngineCommand {
         form: None,
         own: None,
         whole: None,
+        known_max: None,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }

@@ -66,9 +66,11 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32])
     matmul_at(Dispatch::current(), pool, w, x, out);
 }
 
-/// Some rows of a matrix `[rows, cols]`, and the output for the whole matrix.
+/// A product of activations with some rows of a matrix `[rows, cols]`, and the output for the whole matrix.
 #[derive(Debug)]
 pub struct RowsInto<'a> {
+    /// `[t, cols]`.
+    pub x: &'a Activations<'a>,
     /// Rows `first..first + w.rows()`.
     pub w: Matrix<'a>,
     /// Index of the first of them in the whole matrix.
@@ -79,13 +81,14 @@ pub struct RowsInto<'a> {
     pub out: &'a mut [f32],
 }
 
-/// As [`matmul`], for several matrices that read the same activations, as one job. Each product may have only
-/// some rows of its matrix: its elements are the same bits as in a product with all rows.
+/// As [`matmul`], for several products as one job. Each product may have only some rows of its matrix: its
+/// elements are the same bits as in a product with all rows.
 ///
 /// # Panics
-/// If a matrix and `x` differ in columns, or its rows do not lie in an output of `t * rows` numbers.
-pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>) {
-    matmuls_at(Dispatch::current(), pool, x, products, false);
+/// If a matrix and its activations differ in columns, or its rows do not lie in an output of `t * rows`
+/// numbers.
+pub fn matmul_rows(pool: &Pool, products: Vec<RowsInto<'_>>) {
+    matmuls_at(Dispatch::current(), pool, products, false);
 }
 
 /// [`matmul`] at a given level. If the CPU lacks that level, the scalar definition runs.
@@ -93,7 +96,7 @@ pub fn matmul_rows(pool: &Pool, x: &Activations<'_>, products: Vec<RowsInto<'_>>
 /// # Panics
 /// As [`matmul`].
 pub fn matmul_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activations<'_>, out: &mut [f32]) {
-    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }], false);
+    matmuls_at(level, pool, vec![RowsInto { x, w: *w, first: 0, rows: w.rows(), out }], false);
 }
 
 #[cfg(feature = "free-order")]
@@ -103,17 +106,11 @@ pub use free::matmul_free_at;
     not(feature = "free-order"),
     expect(unused_variables, reason = "only that feature has another order")
 )]
-fn matmuls_at(
-    level: Dispatch,
-    pool: &Pool,
-    x: &Activations<'_>,
-    mut products: Vec<RowsInto<'_>>,
-    free: bool,
-) {
-    let total: usize = products.iter().map(|product| product.w.rows()).sum();
+fn matmuls_at(level: Dispatch, pool: &Pool, mut products: Vec<RowsInto<'_>>, free: bool) {
+    let total = products.iter().map(|of| Tasks::cost(of.w.rows(), of.w.cols(), of.x.rows())).sum();
     let mut jobs = Vec::with_capacity(products.len());
     let mut first = 0;
-    for RowsInto { w, first: first_row, rows, out } in &mut products {
+    for RowsInto { x, w, first: first_row, rows, out } in &mut products {
         assert_eq!(w.cols(), x.cols(), "columns of the weights and of the activations");
         assert_eq!(out.len(), x.rows() * *rows, "length of the output of a matrix product");
         assert!(
@@ -127,7 +124,8 @@ fn matmuls_at(
         // All threads together make the byte form before the work is split.
         let (block_len, tiles) = (w.format().block_len(), tile_rows(level, w, x.rows()));
         x.prepare(pool, block_len, tiles.is_some());
-        let tasks = Tasks::split(pool.threads(), w.rows(), total, x.rows(), w.cols(), tiles.unwrap_or(1));
+        let shape = (w.rows(), w.cols(), x.rows());
+        let tasks = Tasks::split(pool.threads(), shape, total, tiles.unwrap_or(1));
         let out = Output::new(out, *rows, *first_row);
         let product = Product {
             level,

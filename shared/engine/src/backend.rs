@@ -188,6 +188,17 @@ pub(crate) trait Backend: Send + Sync {
     /// [`WeightError`] if weights cannot be read; the outputs are then undefined.
     fn project(&self, x: &Self::Rows, into: &mut [(Weight<'_>, &mut Self::Rows)]) -> Result<(), WeightError>;
 
+    /// As [`Self::project`], for products that have inputs of their own.
+    ///
+    /// # Errors
+    /// As [`Self::project`].
+    fn project_each(
+        &self,
+        products: &mut [(&Self::Rows, Weight<'_>, &mut Self::Rows)],
+    ) -> Result<(), WeightError> {
+        products.iter_mut().try_for_each(|(x, weight, out)| self.project(x, &mut [(*weight, &mut **out)]))
+    }
+
     /// Sets `normed` to the norm of `x`, and each output to `normed W^T`.
     ///
     /// # Errors

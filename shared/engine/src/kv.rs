@@ -102,7 +102,7 @@ pub struct PrefixStats {
 /// stay secret, sequences have different owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PrefixScope {
-    /// Only sequences of the same owner find its blocks.
+    /// Only sequences of the same owner find its blocks. What owner 0 computes is not secret: all find it.
     pub owner: u128,
     /// Tokens at its beginning that are not secret: whole blocks of them are shared by all owners.
     pub shared_tokens: usize,
@@ -111,7 +111,8 @@ pub struct PrefixScope {
 impl PrefixScope {
     /// Returns whose sequences may find the block at index `at`.
     fn owner_at(self, at: usize) -> Owner {
-        if (at + 1) * BLOCK_TOKENS <= self.shared_tokens { Owner::All } else { Owner::One(self.owner) }
+        let is_shared = self.owner == 0 || (at + 1) * BLOCK_TOKENS <= self.shared_tokens;
+        if is_shared { Owner::All } else { Owner::One(self.owner) }
     }
 }
 

@@ -153,6 +153,7 @@ impl Answer {
             form: None,
             own: None,
             whole: None,
+            known_max: None,
         };
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let rules = TextRules {

@@ -1,10 +1,15 @@
 //! Who answers a turn, if `baton` chooses: what it measured, and what is kept on the disk, decide.
 
-use baton_e2e::demo::ask::Report;
-use baton_e2e::proxy::{Cut, Proxy};
-use serde_json::Value;
+use std::time::Duration;
 
-use super::{cloud, setting};
+use baton_e2e::demo::ask::Report;
+use baton_e2e::http::client;
+use baton_e2e::process::{AgentProcess, cpu_program, models_folder};
+use baton_e2e::proxy::{Cut, Proxy};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::{cloud, readable, setting};
 
 fn said(report: &Report) -> (&str, &str) {
     let word = |key: &str| report.route[key].as_str().unwrap_or_else(|| panic!("{key}: {}", report.route));
@@ -48,4 +53,64 @@ async fn each_turn_goes_the_way_that_its_forecast_says() {
     // A mode that is given is no choice.
     let given = setting.ask(&proxy.url(), &["--mode", "relay"]).await.expect("an answer");
     assert_eq!(given.route, Value::Null);
+}
+
+#[tokio::test]
+async fn a_turn_is_audited_behind_its_answer() {
+    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+    let baton = |word: &str| {
+        let mut baton = Command::from(cpu_program("baton").expect("the program is built"));
+        baton.arg(word).arg("--config-dir").arg(folder.path());
+        baton
+    };
+    let mut serve = baton("serve");
+    serve.arg("--model").arg(models_folder().join("demo-device.gguf")).args([
+        "--cloud",
+        &proxy.url(),
+        "--yes",
+    ]);
+    serve.args(["--listen", "127.0.0.1:0", "--audit", "1", "--threads", "1"]);
+    let agent = AgentProcess::start(&mut serve).await.expect("it listens");
+    for topic in ["bridges", "rivers"] {
+        let text = format!("Write down what is known of {topic}. {}", "They are long and old. ".repeat(60));
+        let body = json!({ "messages": [{ "role": "user", "content": text }], "max_tokens": 12 });
+        let answer = client().post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await;
+        assert_eq!(answer.expect("an answer").status().as_u16(), 200);
+    }
+    let listed = async || -> Value {
+        let out = baton("trace").args(["list", "--json"]).output().await.expect("it starts");
+        serde_json::from_slice(&out.stdout).expect("it prints JSON")
+    };
+    let mut told = listed().await;
+    for _ in 0..300 {
+        if told["audits"]["turns"].as_i64() > Some(0) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        told = listed().await;
+    }
+    // The first turn measured the cloud, so there was nothing to compare.
+    assert_eq!(told["audits"]["turns"], 1, "{told}");
+    let (second, first) = (&told["answers"][0], &told["answers"][1]);
+    assert_eq!(
+        (&first["report"]["audit"], &first["report"]["route"]["why"]),
+        (&Value::Null, &json!("unmeasured"))
+    );
+    let audit = &second["report"]["audit"];
+    let measured = audit["measured"].as_array().expect("all routes were measured");
+    let weighted = |of: &Value| of["weighted_ms"].as_f64().expect("a time");
+    assert_eq!(measured.len(), 3, "{audit}");
+    assert_eq!(measured[0]["route"], second["report"]["route"]["chosen"]);
+    let best = measured.iter().map(weighted).fold(f64::INFINITY, f64::min);
+    let regret = audit["regret"].as_f64().expect("a regret");
+    assert!((regret - (weighted(&measured[0]) / best - 1.0)).abs() < 1e-9, "{audit}");
+    // Each request is told: of the two turns, and of the audit.
+    let asked = readable(&proxy.count().sent()).matches("POST /v1/assist").count() as u64;
+    let by_turns = told["answers"]
+        .as_array()
+        .map_or(0, |all| all.iter().filter(|one| !one["report"]["request_bytes"].is_null()).count() as u64);
+    assert_eq!(asked, by_turns + audit["requests"].as_u64().expect("a count"), "{told}");
+    let shown = baton("trace").arg("show").output().await.expect("it starts");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("more than the best route"));
 }

@@ -255,6 +255,23 @@ async fn a_pair_that_is_not_allowed_is_refused_with_what_to_do() {
     assert!(said.contains("no models for this class"), "{said}");
 }
 
+#[tokio::test]
+async fn a_device_of_one_scene_has_the_scene_s_own_models() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    place.rollouts(&["set", "--class", "phone", "--scene", "law", "small@2"]);
+    let cloud = place.serve("http://127.0.0.1:9").await;
+    let active = async |scene: &str| {
+        let mut sync = place.device(&["model", "sync", "--json", "--models-of", scene], &cloud);
+        let out = sync.output().await.unwrap();
+        assert!(out.status.success(), "{scene}: {}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()["active"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(active("law").await, "small@2");
+    // A scene without models of its own has those of all scenes.
+    assert_eq!((active("*").await, active("chat").await), ("small@1".to_owned(), "small@1".to_owned()));
+}
+
 #[test]
 fn a_version_never_changes_and_damage_is_found() {
     let place = Place::new();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::agent::{RouteOptions, RouteReport};
+use crate::conversations::Conversations;
 use crate::settings::Settings;
 
 /// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes 3.6 s. So even a
@@ -18,6 +19,11 @@ fn told(prompt_tokens: u64) -> String {
     );
     let usage = format!("\"usage\":{{\"prompt_tokens\":{prompt_tokens},");
     body.replacen("\"index\":0", &timing, 1).replace("\"usage\":{", &usage)
+}
+
+/// As [`told`], by a cloud that hands over: the device goes on behind its tokens.
+fn handing_over(prompt_tokens: u64) -> String {
+    told(prompt_tokens).replace("\"reason\":\"stop\"", "\"reason\":\"cap\"")
 }
 
 /// Makes an agent that chooses routes, with a device that takes this long for a token of a prompt.
@@ -147,4 +153,81 @@ async fn a_mode_that_was_asked_for_is_kept() {
         assert_eq!(report.route, None);
         assert_eq!(report.tokens_from_cloud > 0, mode == RelayMode::CloudOnly);
     }
+}
+
+#[tokio::test]
+async fn an_audit_answers_a_turn_again_by_the_other_routes() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::open(Some(folder.path().to_owned()));
+    let cloud = FakeCloud::start(handing_over(200)).await;
+    let kept = Conversations::open(&folder.path().join("records.db")).await.unwrap();
+    let agent = choosing(&cloud.url, &settings, 0.001).with_audits(1.0);
+    let agent = agent.with_records(kept.clone(), "baton serve", &cloud.url);
+    let asked = |text: &str| Question { tokens_max: 6, ..question(text, RelayMode::Relay) };
+    let text = "Say it. ".repeat(30);
+    ask(&agent, asked(&text)).await;
+    agent.reading_ended().await;
+    assert_eq!(agent.audit().await, None, "there is nothing to compare with an unmeasured cloud");
+
+    let private = format!("{text} Mail canary.jane@example.com.");
+    let (report, _) = ask(&agent, asked(&private)).await;
+    assert_eq!((route(&report).chosen, cloud.requests().len()), ("device", 1));
+    let audit = agent.audit().await.expect("the turn is audited");
+    let routes: Vec<&str> = audit.measured.iter().map(|of| of.route).collect();
+    assert_eq!((routes, audit.requests, audit.tokens), (vec!["device", "relay", "cloud"], 2, 6));
+    let weighted: Vec<f64> = audit.measured.iter().map(|of| of.weighted_ms).collect();
+    let best = weighted.iter().copied().fold(f64::INFINITY, f64::min);
+    assert_eq!(audit.regret, Some(weighted[0] / best - 1.0));
+    assert_eq!(agent.audit().await, None, "a turn is audited once");
+    // The device had sent nothing. What the audit sent stands in the record, without the private value.
+    let record = kept.recorded_by_key(report.record.as_deref().unwrap()).await.unwrap();
+    let sent = record.sent.unwrap().to_string();
+    assert!(sent.contains("[EMAIL_1]") && !sent.contains("canary"), "{sent}");
+    assert_eq!(record.answered.report["audit"]["requests"], 2);
+    let requests = cloud.requests();
+    assert_eq!(requests.len(), 3);
+    assert!(requests.iter().all(|request| !request.contains("canary")));
+}
+
+#[tokio::test]
+async fn a_question_ends_an_audit() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::open(Some(folder.path().to_owned()));
+    let cloud = FakeCloud::start(handing_over(200)).await;
+    let agent = choosing(&cloud.url, &settings, 0.001).with_audits(1.0);
+    let text = "Say it. ".repeat(30);
+    ask(&agent, question(&text, RelayMode::Relay)).await;
+    let (routed, _) = ask(&agent, question(&text, RelayMode::Relay)).await;
+    assert_eq!(route(&routed).chosen, "device");
+    // The audit takes seconds: the relay's device writes nine tokens.
+    let next = async {
+        while cloud.requests().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await
+    };
+    let (audit, (answered, _)) = tokio::join!(agent.audit(), next);
+    assert_eq!(audit, None);
+    let (want, _) = ask(&agent, question("Say it.", RelayMode::DeviceOnly)).await;
+    assert_eq!((answered.answer, answered.ending), (want.answer, want.ending));
+}
+
+#[tokio::test]
+async fn an_audit_knows_no_more_of_the_prompt_than_the_turn_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings::open(Some(folder.path().to_owned()));
+    let cloud = FakeCloud::start(handing_over(240)).await;
+    let agent = choosing(&cloud.url, &settings, 20.0).with_audits(1.0);
+    let asked = |text: &str| Question { tokens_max: 6, ..question(text, RelayMode::Relay) };
+    ask(&agent, asked(&"Say it. ".repeat(30))).await;
+    let (report, _) = ask(&agent, asked(&"Tell it. ".repeat(25))).await;
+    let RouteReport { chosen, cached_tokens, prompt_tokens, .. } = *route(&report);
+    assert_ne!(chosen, "device", "{report:?}");
+    // Meanwhile the device reads all of it.
+    agent.reading_ended().await;
+    let audit = agent.audit().await.expect("the turn is audited");
+    let device = audit.measured.iter().find(|of| of.route == "device").expect("the device was measured");
+    let unread_ms = 20.0 * (prompt_tokens - cached_tokens) as f64;
+    assert!(device.first_ms > 0.9 * unread_ms, "{} ms of {unread_ms} ms", device.first_ms);
+    assert!(audit.regret.is_some(), "{audit:?}");
 }

@@ -148,6 +148,7 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         form: None,
         own: None,
         whole: None,
+        known_max: None,
     }
 }
 

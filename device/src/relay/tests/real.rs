@@ -37,6 +37,7 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         form: None,
         own: None,
         whole: None,
+        known_max: None,
     }
 }
 

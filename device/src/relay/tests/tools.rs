@@ -35,6 +35,7 @@ fn asked(tools: &ToolUse) -> AnswerSpec {
         form: Some(OnceForm::new(form(tools))),
         own: None,
         whole: None,
+        known_max: None,
     }
 }
 

@@ -30,7 +30,7 @@ pub fn matmul_free_at(level: Dispatch, pool: &Pool, w: &Matrix<'_>, x: &Activati
         w.format()
     );
     assert!(level.is_available() && level != Dispatch::Scalar, "{level:?} has no such order here");
-    matmuls_at(level, pool, x, vec![RowsInto { w: *w, first: 0, rows: w.rows(), out }], true);
+    matmuls_at(level, pool, vec![RowsInto { x, w: *w, first: 0, rows: w.rows(), out }], true);
 }
 
 pub(super) struct F16Rows;

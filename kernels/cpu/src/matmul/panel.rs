@@ -67,7 +67,16 @@ fn halves(bytes: &[u8; 32]) -> [u16; ROWS] {
 #[inline(always)]
 fn half_columns(rows: &Strip<'_>, i: usize, cols: &Range<usize>, c: usize) -> [u16; ROWS] {
     let (whole, tail) = rows.run(i, 2 * cols.start..2 * cols.end).as_chunks::<32>();
-    if c < whole.len() { halves(&whole[c]) } else { halves(part(&padded(tail), 0)) }
+    match tail.first_chunk::<16>() {
+        _ if c < whole.len() => halves(&whole[c]),
+        // Rows of eight numbers, as in an adapter of rank 8: a copy of a known length.
+        Some(eight) if tail.len() == 16 => {
+            let mut line = [0; 32];
+            line[..16].copy_from_slice(eight);
+            halves(&line)
+        }
+        _ => halves(part(&padded(tail), 0)),
+    }
 }
 
 impl Panel {

@@ -22,21 +22,24 @@ impl Tasks {
     /// Packing a weight costs about as much as this many multiplications.
     const PACK_COST: usize = 3;
 
-    /// Splits a product whose `rows` are part of the `total` rows of a job. Tokens are cut only at multiples
-    /// of `group`.
+    /// Returns the cost of a product, in multiplications.
+    pub(super) fn cost(rows: usize, cols: usize, tokens: usize) -> usize {
+        rows.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST)
+    }
+
+    /// Splits a product of `rows` with `cols` columns and `tokens` activation rows, in a job whose products
+    /// cost `total`. Tokens are cut only at multiples of `group`.
     pub(super) fn split(
         threads: usize,
-        rows: usize,
+        (rows, cols, tokens): (usize, usize, usize),
         total: usize,
-        tokens: usize,
-        cols: usize,
         group: usize,
     ) -> Self {
-        let cost = total.saturating_mul(cols).saturating_mul(tokens + Self::PACK_COST);
         // Many pieces per thread, so that a late thread leaves little to wait for.
-        let pieces = if threads == 1 { 1 } else { (cost / Self::PIECE_MIN).clamp(1, 24 * threads) };
+        let pieces = if threads == 1 { 1 } else { (total / Self::PIECE_MIN).clamp(1, 24 * threads) };
+        let unit = Self::cost(UNIT, cols, tokens).max(1);
         let units = rows.div_ceil(UNIT);
-        let units_each = total.div_ceil(UNIT).div_ceil(pieces).min(units);
+        let units_each = total.div_ceil(unit).div_ceil(pieces).clamp(1, units);
         // If there are too few rows for the pieces wanted, tokens are cut too, though each cut packs the
         // weights again.
         let wanted = pieces.min(4 * threads);

@@ -205,7 +205,8 @@ fn tasks_cover_the_output_once() {
             [(1, 1, 32), (31, 500, 4_096), (33, 65, 4_096), (5_000, 1, 512), (256, 512, 256)]
         {
             for group in [1, 12, 32] {
-                let tasks = Tasks::split(threads, rows, rows, tokens, cols, group);
+                let total = Tasks::cost(rows, cols, tokens);
+                let tasks = Tasks::split(threads, (rows, cols, tokens), total, group);
                 let mut seen = vec![0u8; rows * tokens];
                 for i in 0..tasks.count() {
                     let (r, t) = tasks.get(i);
@@ -243,7 +244,9 @@ fn a_fault_in_one_token_stays_there() {
 #[test]
 fn products_of_one_job_equal_products_of_their_own() {
     let mut noise = Noise(5);
-    let x = noise.row(9 * 512);
+    // The products in turn have activations of their own, with other numbers of rows.
+    let x = [9, 2].map(|t| noise.row(t * 512));
+    let x = x.each_ref().map(|x| Activations::new(x, 512));
     let shapes = [(64, Format::Q8_0), (7, Format::Q4K), (300, Format::Q6K), (33, Format::F16)];
     let data: Vec<Vec<u8>> =
         shapes.iter().map(|(rows, format)| weights(&mut noise, *format, *rows, 512)).collect();
@@ -252,13 +255,15 @@ fn products_of_one_job_equal_products_of_their_own() {
         .zip(&data)
         .map(|((rows, format), data)| Matrix::new(*format, *rows, 512, data).unwrap())
         .collect();
-    let mut outs: Vec<Vec<f32>> = shapes.iter().map(|(rows, _)| vec![f32::NAN; 9 * rows]).collect();
-    let outputs = outs.iter_mut().map(Vec::as_mut_slice);
-    let products = matrices.iter().zip(outputs);
-    let products = products.map(|(w, out)| RowsInto { w: *w, first: 0, rows: w.rows(), out }).collect();
-    matmul_rows(&threads_of(3), &Activations::new(&x, 512), products);
-    for (w, out) in matrices.iter().zip(&outs) {
-        assert_eq!(bits(out), bits(&product(Dispatch::best(), w, &x)), "{:?}", w.format());
+    let of = |i: usize| &x[i % 2];
+    let mut outs: Vec<Vec<f32>> =
+        shapes.iter().enumerate().map(|(i, (rows, _))| vec![f32::NAN; of(i).rows() * rows]).collect();
+    let products = matrices.iter().zip(&mut outs).enumerate();
+    let products =
+        products.map(|(i, (w, out))| RowsInto { x: of(i), w: *w, first: 0, rows: w.rows(), out }).collect();
+    matmul_rows(&threads_of(3), products);
+    for (i, (w, out)) in matrices.iter().zip(&outs).enumerate() {
+        assert_eq!(bits(out), bits(&product(Dispatch::best(), w, of(i).as_slice())), "{:?}", w.format());
     }
 }
 
@@ -279,8 +284,9 @@ fn products_with_some_rows_at_a_time_equal_the_product_with_all() {
             for cut in cuts.windows(2).rev() {
                 let bytes = &data[cut[0] * row_bytes..cut[1] * row_bytes];
                 let some = Matrix::new(format, cut[1] - cut[0], 512, bytes).unwrap();
-                let into = RowsInto { w: some, first: cut[0], rows: 100, out: &mut out };
-                matmul_rows(&threads_of(2), &Activations::new(&x, 512), vec![into]);
+                let x = Activations::new(&x, 512);
+                let into = RowsInto { x: &x, w: some, first: cut[0], rows: 100, out: &mut out };
+                matmul_rows(&threads_of(2), vec![into]);
             }
             assert_eq!(bits(&out), bits(&want), "{format:?}, {tokens} tokens, cut at {cuts:?}");
         }
@@ -293,6 +299,7 @@ fn rows_outside_of_the_output_are_refused() {
     let data = [0; 4 * 34];
     let w = Matrix::new(Format::Q8_0, 4, 32, &data).unwrap();
     let (x, mut out) = ([0.0; 32], [0.0; 8]);
-    let into = RowsInto { w, first: 5, rows: 8, out: &mut out };
-    matmul_rows(&Pool::single(), &Activations::new(&x, 32), vec![into]);
+    let x = Activations::new(&x, 32);
+    let into = RowsInto { x: &x, w, first: 5, rows: 8, out: &mut out };
+    matmul_rows(&Pool::single(), vec![into]);
 }

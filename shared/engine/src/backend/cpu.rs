@@ -49,7 +49,31 @@ const TILE_TOKENS: usize = 32;
 /// If there are fewer tiles for each thread than this, the keys of a tile are divided among threads too.
 const TILES_EACH_MIN: usize = 4;
 
+/// Computes products as one job, then, in order, those with the rows that are still being read.
+fn multiply(
+    pool: &Pool,
+    products: &mut [(&Activations<'_>, Weight<'_>, &mut CpuRows)],
+) -> Result<(), WeightError> {
+    let mut at_hand = Vec::with_capacity(products.len());
+    for (x, weight, out) in products.iter_mut() {
+        let w = weight.at_hand()?;
+        at_hand.push(RowsInto { x, w, first: 0, rows: weight.rows(), out: &mut out.data });
+    }
+    matmul_rows(pool, at_hand);
+    for (x, weight, out) in products {
+        let rows = weight.rows();
+        weight.wait(|first, w| {
+            matmul_rows(pool, vec![RowsInto { x, w, first, rows, out: &mut out.data }]);
+        })?;
+    }
+    Ok(())
+}
+
 impl CpuRows {
+    fn activations(&self) -> Activations<'_> {
+        Activations::new(&self.data, self.width)
+    }
+
     /// Calls `f(row, numbers)` for every row.
     pub(super) fn for_each(&mut self, pool: &Pool, f: impl Fn(usize, &mut [f32]) + Sync) {
         let width = self.width;
@@ -263,20 +287,16 @@ impl Backend for CpuBackend {
     }
 
     fn project(&self, x: &CpuRows, into: &mut [(Weight<'_>, &mut CpuRows)]) -> Result<(), WeightError> {
-        let activations = Activations::new(&x.data, x.width);
-        let mut at_hand = Vec::with_capacity(into.len());
-        for (weight, out) in into.iter_mut() {
-            let w = weight.at_hand()?;
-            at_hand.push(RowsInto { w, first: 0, rows: weight.rows(), out: &mut out.data });
-        }
-        matmul_rows(&self.pool, &activations, at_hand);
-        for (weight, out) in into {
-            let rows = weight.rows();
-            weight.wait(|first, w| {
-                matmul_rows(&self.pool, &activations, vec![RowsInto { w, first, rows, out: &mut out.data }]);
-            })?;
-        }
-        Ok(())
+        let x = x.activations();
+        let mut products: Vec<_> = into.iter_mut().map(|(weight, out)| (&x, *weight, &mut **out)).collect();
+        multiply(&self.pool, &mut products)
+    }
+
+    fn project_each(&self, products: &mut [(&CpuRows, Weight<'_>, &mut CpuRows)]) -> Result<(), WeightError> {
+        let inputs: Vec<_> = products.iter().map(|(x, _, _)| x.activations()).collect();
+        let mut products: Vec<_> =
+            products.iter_mut().zip(&inputs).map(|((_, weight, out), x)| (x, *weight, &mut **out)).collect();
+        multiply(&self.pool, &mut products)
     }
 
     fn add_bias(&self, x: &mut CpuRows, bias: &[f32]) {

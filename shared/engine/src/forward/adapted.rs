@@ -4,7 +4,7 @@
 //! depends only on that row and its adapter, summed in the fixed order of the backend's products. Rows
 //! without an adapter do not change.
 
-use crate::adapter::{Adapter, Projection};
+use crate::adapter::{Adapter, Change, Projection};
 use crate::backend::Backend;
 use crate::weights::WeightError;
 
@@ -13,6 +13,23 @@ pub(crate) struct AdaptedRows<'a> {
     adapter: &'a Adapter,
     rows: Vec<usize>,
 }
+
+/// The change of one projection for the rows of one adapter.
+struct RowsChange<'a, R> {
+    /// The rows of the pass.
+    rows: &'a [usize],
+    /// The index of the projection's output.
+    output: usize,
+    /// The inputs of the rows.
+    x: &'a R,
+    change: Change<'a>,
+    /// `A x`.
+    low: R,
+}
+
+/// The most numbers of outputs that are computed together before they are added: more would leave the
+/// processor's caches. Decoding stays below it.
+const TOGETHER_MAX: usize = 1 << 19;
 
 /// All rows of a pass that have an adapter; each row at most once.
 #[derive(Default)]
@@ -47,28 +64,46 @@ impl<'a> Adapted<'a> {
         (x, n_rows): (&B::Rows, usize),
         into: &mut [(Projection, &mut B::Rows)],
     ) -> Result<(), WeightError> {
-        for part in &self.0 {
-            let mut changes = Vec::with_capacity(into.len());
-            for (projection, out) in into.iter_mut() {
-                if let Some(change) = part.adapter.change(layer, *projection) {
-                    changes.push((change, out));
-                }
+        let gathered: Vec<Option<B::Rows>> = self
+            .0
+            .iter()
+            .map(|part| (part.rows.len() < n_rows).then(|| backend.gather(x, &part.rows)))
+            .collect();
+        let mut changes: Vec<RowsChange<'_, B::Rows>> = Vec::new();
+        for (part, gathered) in self.0.iter().zip(&gathered) {
+            for (output, (projection, _)) in into.iter().enumerate() {
+                let Some(change) = part.adapter.change(layer, *projection) else { continue };
+                let low = backend.rows(part.rows.len(), change.a.rows());
+                changes.push(RowsChange {
+                    rows: &part.rows,
+                    output,
+                    x: gathered.as_ref().unwrap_or(x),
+                    change,
+                    low,
+                });
             }
-            if changes.is_empty() {
-                continue;
-            }
-            let t = part.rows.len();
-            let own = (t < n_rows).then(|| backend.gather(x, &part.rows));
-            let mut low: Vec<B::Rows> =
-                changes.iter().map(|(change, _)| backend.rows(t, change.a.rows())).collect();
+        }
+        // Few calls for all adapters: their products are small, and each call waits for all threads.
+        let mut products: Vec<_> = changes.iter_mut().map(|of| (of.x, of.change.a, &mut of.low)).collect();
+        backend.project_each(&mut products)?;
+        let mut left = &changes[..];
+        while !left.is_empty() {
+            let mut numbers = 0;
+            let together = left.iter().take_while(|of| {
+                numbers += of.rows.len() * of.change.b.rows();
+                numbers <= TOGETHER_MAX
+            });
+            let (now, later) = left.split_at(together.count().max(1));
+            let mut high: Vec<B::Rows> =
+                now.iter().map(|of| backend.rows(of.rows.len(), of.change.b.rows())).collect();
             let mut products: Vec<_> =
-                changes.iter().zip(&mut low).map(|((change, _), low)| (change.a, low)).collect();
-            backend.project(own.as_ref().unwrap_or(x), &mut products)?;
-            for ((change, out), low) in changes.iter_mut().zip(&low) {
-                let mut high = backend.rows(t, change.b.rows());
-                backend.project(low, &mut [(change.b, &mut high)])?;
-                backend.add_scaled(out, &part.rows, &vec![change.factor; t], &high);
+                now.iter().zip(&mut high).map(|(of, high)| (&of.low, of.change.b, high)).collect();
+            backend.project_each(&mut products)?;
+            for (of, high) in now.iter().zip(&high) {
+                let factors = vec![of.change.factor; of.rows.len()];
+                backend.add_scaled(into[of.output].1, of.rows, &factors, high);
             }
+            left = later;
         }
         Ok(())
     }

@@ -335,6 +335,21 @@ fn owners_meet_only_in_what_is_everybody_s() {
 }
 
 #[test]
+fn what_nobody_owns_is_found_by_all_within_what_they_share() {
+    let ids: Vec<TokenId> = (0..130).collect();
+    let mut world = World::new(16);
+    let seq = world.table.create(Root::default(), PrefixScope::default());
+    world.naive.push((seq, Vec::new()));
+    world.append(&[(0, ids.clone())], true).unwrap();
+    for (owner, shared_tokens, known) in [(0, 0, 128), (5, 0, 0), (5, 70, 64), (5, 130, 128)] {
+        let scope = PrefixScope { owner, shared_tokens };
+        let seq = world.table.create(Root::default(), scope);
+        assert_eq!(world.table.reuse_prefix(seq, &ids), known, "{scope:?}");
+        world.table.release(seq);
+    }
+}
+
+#[test]
 fn a_prefix_outlives_what_follows_it_however_it_is_shared() {
     // A trunk of two blocks, and branches of two blocks each. They are released in turn, the trunk's first
     // user first.
