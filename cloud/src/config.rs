@@ -21,7 +21,6 @@ use std::time::Duration;
 use baton_engine::engine::KvFormat;
 use baton_engine::pace_emulation::{PassCost, PassCostError};
 use baton_gpu::{GpuChoice, VramLimit};
-use baton_registry::layout::BadLocation;
 use clap::{Args, ValueEnum};
 
 pub use self::admin::{AdminConfig, AdminOptions};
@@ -30,6 +29,7 @@ pub use self::models::{MemoryLimit, ModelConfig, ModelOptions, NamedFile};
 pub use self::registry::{RegistryArgs, RegistryConfig};
 pub use self::upstream::UpstreamArgs;
 use crate::access::book::KeyPolicy;
+use crate::fleet::source::BadSource;
 use crate::service::upstream::UpstreamOptions;
 use crate::store::{Database, StoreError};
 use baton_generate::scheduler::{BacklogBound, MixedTokens, StepBudget};
@@ -341,7 +341,7 @@ pub enum ConfigError {
     TwoNames(String),
     /// The registry's address is wrong.
     #[error(transparent)]
-    Registry(BadLocation),
+    Registry(BadSource),
     /// Nothing would say which versions of the registry are good.
     #[error("--registry needs --registry-key KEY; `baton-cloud registry key` prints it")]
     RegistryKey,

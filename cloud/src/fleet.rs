@@ -6,6 +6,7 @@
 //! wherever it is, and [`publish`] adds a version.
 
 pub mod book;
+pub mod bucket;
 pub mod catalog;
 pub mod folder;
 pub mod publish;
@@ -124,7 +125,7 @@ impl Fleet {
             wanted: Some(wanted.clone()),
             models: models.unwrap_or_default(),
             locations: self.mirrors.iter().cloned().chain(remote).collect(),
-            serves: matches!(self.registry, Some(RegistrySource::Folder(_))),
+            serves: matches!(self.registry, Some(RegistrySource::Folder(_) | RegistrySource::Bucket(_))),
             again_s: if has_lease { AGAIN_S } else { SETTLE_S },
             leases,
         }

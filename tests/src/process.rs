@@ -199,6 +199,21 @@ impl CloudProcess {
             .await
     }
 
+    /// Like [`Self::start_on`], with more variables in its environment.
+    ///
+    /// # Errors
+    /// The errors of [`Self::start`].
+    pub async fn start_with(
+        variables: &[(&str, &str)],
+        model: &Path,
+        database: &str,
+        options: &[OsString],
+    ) -> anyhow::Result<Self> {
+        let mut command = Self::command(model, options)?;
+        command.args(["--listen", "127.0.0.1:0", "--database", database]);
+        Self::listening(command.envs(variables.iter().copied())).await
+    }
+
     /// Like [`Self::start`], with its log in a file, from the level `info` on.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 //! `POST /v1/registry/sync`: which models a device should have; `GET /v1/registry/blobs/sha256/{digest}`: the
-//! bytes of a registry in a folder.
+//! bytes of a registry in a folder, or the way to those in a bucket.
 
 use std::io::SeekFrom;
 use std::path::Path as FilePath;
@@ -7,7 +7,7 @@ use std::path::Path as FilePath;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Extension, Json};
 use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::ErrorCode;
@@ -136,7 +136,8 @@ pub(super) async fn sync(
     Ok(Json(reply))
 }
 
-/// Returns bytes of the registry, if it is in a folder of this service. Takes `range: bytes=N-`.
+/// Returns bytes of the registry, if it is in a folder of this service. Takes `range: bytes=N-`. If it is in a
+/// bucket, sends the client to a signed address there.
 #[utoipa::path(
     get,
     path = "/v1/registry/blobs/sha256/{digest}",
@@ -148,6 +149,7 @@ pub(super) async fn sync(
     responses(
         (status = 200, description = "the bytes", content_type = "application/octet-stream", body = String),
         (status = 206, description = "a part of them", content_type = "application/octet-stream", body = String),
+        (status = 307, description = "the bytes are at the address in `location`, which holds for minutes"),
         (status = "4XX", description = "refused, or there is none", body = ErrorReply),
         (status = "5XX", description = "the registry cannot be read", body = ErrorReply),
     ),
@@ -160,7 +162,15 @@ pub(super) async fn blob(
 ) -> Result<Response, ApiError> {
     let none = || ApiError::new(ErrorCode::InvalidRequest, "the registry has no such bytes").with_status(404);
     let digest: Digest = format!("sha256:{}", path_id(digest)?).parse().map_err(|_| none())?;
-    let Some(RegistrySource::Folder(folder)) = &app.service.fleet().registry else { return Err(none()) };
+    let folder = match &app.service.fleet().registry {
+        Some(RegistrySource::Folder(folder)) => folder,
+        Some(RegistrySource::Bucket(bucket)) => {
+            let mut reply = Redirect::temporary(bucket.blob_url(&digest).as_str()).into_response();
+            reply.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            return Ok(reply);
+        }
+        Some(RegistrySource::Remote(_)) | None => return Err(none()),
+    };
     serve_file(&folder.blob(&digest), &digest, &headers).await.map_err(|err| match err.kind() {
         std::io::ErrorKind::NotFound => none(),
         _ => {

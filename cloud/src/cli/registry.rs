@@ -89,7 +89,7 @@ pub struct PublishArgs {
 /// Which registry to read.
 #[derive(Debug, Args)]
 pub struct ReadArgs {
-    /// The registry: a folder, https://HOST/PATH or oci://HOST/NAME
+    /// The registry: a folder, https://HOST/PATH, s3://BUCKET/PATH or oci://HOST/NAME
     #[arg(long, value_name = "FOLDER|URL", env = "BATON_REGISTRY")]
     pub from: RegistrySource,
     /// Public key that is trusted; may be given several times

@@ -1,5 +1,4 @@
-//! Where a registry is, and how what it has is read: from a folder, a web server or bucket, or an OCI
-//! registry.
+//! Where a registry is, and how what it has is read: from a folder, a web server, a bucket, or an OCI registry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::str::FromStr;
@@ -10,11 +9,13 @@ use baton_protocol::ModelVersion;
 use baton_registry::digest::Digest;
 use baton_registry::envelope::{ENVELOPE_BYTES_MAX, Envelope, EnvelopeError, PublicKey};
 use baton_registry::layout::{
-    DOCUMENT_BYTES_MAX, INDEX_FILE, Index, LayoutError, Location, OCI_MANIFEST_TYPE, OciManifest, of_tag,
+    BadLocation, DOCUMENT_BYTES_MAX, INDEX_FILE, Index, LayoutError, Location, OCI_MANIFEST_TYPE,
+    OciManifest, of_tag,
 };
 use serde::Deserialize;
 use tracing::warn;
 
+use super::bucket::{BucketError, S3Registry};
 use super::catalog::{Catalog, CatalogEntry};
 use super::folder::RegistryFolder;
 
@@ -30,14 +31,31 @@ pub enum RegistrySource {
     Folder(RegistryFolder),
     /// On a server.
     Remote(Location),
+    /// In a private bucket; this program signs addresses for devices.
+    Bucket(Box<S3Registry>),
+}
+
+/// A text that names no registry.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSource {
+    /// It is no address.
+    #[error(transparent)]
+    Location(#[from] BadLocation),
+    /// The bucket cannot be used.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
 }
 
 impl FromStr for RegistrySource {
-    type Err = baton_registry::layout::BadLocation;
+    type Err = BadSource;
 
-    fn from_str(text: &str) -> Result<RegistrySource, Self::Err> {
+    fn from_str(text: &str) -> Result<RegistrySource, BadSource> {
+        if text.starts_with("s3://") {
+            let bucket = S3Registry::new(text, |name| std::env::var(name).ok())?;
+            return Ok(RegistrySource::Bucket(Box::new(bucket)));
+        }
         if text.contains("://") {
-            return text.parse().map(RegistrySource::Remote);
+            return Ok(RegistrySource::Remote(text.parse::<Location>()?));
         }
         Ok(RegistrySource::Folder(RegistryFolder::new(text.into())))
     }
@@ -48,6 +66,7 @@ impl std::fmt::Display for RegistrySource {
         match self {
             RegistrySource::Folder(folder) => folder.root().display().fmt(f),
             RegistrySource::Remote(location) => location.fmt(f),
+            RegistrySource::Bucket(bucket) => bucket.fmt(f),
         }
     }
 }
@@ -122,6 +141,7 @@ impl RegistryReader {
             RegistrySource::Folder(_) => true,
             RegistrySource::Remote(Location::Web(base)) => base.starts_with("http://"),
             RegistrySource::Remote(Location::Oci { origin, .. }) => origin.starts_with("http://"),
+            RegistrySource::Bucket(bucket) => bucket.is_plain(),
         };
         if is_plain {
             builder = builder.tls_certs_only([]);
@@ -200,6 +220,9 @@ impl RegistryReader {
             RegistrySource::Remote(Location::Web(base)) => {
                 Some(self.get(&format!("{base}/{INDEX_FILE}"), DOCUMENT_BYTES_MAX).await?)
             }
+            RegistrySource::Bucket(bucket) => {
+                Some(self.get(bucket.index_url().as_str(), DOCUMENT_BYTES_MAX).await?)
+            }
             RegistrySource::Remote(Location::Oci { origin, name }) => {
                 return self.tags(&format!("{origin}/v2/{name}/tags/list?n={TAGS_MAX}")).await;
             }
@@ -234,25 +257,29 @@ impl RegistryReader {
 
     /// Reads bytes and checks their digest.
     async fn blob(&self, digest: &Digest, max: usize) -> Result<Vec<u8>, SourceError> {
-        let location = match &self.source {
+        let url = match &self.source {
             RegistrySource::Folder(folder) => {
                 let read = folder.read(digest, max);
                 return read.map_err(|err| SourceError::Folder { what: digest.to_string(), err });
             }
-            RegistrySource::Remote(location) => location,
+            RegistrySource::Remote(location) => location.blob_url(digest),
+            RegistrySource::Bucket(bucket) => bucket.blob_url(digest).into(),
         };
-        let url = location.blob_url(digest);
         let bytes = self.get(&url, max).await?;
         if Digest::of(&bytes) != *digest {
+            let url = unsigned(&url).to_owned();
             return Err(SourceError::Reply { url, why: "sent bytes of another digest".to_owned() });
         }
         Ok(bytes)
     }
 
     async fn get(&self, url: &str, max: usize) -> Result<Vec<u8>, SourceError> {
-        let failed = |err| SourceError::Http { url: url.to_owned(), err };
+        let failed =
+            |err: reqwest::Error| SourceError::Http { url: unsigned(url).to_owned(), err: err.without_url() };
         let mut request = self.http.get(url).header("accept", format!("{OCI_MANIFEST_TYPE}, */*"));
-        if let Some(token) = &self.token {
+        // A signed address has its key in it, and stores refuse a second one.
+        if let Some(token) = self.token.as_ref().filter(|_| !matches!(self.source, RegistrySource::Bucket(_)))
+        {
             request = request.bearer_auth(token);
         }
         let mut reply = request.send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
@@ -261,13 +288,18 @@ impl RegistryReader {
             bytes.extend_from_slice(&part);
             if bytes.len() > max {
                 return Err(SourceError::Reply {
-                    url: url.to_owned(),
+                    url: unsigned(url).to_owned(),
                     why: format!("sent more than {max} bytes"),
                 });
             }
         }
         Ok(bytes)
     }
+}
+
+/// Returns an address without its signature, which must not be in a log.
+fn unsigned(url: &str) -> &str {
+    url.split('?').next().unwrap_or(url)
 }
 
 /// How a version is named in a list.

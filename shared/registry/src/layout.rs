@@ -204,7 +204,7 @@ pub fn blob_path(digest: &Digest) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Location {
-    /// A web server or bucket that serves the files of a layout: `https://HOST/PATH`.
+    /// A web server or public bucket that serves the files of a layout: `https://HOST/PATH`.
     Web(String),
     /// A repository of an OCI registry: `oci://HOST/NAME`, or `oci+http://HOST/NAME` without TLS.
     Oci {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{Path as UrlPath, State};
+use axum::extract::{Path as UrlPath, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -120,6 +120,30 @@ async fn mirror(folder: PathBuf) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let app = Router::new().route("/blobs/sha256/{hex}", get(blob)).with_state(folder);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+/// A private bucket with a registry's folder at `/models/v1`: signed requests are answered, and those without
+/// a signature or with a key beside it are refused, as S3 does. Returns its address.
+async fn bucket(folder: PathBuf) -> String {
+    async fn object(
+        State(folder): State<PathBuf>,
+        UrlPath(path): UrlPath<String>,
+        request: Request,
+    ) -> Response {
+        let is_signed = request.uri().query().is_some_and(|query| query.contains("X-Amz-Signature="));
+        if !is_signed || request.headers().contains_key("authorization") {
+            return StatusCode::FORBIDDEN.into_response();
+        }
+        match tokio::fs::read(folder.join(path)).await {
+            Ok(bytes) => bytes.into_response(),
+            Err(_) => StatusCode::NOT_FOUND.into_response(),
+        }
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().route("/models/v1/{*path}", get(object)).with_state(folder);
     tokio::spawn(async move { axum::serve(listener, app).await });
     url
 }
@@ -253,6 +277,34 @@ async fn a_pair_that_is_not_allowed_is_refused_with_what_to_do() {
     assert!(!done && said.contains("no trusted key signed"), "{said}");
     let (_, said) = synced("watch", &place.key).await;
     assert!(said.contains("no models for this class"), "{said}");
+}
+
+#[tokio::test]
+async fn a_device_gets_models_from_a_private_bucket_without_its_key() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    let bucket = bucket(Path::new(&place.path("registry")).to_owned()).await;
+    let variables = [
+        ("AWS_ACCESS_KEY_ID", "AKID"),
+        ("AWS_SECRET_ACCESS_KEY", "hush"),
+        ("AWS_ENDPOINT_URL", bucket.as_str()),
+    ];
+    let options = ["--registry", "s3://models/v1", "--registry-key", &place.key];
+    let options: Vec<OsString> = options.iter().map(OsString::from).collect();
+    let model = models_folder().join("demo-cloud.gguf");
+    let cloud =
+        CloudProcess::start_with(&variables, &model, &place.path("cloud.db"), &options).await.unwrap();
+    let (synced, said) = place.sync(&cloud).await;
+    assert_eq!(synced["active"], "small@1", "{said}");
+    let kept = std::fs::read(synced["base"].as_str().unwrap()).unwrap();
+    assert_eq!(Digest::of(&kept).hex(), digest_of("demo-device.gguf"));
+    // The service says what is missing for a bucket.
+    let mut list = std::process::Command::from(cpu_program("baton-cloud").unwrap());
+    list.args(["registry", "list", "--from", "s3://models", "--trust", &place.key]);
+    list.env_remove("AWS_ACCESS_KEY_ID");
+    let out = list.output().unwrap();
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && said.contains("AWS_ACCESS_KEY_ID"), "{said}");
 }
 
 #[tokio::test]
