@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_e2e::demo::ask::Report;
+use baton_e2e::demo::emulation::PHONE;
 use baton_e2e::http::client;
 use baton_e2e::process::{AgentProcess, cpu_program, models_folder};
 use baton_e2e::proxy::{Cut, Proxy};
@@ -70,7 +71,7 @@ async fn a_turn_is_audited_behind_its_answer() {
         &proxy.url(),
         "--yes",
     ]);
-    serve.args(["--listen", "127.0.0.1:0", "--audit", "1", "--threads", "1"]);
+    serve.args(["--listen", "127.0.0.1:0", "--audit", "1"]).args(PHONE.options());
     let agent = AgentProcess::start(&mut serve).await.expect("it listens");
     for topic in ["bridges", "rivers"] {
         let text = format!("Write down what is known of {topic}. {}", "They are long and old. ".repeat(60));

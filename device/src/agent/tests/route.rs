@@ -34,7 +34,8 @@ fn choosing(cloud: &str, settings: &Settings, prefill_ms_per_token: f64) -> Agen
         ..EngineOptions::default()
     };
     let engine = Engine::new(model(), options).unwrap();
-    let slow = PassCost { prefill_ms_per_token, decode_ms: DECODE_MS, ..PassCost::default() };
+    // A device that begins at once could be before a cloud whose first token is only being read.
+    let slow = PassCost { base_ms: 200.0, prefill_ms_per_token, decode_ms: DECODE_MS };
     let local = LocalOptions { emulation: slow, ..LocalOptions::new(1024) };
     let worker = EngineWorker::start(engine, local).unwrap();
     let client = CloudClient::new(cloud, None).unwrap();
@@ -44,6 +45,14 @@ fn choosing(cloud: &str, settings: &Settings, prefill_ms_per_token: f64) -> Agen
         settings,
         cloud,
     )
+}
+
+/// Waits until the device has read ahead, if it does.
+async fn rested(agent: &Agent) {
+    let reads = agent.reading().is_some();
+    if reads {
+        agent.reading_ended().await;
+    }
 }
 
 fn route(report: &AnswerReport) -> &RouteReport {
@@ -166,12 +175,12 @@ async fn an_audit_answers_a_turn_again_by_the_other_routes() {
     let asked = |text: &str| Question { tokens_max: 6, ..question(text, RelayMode::Relay) };
     let text = "Say it. ".repeat(30);
     ask(&agent, asked(&text)).await;
-    agent.reading_ended().await;
+    rested(&agent).await;
     assert_eq!(agent.audit().await, None, "there is nothing to compare with an unmeasured cloud");
 
     let private = format!("{text} Mail canary.jane@example.com.");
     let (report, _) = ask(&agent, asked(&private)).await;
-    assert_eq!((route(&report).chosen, cloud.requests().len()), ("device", 1));
+    assert_eq!((route(&report).chosen, cloud.requests().len()), ("device", 1), "{report:?}");
     let audit = agent.audit().await.expect("the turn is audited");
     let routes: Vec<&str> = audit.measured.iter().map(|of| of.route).collect();
     assert_eq!((routes, audit.requests, audit.tokens), (vec!["device", "relay", "cloud"], 2, 6));
@@ -198,7 +207,7 @@ async fn a_question_ends_an_audit() {
     let text = "Say it. ".repeat(30);
     ask(&agent, question(&text, RelayMode::Relay)).await;
     let (routed, _) = ask(&agent, question(&text, RelayMode::Relay)).await;
-    assert_eq!(route(&routed).chosen, "device");
+    assert_eq!(route(&routed).chosen, "device", "{routed:?}");
     // The audit takes seconds: the relay's device writes nine tokens.
     let next = async {
         while cloud.requests().len() < 2 {
@@ -224,7 +233,7 @@ async fn an_audit_knows_no_more_of_the_prompt_than_the_turn_did() {
     let RouteReport { chosen, cached_tokens, prompt_tokens, .. } = *route(&report);
     assert_ne!(chosen, "device", "{report:?}");
     // Meanwhile the device reads all of it.
-    agent.reading_ended().await;
+    rested(&agent).await;
     let audit = agent.audit().await.expect("the turn is audited");
     let device = audit.measured.iter().find(|of| of.route == "device").expect("the device was measured");
     let unread_ms = 20.0 * (prompt_tokens - cached_tokens) as f64;
