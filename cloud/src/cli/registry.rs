@@ -218,9 +218,19 @@ async fn published(args: PublishArgs) -> anyhow::Result<Manifest> {
 
 async fn read(args: ReadArgs) -> anyhow::Result<Vec<Manifest>> {
     let token = args.token_file.as_deref().map(|path| secret_in("--token-file", path)).transpose()?;
-    let catalog = Catalog::default();
-    RegistryReader::new(args.from, args.trust, token)?.read(&catalog).await.context("read the registry")?;
+    let catalog = catalog(args.from, args.trust, token).await?;
     Ok(catalog.all().into_iter().map(|entry| entry.manifest.clone()).collect())
+}
+
+/// Reads what a registry has.
+pub(super) async fn catalog(
+    source: RegistrySource,
+    trusted: Vec<PublicKey>,
+    token: Option<String>,
+) -> anyhow::Result<Catalog> {
+    let catalog = Catalog::default();
+    RegistryReader::new(source, trusted, token)?.read(&catalog).await.context("read the registry")?;
+    Ok(catalog)
 }
 
 /// Fails if a file of a version is damaged or missing.

@@ -1,17 +1,22 @@
 //! `rollouts list|set|start|share|pause|resume|rollback|finish|revoke|remove`: which models devices have.
 
 use std::io::Write;
+use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use baton_protocol::ModelPair;
+use baton_registry::envelope::PublicKey;
 use baton_registry::rollout::{Change, Guard, Share};
 use baton_registry::sync::ANY_SCENE;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::columns::{self, Side};
+use super::registry::catalog;
 use super::{DatabaseArgs, moment};
 use crate::access::Actor;
+use crate::config::secret_in;
+use crate::fleet::source::RegistrySource;
 use crate::fleet::{ModelReports, ModelTarget};
 use crate::store::{Expected, Store, now_ms};
 
@@ -31,9 +36,41 @@ pub struct RolloutsCommand {
     /// What to do.
     #[command(subcommand)]
     pub command: RolloutAction,
+    /// The registry.
+    #[command(flatten)]
+    pub registry: KnownArgs,
     /// The database.
     #[command(flatten)]
     pub database: DatabaseArgs,
+}
+
+/// With which registry a new pair is compared, so that no device is told of one that does not exist.
+#[derive(Debug, Clone, Args)]
+pub struct KnownArgs {
+    /// `set` and `start` take only pairs that this registry has: a folder, https://HOST/PATH, s3://BUCKET/PATH
+    /// or oci://HOST/NAME
+    #[arg(long, global = true, value_name = "FOLDER|URL", env = "BATON_REGISTRY")]
+    pub registry: Option<RegistrySource>,
+    /// Public key that signs its versions; may be given several times
+    #[arg(long, global = true, value_name = "KEY", env = "BATON_REGISTRY_KEY", value_delimiter = ' ')]
+    pub registry_key: Vec<PublicKey>,
+    /// File with a bearer token for it
+    #[arg(long, global = true, value_name = "FILE", env = "BATON_REGISTRY_TOKEN_FILE")]
+    pub registry_token_file: Option<PathBuf>,
+}
+
+impl KnownArgs {
+    /// Checks that the registry has a pair, if one is given.
+    async fn check(self, pair: &ModelPair) -> anyhow::Result<()> {
+        let Some(source) = self.registry else { return Ok(()) };
+        ensure!(
+            !self.registry_key.is_empty(),
+            "--registry needs --registry-key: the key that signs its versions"
+        );
+        let token = self.registry_token_file.as_deref();
+        let token = token.map(|path| secret_in("--registry-token-file", path)).transpose()?;
+        Ok(catalog(source, self.registry_key, token).await?.check(pair)?)
+    }
 }
 
 /// Which devices.
@@ -107,6 +144,9 @@ pub enum RolloutAction {
 
 pub(super) async fn run(command: RolloutsCommand, out: &mut impl Write) -> anyhow::Result<()> {
     let json = command.database.json;
+    if let RolloutAction::Set { pair, .. } | RolloutAction::Start { pair, .. } = &command.command {
+        command.registry.check(pair).await?;
+    }
     let rows = command.database.with_store(async |store| perform(store, command.command).await).await?;
     if json {
         let list: Vec<Value> = rows.iter().map(|(target, reports)| target_json(target, reports)).collect();

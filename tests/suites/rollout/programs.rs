@@ -325,6 +325,24 @@ async fn a_device_of_one_scene_has_the_scene_s_own_models() {
 }
 
 #[test]
+fn a_rollout_of_what_the_registry_does_not_have_is_refused() {
+    let place = Place::new();
+    let (registry, database) = (place.path("registry"), place.path("cloud.db"));
+    let run = |line: &[&str]| {
+        let mut command = cpu_program("baton-cloud").unwrap();
+        command.arg("rollouts").args(line).args(["--class", "phone", "--database", &database]);
+        let out = command.args(["--registry", &registry, "--registry-key", &place.key]).output().unwrap();
+        (out.status.success(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (done, said) = run(&["set", "small@7"]);
+    assert!(!done && said.contains("the registry has no small@7"), "{said}");
+    assert!(run(&["set", "small@1"]).0);
+    let (done, said) = run(&["start", "small@1+law@1"]);
+    assert!(!done && said.contains("the registry has no law@1"), "{said}");
+    assert!(run(&["start", "small@2"]).0);
+}
+
+#[test]
 fn a_version_never_changes_and_damage_is_found() {
     let place = Place::new();
     let (registry, key) = (place.path("registry"), place.path("registry.key"));
