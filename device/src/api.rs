@@ -15,6 +15,7 @@ mod guard;
 mod messages;
 mod ollama;
 mod page;
+mod registry;
 mod ring;
 mod steady;
 
@@ -113,6 +114,7 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .nest("/api", ollama::routes())
         .route("/document", post(page::document))
         .route("/answers/{key}", get(page::answer))
+        .route("/registry/blobs/sha256/{digest}", get(registry::blob))
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))
         .layer(middleware::from_fn_with_state(state.clone(), guard::key))

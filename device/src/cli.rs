@@ -186,6 +186,15 @@ struct CommonArgs {
     /// Public key that signs the registry's versions (may be repeated)
     #[arg(long, env = "BATON_REGISTRY_KEY", value_name = "KEY", value_delimiter = ' ', hide_short_help = true, help_heading = heading::MODEL)]
     registry_key: Vec<baton_registry::envelope::PublicKey>,
+    /// Another `baton serve` of the home that is asked for these models before the internet, as
+    /// http://HOST:PORT (may be repeated)
+    ///
+    /// It gives out what it has from a registry itself. Every byte is checked by the registry's signature.
+    #[arg(long, env = "BATON_PEER", value_name = "URL", value_delimiter = ' ', value_parser = values::peer, hide_short_help = true, help_heading = heading::MODEL)]
+    peer: Vec<baton_registry::layout::Location>,
+    /// The key of these devices (`baton serve --key`)
+    #[arg(long, env = "BATON_PEER_KEY", value_name = "KEY", hide_env_values = true, hide_short_help = true, help_heading = heading::MODEL)]
+    peer_key: Option<String>,
     /// Scene whose models --managed runs, if the registry has some for it alone
     ///
     /// `*` is the models of all other scenes.

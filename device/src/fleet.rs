@@ -102,6 +102,10 @@ pub struct ManagedOptions {
     /// The scene whose models it has; [`ANY_SCENE`] for those of all scenes
     /// without their own.
     pub scene: String,
+    /// Devices of the home that are asked for bytes first.
+    pub peers: Vec<Location>,
+    /// The key of these devices.
+    pub peer_key: Option<String>,
     /// Keys that may sign versions.
     pub trusted: Vec<PublicKey>,
     /// Where models are kept.
@@ -309,6 +313,9 @@ impl ManagedModels {
         let reply = self.reply.as_ref().ok_or_else(unknown)?;
         let found = reply.models.iter().find(|found| found.model == *model).ok_or_else(unknown)?;
         let mut places = Vec::new();
+        for peer in &self.options.peers {
+            places.push(Place::new(peer.clone(), self.options.peer_key.clone())?);
+        }
         for location in &reply.locations {
             places.push(Place::new(location.clone(), None)?);
         }

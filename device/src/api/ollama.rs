@@ -47,6 +47,11 @@ impl ModelStore {
     pub fn new(store: Option<Store>) -> Self {
         Self { store, pulls: Arc::new(Semaphore::new(1)) }
     }
+
+    /// Returns the store, if there is one.
+    pub(super) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
 }
 
 /// Returns the routes below `/api`.

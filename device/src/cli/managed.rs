@@ -77,6 +77,8 @@ fn options(common: &CommonArgs, cloud: &CloudClient, settings: &Settings) -> any
         cloud_key: common.cloud_key.clone(),
         class: common.device_class.clone(),
         scene: common.models_of.clone(),
+        peers: common.peer.clone(),
+        peer_key: common.peer_key.clone(),
         trusted: common.registry_key.clone(),
         store: Store::open(common.models_dir.clone())?,
         settings: settings.clone(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::privacy::OWN_CHARS_MIN;
 use baton_protocol::{NumberRange, limits};
 use baton_refine::Mode;
+use baton_registry::layout::Location;
 
 /// Refiner modes; `--help` and errors name the same ones.
 const MODES: &str = "attention, bm25 or none";
@@ -48,6 +49,16 @@ pub(super) fn number(
 pub(super) fn share(text: &str) -> Result<f64, String> {
     let read = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
     read.ok_or_else(|| "must be 0 to 1".to_owned())
+}
+
+/// Reads the address of another device; returns where it has files of models.
+pub(super) fn peer(text: &str) -> Result<Location, String> {
+    let wrong = || "want the address of a `baton serve`, like http://192.168.1.20:8017".to_owned();
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")).ok_or_else(wrong)?;
+    if rest.trim_end_matches('/').contains('/') {
+        return Err(wrong());
+    }
+    format!("{}/registry", text.trim_end_matches('/')).parse().map_err(|_| wrong())
 }
 
 /// Reads a text that is always replaced.
@@ -168,6 +179,15 @@ mod tests {
         let seconds = |seconds| Ok(KeepAlive::For(Duration::from_secs(seconds)));
         assert_eq!(["90s", "10m", "2h", "0s"].map(keep_alive), [90, 600, 7200, 0].map(seconds));
         assert_eq!(keep_alive("always"), Ok(KeepAlive::Always));
+        assert_eq!(
+            peer("http://nas:8017/").map(|at| at.to_string()),
+            Ok("http://nas:8017/registry".to_owned())
+        );
+        for bad in ["nas:8017", "ftp://nas", "http://", "http://nas/x", "http://nas?x"] {
+            assert!(peer(bad).is_err_and(|why| why.contains("baton serve")), "{bad}");
+        }
+        assert_eq!(["0", "0.02", "1"].map(share), [Ok(0.0), Ok(0.02), Ok(1.0)]);
+        assert!(["-0.1", "1.1", "NaN", "x"].map(share).iter().all(Result::is_err));
         for bad in ["", "10", "m", "1d", "-1s", "1.5m", "5 m", "18446744073709551615h"] {
             assert!(keep_alive(bad).is_err_and(|why| why.contains("90s, 10m or 2h")), "{bad}");
         }

@@ -10,6 +10,7 @@
 //! themselves. Then the rest is ended: the service writes its last events, and connections are closed.
 
 mod connection;
+pub mod file;
 mod flight;
 mod guarded;
 mod handles;

@@ -85,7 +85,8 @@ impl Place {
         let mut command = Command::from(cpu_program("baton").unwrap());
         command.args(line).args(["--cloud", &format!("http://{}", cloud.address()), "--yes"]);
         command.args(["--device-class", class, "--registry-key", key]);
-        command.args(["--config-dir", &self.path("config"), "--models-dir", &self.path("models")]);
+        // By the environment, so that a test can name other folders.
+        command.env("BATON_CONFIG_DIR", self.path("config")).env("BATON_MODELS", self.path("models"));
         command.env("RUST_LOG", "error").kill_on_drop(true);
         command
     }
@@ -305,6 +306,47 @@ async fn a_device_gets_models_from_a_private_bucket_without_its_key() {
     let out = list.output().unwrap();
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(!out.status.success() && said.contains("AWS_ACCESS_KEY_ID"), "{said}");
+}
+
+#[tokio::test]
+async fn a_device_asks_the_others_of_the_home_first() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    let cloud = place.serve("http://127.0.0.1:9").await;
+    place.sync(&cloud).await;
+    let line = ["serve", "--listen", "127.0.0.1:0", "--managed", "--key", "house"];
+    let first = AgentProcess::start(&mut place.device(&line, &cloud)).await.unwrap();
+    // What it pulled by itself is not given out, nor anything without its key.
+    let blob = |digest: &str| format!("{}/registry/blobs/sha256/{digest}", first.url());
+    let status = async |url: String, key: &str| {
+        client().get(url).bearer_auth(key).send().await.unwrap().status().as_u16()
+    };
+    let digest = digest_of("demo-device.gguf");
+    assert_eq!(status(blob(&digest), "house").await, 200);
+    assert_eq!(status(blob(&digest), "guess").await, 401);
+    assert_eq!(status(blob(&digest_of("demo-cloud.gguf")), "house").await, 404);
+    assert_eq!(status(blob("x"), "house").await, 404);
+    let ranged = client().get(blob(&digest)).bearer_auth("house").header("range", "bytes=8-11");
+    let ranged = ranged.send().await.unwrap();
+    assert_eq!(ranged.status().as_u16(), 206);
+    let whole = std::fs::read(models_folder().join("demo-device.gguf")).unwrap();
+    assert_eq!(ranged.bytes().await.unwrap(), &whole[8..12]);
+
+    // The cloud's copy is damaged, so what comes is the peer's.
+    let stored = Path::new(&place.path("registry")).join("blobs/sha256").join(&digest);
+    std::fs::write(&stored, vec![0; whole.len()]).unwrap();
+    let second = |more: &[&str], folder: &str| {
+        let mut sync = place.device(&["model", "sync", "--json"], &cloud);
+        sync.args(more).env("BATON_MODELS", place.path(folder)).env("BATON_CONFIG_DIR", place.path(folder));
+        sync
+    };
+    let alone = second(&[], "alone").output().await.unwrap();
+    assert!(!alone.status.success(), "{}", String::from_utf8_lossy(&alone.stdout));
+    let peer = ["--peer", first.url(), "--peer-key", "house"];
+    let helped = second(&peer, "helped").output().await.unwrap();
+    assert!(helped.status.success(), "{}", String::from_utf8_lossy(&helped.stderr));
+    let synced: Value = serde_json::from_slice(&helped.stdout).unwrap();
+    assert!(std::fs::read(synced["base"].as_str().unwrap()).unwrap() == whole);
 }
 
 #[tokio::test]
