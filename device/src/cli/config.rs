@@ -31,6 +31,8 @@ const COMMANDS: [&str; 4] = ["ask", "chat", "serve", "profile"];
 const NOT_KEPT: &[(&str, &str)] = &[
     ("cloud-key", "keys are not kept in plain text; set BATON_CLOUD_KEY"),
     ("key", "keys are not kept in plain text; set BATON_KEY"),
+    ("device-key", "keys are not kept in plain text; set BATON_DEVICE_KEY"),
+    ("peer-key", "keys are not kept in plain text; set BATON_PEER_KEY"),
     ("config-dir", "it says where kept options are; set BATON_CONFIG_DIR"),
     ("yes", "consent is kept for each cloud when you are asked"),
     ("json", "it is for one run"),
@@ -393,6 +395,8 @@ mod tests {
             ("pace", &["often"], "it is true or false"),
             ("modle", &["x"], "there is no option `--modle`"),
             ("cloud-key", &["x"], "set BATON_CLOUD_KEY"),
+            ("device-key", &["x"], "set BATON_DEVICE_KEY"),
+            ("peer-key", &["x"], "set BATON_PEER_KEY"),
             ("ring-plan", &["x"], "chosen for each run"),
             ("threads", &["0"], "whole number from 1"),
         ] {
