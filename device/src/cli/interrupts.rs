@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use crate::models::pull::Stop;
+
 /// What the user or the system asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
@@ -117,6 +119,20 @@ impl Interrupts {
             self.0.told.send_replace(None);
         }
         Watch { told: self.0.told.subscribe(), shared: Arc::clone(&self.0) }
+    }
+
+    /// Does work that can be stopped. At a signal, stops it and waits until it has cleaned up; returns the
+    /// signal too.
+    pub(super) async fn stopping<T>(&self, work: impl AsyncFnOnce(Stop) -> T) -> (T, Option<Signal>) {
+        let ((stopper, stop), mut watch) = (Stop::new(), self.watch());
+        let mut work = std::pin::pin!(work(stop));
+        tokio::select! {
+            done = &mut work => (done, None),
+            signal = watch.signal() => {
+                stopper.send_replace(true);
+                (work.await, Some(signal))
+            }
+        }
     }
 }
 

@@ -87,17 +87,8 @@ fn options(common: &CommonArgs, cloud: &CloudClient, settings: &Settings) -> any
 
 /// Gets what the cloud wants; Ctrl-C stops it, and the next try goes on from there.
 async fn settle(managed: &mut ManagedModels, interrupts: &Interrupts) -> anyhow::Result<()> {
-    let ((stopper, stop), mut watch) = (Stop::new(), interrupts.watch());
-    let mut opens = Opens;
-    let work = managed.settle(&mut opens, &stop);
-    tokio::pin!(work);
-    let (done, signal) = tokio::select! {
-        done = &mut work => (done, None),
-        signal = watch.signal() => {
-            stopper.send_replace(true);
-            (work.await, Some(signal))
-        }
-    };
+    let work = async |stop: Stop| managed.settle(&mut Opens, &stop).await;
+    let (done, signal) = interrupts.stopping(work).await;
     clear_status();
     match (done, signal) {
         (Err(err), Some(signal)) if matches!(err.downcast_ref(), Some(PullError::Stopped)) => {

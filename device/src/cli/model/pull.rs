@@ -84,16 +84,8 @@ pub(super) async fn run(args: PullArgs, interrupts: &Interrupts) -> anyhow::Resu
     let report: Report = Arc::new(move |event| {
         told.lock().unwrap_or_else(PoisonError::into_inner).tell(&event);
     });
-    let ((stopper, stop), mut watch) = (Stop::new(), interrupts.watch());
-    let work = pull(&store, &options, report, stop);
-    tokio::pin!(work);
-    let (done, signal) = tokio::select! {
-        done = &mut work => (done, None),
-        signal = watch.signal() => {
-            stopper.send_replace(true);
-            (work.await, Some(signal))
-        }
-    };
+    let work = async |stop: Stop| pull(&store, &options, report, stop).await;
+    let (done, signal) = interrupts.stopping(work).await;
     clear_status();
     let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
     match (done, signal) {
