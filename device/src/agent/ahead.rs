@@ -42,8 +42,7 @@ impl Conversation {
     /// Makes the prompt of a turn without a question; `None` if it cannot be laid out, or the device should
     /// rest.
     fn spec(mut self, model: &Model) -> Option<AnswerSpec> {
-        let power = Power::read(Path::new("/"));
-        if power.spares() || power.on_battery == Some(true) || power.memory_short == Some(true) {
+        if Power::read(Path::new("/")).rests_when_idle() {
             return None;
         }
         let answer = self.redactor.redact_answer(&self.answer).ok()?;

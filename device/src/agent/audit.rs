@@ -15,12 +15,14 @@ use super::prepare::{Again, Prepared};
 use super::report::AnswerReport;
 use super::route::{OutlookReport, RouteReport};
 use super::{Agent, AgentError, Question};
+use crate::machine::power::Power;
 use crate::relay::{RelayMode, Source, Timeline};
 use baton_pacing::PaceMode;
 use baton_pacing::route::{Outlook, Route};
 use baton_terminal::chain;
 use serde::Serialize;
 use serde_json::Value;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::debug;
@@ -217,7 +219,7 @@ impl Agent {
     /// which is in the answer's record too.
     pub async fn audit(&self) -> Option<RouteAudit> {
         let audits = self.audits.as_ref()?;
-        if !self.reading_has_ended() {
+        if audits.state().due.is_none() || !self.reading_has_ended() || self.should_rest() {
             return None;
         }
         let device = self.device.as_ref()?;
@@ -239,6 +241,12 @@ impl Agent {
         audits.state().stop = None;
         self.record_audit(due.record.as_deref(), &compared.audit, compared.sent).await;
         Some(compared.audit)
+    }
+
+    /// Returns whether this device computes and sends only what somebody waits for.
+    fn should_rest(&self) -> bool {
+        let is_metered = self.routes.as_ref().is_some_and(|routes| routes.options().is_metered);
+        is_metered || Power::read(Path::new("/")).rests_when_idle()
     }
 
     /// Answers a turn by each route that was not chosen.

@@ -50,6 +50,13 @@ impl Power {
         let low = self.charge_percent.is_some_and(|percent| percent <= LOW_PERCENT);
         self.hot == Some(true) || (self.on_battery == Some(true) && low)
     }
+
+    /// Returns whether the device should compute only what somebody waits for: also on a full battery, or if
+    /// memory is short.
+    #[must_use]
+    pub fn rests_when_idle(&self) -> bool {
+        self.spares() || self.on_battery == Some(true) || self.memory_short == Some(true)
+    }
 }
 
 fn word(path: &Path) -> Option<String> {
