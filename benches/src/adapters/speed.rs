@@ -34,8 +34,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Returns the most that decoding over four adapters can reach as a share of decoding over one, if both
-    /// are bound by reading memory: each pass reads the weights and each of its adapters once.
+    /// Returns the most that decoding over four adapters can reach, as a share of decoding over one. Both are
+    /// bound by reading memory: each pass reads the weights and each of its adapters once.
     fn memory_limit(&self, adapter_bytes: usize) -> f64 {
         (self.weight_bytes + adapter_bytes) as f64 / (self.weight_bytes + ADAPTERS * adapter_bytes) as f64
     }

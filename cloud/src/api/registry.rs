@@ -126,8 +126,8 @@ pub(super) async fn sync(
     Ok(Json(reply))
 }
 
-/// Returns bytes of the registry, if it is in a folder of this service. Takes `range: bytes=N-`. If it is in a
-/// bucket, sends the client to a signed address there.
+/// Returns bytes of the registry, if it is in a folder of this service. Takes `range: bytes=N-`. If it is in
+/// a bucket, sends the client to a signed address there.
 #[utoipa::path(
     get,
     path = "/v1/registry/blobs/sha256/{digest}",

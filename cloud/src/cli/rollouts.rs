@@ -47,8 +47,8 @@ pub struct RolloutsCommand {
 /// With which registry a new pair is compared, so that no device is told of one that does not exist.
 #[derive(Debug, Clone, Args)]
 pub struct KnownArgs {
-    /// `set` and `start` take only pairs that this registry has: a folder, https://HOST/PATH, s3://BUCKET/PATH
-    /// or oci://HOST/NAME
+    /// `set` and `start` take only pairs that this registry has: a folder, https://HOST/PATH,
+    /// s3://BUCKET/PATH or oci://HOST/NAME
     #[arg(long, global = true, value_name = "FOLDER|URL", env = "BATON_REGISTRY")]
     pub registry: Option<RegistrySource>,
     /// Public key that signs its versions; may be given several times

@@ -18,7 +18,8 @@ pub struct RegistryArgs {
     /// oci://HOST/NAME
     ///
     /// `baton-cloud registry publish` makes a folder, and this service gives its files to devices. A web
-    /// server or bucket may have a copy of it; for a bucket the variables of AWS's tools count. `baton-cloud rollouts` says which devices should have what.
+    /// server or bucket may have a copy of it; for a bucket the variables of AWS's tools count.
+    /// `baton-cloud rollouts` says which devices should have what.
     #[arg(long, value_name = "FOLDER|URL", env = "BATON_REGISTRY")]
     pub registry: Option<String>,
     /// Public key that signs the registry's versions; may be given several times. Others are not used

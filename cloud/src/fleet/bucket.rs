@@ -1,7 +1,7 @@
 //! A registry in a private bucket of an S3-compatible store.
 //!
-//! This program signs an address for each read (AWS Signature Version 4 in the query), so devices need no key:
-//! they ask this service, which sends them to an address that holds for minutes. Never: gives out a key, or
+//! This program signs an address for each read (AWS Signature Version 4 in the query). Devices need no key:
+//! they ask this service, and it sends them to an address that holds for minutes. Never: gives out a key, or
 //! asks the store itself.
 
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Where a registry is, and how what it has is read: from a folder, a web server, a bucket, or an OCI registry.
+//! Where a registry is, and how what it has is read: from a folder, a web server, a bucket or an OCI
+//! registry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Audits of routes: a turn is answered again by the routes that were not chosen, and their times are compared.
+//! Audits of routes: a turn is answered again by the routes that were not chosen, and times are compared.
 //!
 //! An audit runs behind an answer, while nothing is asked; nobody sees its answers. A new question ends it,
 //! and then nothing is kept of it. The routes are compared under what was known when the turn was routed:

@@ -28,29 +28,15 @@ impl FakeCloud {
 
     /// Answers each request with the next response; the last response is repeated.
     pub(crate) async fn answering(responses: Vec<String>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let log = seen.clone();
-        tokio::spawn(async move {
-            while let Ok((mut socket, _)) = listener.accept().await {
-                let request = whole_request(&mut socket).await;
-                let seen = {
-                    let mut log = log.lock().unwrap();
-                    log.push(request);
-                    log.len()
-                };
-                let response = &responses[seen.min(responses.len()) - 1];
-                // The client may have closed the connection; both errors are fine.
-                let _sent = socket.write_all(response.as_bytes()).await;
-                let _closed = socket.shutdown().await;
-            }
-        });
-        Self { url, seen }
+        Self::serving(responses, false).await
     }
 
     /// Answers the first request with `begun`, whose connection stays open, and each later one with `whole`.
     async fn answering_and_holding(begun: String, whole: String) -> Self {
+        Self::serving(vec![begun, whole], true).await
+    }
+
+    async fn serving(responses: Vec<String>, holds_first: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
@@ -59,13 +45,17 @@ impl FakeCloud {
             let mut held = Vec::new();
             while let Ok((mut socket, _)) = listener.accept().await {
                 let request = whole_request(&mut socket).await;
-                log.lock().unwrap().push(request);
+                let seen = {
+                    let mut log = log.lock().unwrap();
+                    log.push(request);
+                    log.len()
+                };
                 // The client may have closed the connection; all errors are fine.
-                if held.is_empty() {
-                    let _sent = socket.write_all(begun.as_bytes()).await;
+                let response = &responses[seen.min(responses.len()) - 1];
+                let _sent = socket.write_all(response.as_bytes()).await;
+                if holds_first && held.is_empty() {
                     held.push(socket);
                 } else {
-                    let _sent = socket.write_all(whole.as_bytes()).await;
                     let _closed = socket.shutdown().await;
                 }
             }

@@ -14,8 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 /// Bytes of a file that are read at once.
 const READ_BYTES: usize = 256 << 10;
 
-/// Replies with the bytes of a file, or with the range that was asked for. `name` is of these bytes alone, like
-/// their digest: clients keep the reply for a year, and go on with a download by it.
+/// Replies with the bytes of a file, or with the range that was asked for. `name` is of these bytes alone,
+/// like their digest: clients keep the reply for a year, and go on with a download by it.
 ///
 /// # Errors
 /// The file cannot be read. If it ends early, the reply's body does too, with an error.

@@ -300,7 +300,7 @@ async fn a_device_gets_models_from_a_private_bucket_without_its_key() {
     let kept = std::fs::read(synced["base"].as_str().unwrap()).unwrap();
     assert_eq!(Digest::of(&kept).hex(), digest_of("demo-device.gguf"));
     // The service says what is missing for a bucket.
-    let mut list = std::process::Command::from(cpu_program("baton-cloud").unwrap());
+    let mut list = cpu_program("baton-cloud").unwrap();
     list.args(["registry", "list", "--from", "s3://models", "--trust", &place.key]);
     list.env_remove("AWS_ACCESS_KEY_ID");
     let out = list.output().unwrap();
