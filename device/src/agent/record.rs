@@ -47,9 +47,7 @@ impl Agent {
             }
         }
     }
-}
 
-impl Agent {
     /// Puts an audit into the record of its answer, and what was sent for it: the first request, and the
     /// bytes of all.
     pub(super) async fn record_audit(

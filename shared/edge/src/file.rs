@@ -62,7 +62,7 @@ pub async fn reply(path: &Path, name: &str, headers: &HeaderMap) -> std::io::Res
 }
 
 fn text(value: String) -> HeaderValue {
-    // A name that no header can carry gives a reply without one.
+    // A name that no header can carry gives an empty one.
     HeaderValue::from_str(&value).unwrap_or(HeaderValue::from_static(""))
 }
 

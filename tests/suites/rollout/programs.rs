@@ -316,7 +316,7 @@ async fn a_device_asks_the_others_of_the_home_first() {
     place.sync(&cloud).await;
     let line = ["serve", "--listen", "127.0.0.1:0", "--managed", "--key", "house"];
     let first = AgentProcess::start(&mut place.device(&line, &cloud)).await.unwrap();
-    // What it pulled by itself is not given out, nor anything without its key.
+    // Nothing is given out without its key, nor anything that no model from the registry has.
     let blob = |digest: &str| format!("{}/registry/blobs/sha256/{digest}", first.url());
     let status = async |url: String, key: &str| {
         client().get(url).bearer_auth(key).send().await.unwrap().status().as_u16()
