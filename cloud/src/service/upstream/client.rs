@@ -25,6 +25,9 @@ const SMALL_BYTES_MAX: usize = 4 << 20;
 /// Most bytes of one stream, and of a line in it.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 const LINE_BYTES_MAX: u64 = 2 << 20;
+/// How long a connection is kept that nobody uses. Engines close theirs after 5 s; a request that meets the
+/// close is lost.
+const IDLE_MAX: Duration = Duration::from_secs(3);
 /// Longest time that an engine may ask for before it is asked again.
 const RETRY_AFTER_SECS_MAX: u64 = 3600;
 
@@ -86,6 +89,7 @@ impl EngineClient {
             .default_headers(headers)
             .user_agent(concat!("baton-cloud/", env!("CARGO_PKG_VERSION")))
             .no_gzip()
+            .pool_idle_timeout(IDLE_MAX)
             .tcp_nodelay(true);
         if base.scheme() == "http" {
             builder = builder.tls_certs_only([]);
@@ -103,7 +107,12 @@ impl EngineClient {
         if let Some(name) = &self.affinity {
             request = request.header(name, format!("{affinity:016x}"));
         }
-        let reply = request.send().await.map_err(|err| unreachable(&err))?;
+        let again = request.try_clone();
+        let reply = match (request.send().await, again) {
+            (Err(err), Some(again)) if is_closed_unread(&err) => again.send().await,
+            (sent, _) => sent,
+        };
+        let reply = reply.map_err(|err| unreachable(&err))?;
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
@@ -133,6 +142,12 @@ impl EngineClient {
     fn at(&self, path: &str) -> Result<Url, Fault> {
         self.base.join(path).map_err(|err| Fault::Unreachable { reason: err.to_string() })
     }
+}
+
+/// Returns whether a connection was closed before any byte of a reply. An engine may have closed an old one
+/// just when the request was written, so the request is worth a new connection.
+fn is_closed_unread(err: &reqwest::Error) -> bool {
+    err.is_request() && !err.is_connect() && !err.is_timeout()
 }
 
 /// Reads a small body.
@@ -199,4 +214,64 @@ fn events(reply: Response) -> Events {
         }
     });
     data.boxed()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::ask::ReplyForm;
+    use super::*;
+
+    /// Reads one request: its head, and a body as long as the head says. Returns `None` if there is no more.
+    async fn request(socket: &mut TcpStream) -> Option<()> {
+        let mut text = Vec::new();
+        let end = loop {
+            socket.read_buf(&mut text).await.ok().filter(|read| *read > 0)?;
+            if let Some(at) = text.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+        };
+        let head = String::from_utf8_lossy(&text[..end]).to_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |text| text.trim().parse().unwrap());
+        let mut rest = vec![0; (end + length).saturating_sub(text.len())];
+        socket.read_exact(&mut rest).await.ok().map(drop)
+    }
+
+    /// Starts an engine that answers its requests in order: with a body, or by closing the connection.
+    pub(in super::super) async fn engine(script: &'static [Option<&'static str>]) -> EngineClient {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let asked: &AtomicUsize = Box::leak(Box::default());
+            while let Ok((mut socket, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    while request(&mut socket).await.is_some() {
+                        let Some(body) = script[asked.fetch_add(1, Ordering::SeqCst)] else { return };
+                        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+                    }
+                });
+            }
+        });
+        EngineClient::new(&url, None, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_request_that_meets_the_close_of_an_old_connection_gets_a_new_one() {
+        let client = engine(&[Some("well"), None, Some("data: first\n\n"), None, None]).await;
+        assert_eq!(client.get("health").await.as_deref(), Ok("well"));
+        let form = ReplyForm::OpenAi { ids: false };
+        let call = Call { path: "v1/completions", body: serde_json::json!({}), reply: form };
+        let mut events = client.begin(&call, 0).await.unwrap();
+        assert_eq!(events.next().await, Some(Ok("first".to_owned())));
+        assert_eq!(events.next().await, None);
+        // An engine that closes twice is at fault.
+        let twice = client.begin(&call, 0).await.err();
+        assert!(matches!(twice, Some(Fault::Unreachable { .. })), "{twice:?}");
+    }
 }

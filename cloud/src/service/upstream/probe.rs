@@ -123,16 +123,21 @@ fn ids_in(reply: &Value) -> Result<Vec<TokenId>, Fault> {
     ids.ok_or_else(|| Fault::Garbled { reason: "/tokenize has no list of ids in `tokens`".to_owned() })
 }
 
-/// Returns whether an engine is well, and what it has to do, if its metrics say so.
+/// Returns whether an engine is well, and what it has to do, if its metrics say so. One check may meet a
+/// connection that is just closed, or time that this machine slept: an engine is unwell if two in a row fail.
 pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
-    let is_well = match client.get("health").await {
+    let is_well = check(client).await || check(client).await;
+    let load = if is_well { client.get("metrics").await.ok().and_then(|text| load_in(&text)) } else { None };
+    (is_well, load)
+}
+
+async fn check(client: &EngineClient) -> bool {
+    match client.get("health").await {
         Ok(_) => true,
         // Not every engine has this path.
         Err(Fault::Refused { status: 404 | 405, .. }) => client.get("v1/models").await.is_ok(),
         Err(_) => false,
-    };
-    let load = if is_well { client.get("metrics").await.ok().and_then(|text| load_in(&text)) } else { None };
-    (is_well, load)
+    }
 }
 
 /// Reads how many requests run and wait, from metrics in Prometheus' text format.
@@ -171,6 +176,16 @@ mod tests {
         assert_eq!(load_in(llama), Some(Load { running: 2, waiting: 5 }));
         assert_eq!(load_in("process_cpu_seconds_total 9\n"), None);
         assert_eq!(load_in("vllm:num_requests_running NaN\n"), None);
+    }
+
+    #[tokio::test]
+    async fn one_failed_check_is_not_enough() {
+        use super::super::client::tests::engine;
+        const LOAD: Option<&str> = Some("llamacpp:requests_processing 2\n");
+        let load = Some(Load { running: 2, waiting: 0 });
+        assert_eq!(health(&engine(&[Some("well"), LOAD]).await).await, (true, load));
+        assert_eq!(health(&engine(&[None, Some("well"), LOAD]).await).await, (true, load));
+        assert_eq!(health(&engine(&[None, None]).await).await, (false, None));
     }
 
     #[test]
