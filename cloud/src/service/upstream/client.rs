@@ -10,7 +10,7 @@ use eventsource_stream::{EventStreamError, Eventsource as _};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, stream};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Client, Response, Url};
+use reqwest::{Client, RequestBuilder, Response, Url};
 use serde_json::Value;
 
 use super::ask::Call;
@@ -107,12 +107,7 @@ impl EngineClient {
         if let Some(name) = &self.affinity {
             request = request.header(name, format!("{affinity:016x}"));
         }
-        let again = request.try_clone();
-        let reply = match (request.send().await, again) {
-            (Err(err), Some(again)) if is_closed_unread(&err) => again.send().await,
-            (sent, _) => sent,
-        };
-        let reply = reply.map_err(|err| unreachable(&err))?;
+        let reply = send(request).await?;
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
@@ -130,8 +125,8 @@ impl EngineClient {
         serde_json::from_str(&text).map_err(|err| Fault::Garbled { reason: short(&err.to_string()) })
     }
 
-    async fn small(&self, request: reqwest::RequestBuilder) -> Result<String, Fault> {
-        let reply = request.timeout(SMALL_TIMEOUT).send().await.map_err(|err| unreachable(&err))?;
+    async fn small(&self, request: RequestBuilder) -> Result<String, Fault> {
+        let reply = send(request.timeout(SMALL_TIMEOUT)).await?;
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
@@ -144,10 +139,16 @@ impl EngineClient {
     }
 }
 
-/// Returns whether a connection was closed before any byte of a reply. An engine may have closed an old one
-/// just when the request was written, so the request is worth a new connection.
-fn is_closed_unread(err: &reqwest::Error) -> bool {
-    err.is_request() && !err.is_connect() && !err.is_timeout()
+/// Sends a request, and once more if it got no reply that can be read, though there was a connection: an
+/// engine may have closed an old one just when the request was written.
+async fn send(request: RequestBuilder) -> Result<Response, Fault> {
+    let again = request.try_clone();
+    let has_no_reply = |err: &reqwest::Error| err.is_request() && !err.is_connect() && !err.is_timeout();
+    let sent = match (request.send().await, again) {
+        (Err(err), Some(again)) if has_no_reply(&err) => again.send().await,
+        (sent, _) => sent,
+    };
+    sent.map_err(|err| unreachable(&err))
 }
 
 /// Reads a small body.
@@ -218,6 +219,7 @@ fn events(reply: Response) -> Events {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -247,8 +249,9 @@ pub(super) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move {
-            let asked: &AtomicUsize = Box::leak(Box::default());
+            let asked = Arc::new(AtomicUsize::new(0));
             while let Ok((mut socket, _)) = listener.accept().await {
+                let asked = asked.clone();
                 tokio::spawn(async move {
                     while request(&mut socket).await.is_some() {
                         let Some(body) = script[asked.fetch_add(1, Ordering::SeqCst)] else { return };

@@ -123,20 +123,22 @@ fn ids_in(reply: &Value) -> Result<Vec<TokenId>, Fault> {
     ids.ok_or_else(|| Fault::Garbled { reason: "/tokenize has no list of ids in `tokens`".to_owned() })
 }
 
-/// Returns whether an engine is well, and what it has to do, if its metrics say so. One check may meet a
-/// connection that is just closed, or time that this machine slept: an engine is unwell if two in a row fail.
+/// Returns whether an engine is well, and what it has to do, if its metrics say so. If it does not reply, it is
+/// asked a second time, because this machine may have slept while the first check waited.
 pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
-    let is_well = check(client).await || check(client).await;
+    let is_well = match check(client).await {
+        Err(Fault::Unreachable { .. }) => check(client).await.is_ok(),
+        checked => checked.is_ok(),
+    };
     let load = if is_well { client.get("metrics").await.ok().and_then(|text| load_in(&text)) } else { None };
     (is_well, load)
 }
 
-async fn check(client: &EngineClient) -> bool {
+async fn check(client: &EngineClient) -> Result<String, Fault> {
     match client.get("health").await {
-        Ok(_) => true,
         // Not every engine has this path.
-        Err(Fault::Refused { status: 404 | 405, .. }) => client.get("v1/models").await.is_ok(),
-        Err(_) => false,
+        Err(Fault::Refused { status: 404 | 405, .. }) => client.get("v1/models").await,
+        checked => checked,
     }
 }
 
@@ -184,8 +186,10 @@ mod tests {
         const LOAD: Option<&str> = Some("llamacpp:requests_processing 2\n");
         let load = Some(Load { running: 2, waiting: 0 });
         assert_eq!(health(&engine(&[Some("well"), LOAD]).await).await, (true, load));
+        // Each check is sent twice if its connection closes.
         assert_eq!(health(&engine(&[None, Some("well"), LOAD]).await).await, (true, load));
-        assert_eq!(health(&engine(&[None, None]).await).await, (false, None));
+        assert_eq!(health(&engine(&[None, None, Some("well"), LOAD]).await).await, (true, load));
+        assert_eq!(health(&engine(&[None, None, None, None]).await).await, (false, None));
     }
 
     #[test]
