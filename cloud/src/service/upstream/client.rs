@@ -139,8 +139,8 @@ impl EngineClient {
     }
 }
 
-/// Sends a request, and once more if it got no reply that can be read, though there was a connection: an
-/// engine may have closed an old one just when the request was written.
+/// Sends a request. If there was a connection and no reply that can be read, sends it once more. The engine
+/// may have closed an old connection just when the request was written.
 async fn send(request: RequestBuilder) -> Result<Response, Fault> {
     let again = request.try_clone();
     let has_no_reply = |err: &reqwest::Error| err.is_request() && !err.is_connect() && !err.is_timeout();

@@ -123,8 +123,8 @@ fn ids_in(reply: &Value) -> Result<Vec<TokenId>, Fault> {
     ids.ok_or_else(|| Fault::Garbled { reason: "/tokenize has no list of ids in `tokens`".to_owned() })
 }
 
-/// Returns whether an engine is well, and what it has to do, if its metrics say so. If it does not reply, it is
-/// asked a second time, because this machine may have slept while the first check waited.
+/// Returns whether an engine is well, and what it has to do, if its metrics say so. If it does not reply, it
+/// is asked a second time, because this machine may have slept while the first check waited.
 pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
     let is_well = match check(client).await {
         Err(Fault::Unreachable { .. }) => check(client).await.is_ok(),
