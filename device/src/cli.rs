@@ -17,6 +17,7 @@ mod prefix;
 mod profile;
 mod ring;
 mod running;
+mod secrets;
 mod serve;
 mod shell;
 mod terminal;
@@ -95,6 +96,9 @@ enum Command {
     /// Keep options that every command then takes, such as a default model
     #[command(after_help = config::HELP)]
     Config(config::ConfigArgs),
+    /// Say whether the keys of this device are encrypted with a passphrase, or end that
+    #[command(after_help = secrets::HELP)]
+    Passphrase(secrets::PassphraseCommandArgs),
     /// Print the script by which a shell completes commands and options
     #[command(after_help = shell::COMPLETIONS_HELP)]
     Completions(shell::CompletionsArgs),
@@ -124,9 +128,8 @@ struct CommonArgs {
     /// An address without a scheme gets https, or http if it is this machine's own.
     #[arg(long, env = "BATON_CLOUD", value_name = "URL", value_parser = cloud_address, help_heading = heading::CLOUD)]
     cloud: Option<String>,
-    /// Key for the cloud service
-    #[arg(long, env = "BATON_CLOUD_KEY", value_name = "KEY", hide_env_values = true, help_heading = heading::CLOUD)]
-    cloud_key: Option<String>,
+    #[command(flatten)]
+    secrets: secrets::SecretArgs,
     /// Who writes the answer [default: auto with --cloud, or relay if an option of the relay is given;
     /// otherwise device]
     #[arg(long, value_enum, help_heading = heading::CLOUD)]
@@ -452,6 +455,7 @@ impl Cli {
             | Command::Ps(_)
             | Command::Stop(_)
             | Command::Config(_)
+            | Command::Passphrase(_)
             | Command::Completions(_)
             | Command::Man(_) => None,
         }
@@ -484,6 +488,7 @@ impl Cli {
             Command::Ps(args) => running::ps(args).await,
             Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),
+            Command::Passphrase(args) => secrets::run(args),
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),
         }

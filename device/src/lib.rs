@@ -22,6 +22,7 @@ pub mod prefix;
 pub mod privacy;
 pub mod relay;
 pub mod scene;
+pub mod secrets;
 pub mod segments;
 pub mod settings;
 pub mod worker;

@@ -25,11 +25,11 @@ baton config set stop END STOP          an option that may be given several time
 baton config list --all                 every option that can be kept";
 
 /// Commands that take kept options.
-const COMMANDS: [&str; 4] = ["ask", "chat", "serve", "profile"];
+const COMMANDS: [&str; 6] = ["ask", "chat", "serve", "profile", "doctor", "passphrase"];
 
 /// Options that are not kept, and why.
 const NOT_KEPT: &[(&str, &str)] = &[
-    ("cloud-key", "keys are not kept in plain text; set BATON_CLOUD_KEY"),
+    ("cloud-key", "keys are not kept in plain text; keep cloud-key-command, or set BATON_CLOUD_KEY"),
     ("key", "keys are not kept in plain text; set BATON_KEY"),
     ("device-key", "keys are not kept in plain text; set BATON_DEVICE_KEY"),
     ("peer-key", "keys are not kept in plain text; set BATON_PEER_KEY"),
@@ -41,6 +41,9 @@ const NOT_KEPT: &[(&str, &str)] = &[
     ("again", "it is for one run"),
     ("offload", "it is for one run"),
     ("name", "it is for one run"),
+    ("remove", "it is for one run"),
+    ("url", "it is for one run"),
+    ("deep", "it is for one run"),
 ];
 
 /// Beginnings of options that are not kept: of one ring, and for measurements.

@@ -24,6 +24,7 @@ use crate::machine::shape::shape_of;
 use crate::models::{Store, disk_free_bytes, http_client};
 use crate::privacy::PublicName;
 use crate::relay::CloudFault;
+use crate::secrets::{KEY_FILES, KeyFile};
 use crate::settings::Settings;
 
 /// Less free disk space than this is a warning.
@@ -146,6 +147,7 @@ async fn folders(common: &CommonArgs, settings: &Settings, findings: &mut Findin
             findings.ok("settings", format!("{}, {} options kept", folder.display(), kept.len()))?;
         }
     }
+    keys(common, settings, findings)?;
     let Some(file) = conversations::file(common.config_dir.as_deref()) else {
         let why = "there is no folder for data".to_owned();
         return findings.add("records", State::Warning, why, "pass --config-dir DIR");
@@ -163,6 +165,30 @@ async fn folders(common: &CommonArgs, settings: &Settings, findings: &mut Findin
         Ok(free) => findings.ok("disk", format!("{} free below {}", size(free), folder.display())),
         Err(err) => findings.add("disk", State::Unknown, chain(&err), ""),
     }
+}
+
+fn keys(common: &CommonArgs, settings: &Settings, findings: &mut Findings) -> anyhow::Result<()> {
+    let Some(keys) = common.secrets.keys(settings) else { return Ok(()) };
+    for name in KEY_FILES {
+        match keys.look(name) {
+            Ok(KeyFile::Missing) => {}
+            Ok(KeyFile::Plain) => {
+                findings.ok(
+                    "keys",
+                    format!("{name} is a plain file of this user alone; see --passphrase-command"),
+                )?;
+            }
+            Ok(KeyFile::Sealed) => match keys.get(name) {
+                Ok(_) => findings.ok("keys", format!("{name} is encrypted, and the passphrase opens it"))?,
+                Err(err) => {
+                    let fix = "pass the --passphrase-command or --passphrase-file that it was encrypted with";
+                    findings.add("keys", State::Failed, chain(&err), fix)?;
+                }
+            },
+            Err(err) => findings.add("keys", State::Failed, chain(&err), "")?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(unix)]
@@ -328,7 +354,11 @@ async fn cloud(common: &CommonArgs, settings: &Settings, findings: &mut Findings
             return findings.add("cloud", State::Unknown, format!("nobody allowed {url} yet"), fix);
         }
     }
-    let client = match CloudClient::new(url, common.cloud_key.as_deref()) {
+    let key = match common.secrets.cloud_key() {
+        Ok(key) => key,
+        Err(err) => return findings.add("cloud", State::Failed, chain(&*err), "mend --cloud-key-command"),
+    };
+    let client = match CloudClient::new(url, key) {
         Ok(client) => client,
         Err(err) => return findings.add("cloud", State::Failed, chain(&err), "mend --cloud"),
     };

@@ -26,6 +26,7 @@ use crate::machine::ThisMachine;
 use crate::machine::profile::KeptProfiles;
 use crate::machine::residency::{self, Layers, MemoryFor, Share};
 use crate::prefix::Kept;
+use crate::secrets::Keys;
 use crate::settings::Settings;
 use crate::worker::EngineWorker;
 
@@ -50,6 +51,7 @@ pub(super) struct Loading {
     head: HeadArgs,
     prefixes: PrefixArgs,
     config_dir: Option<PathBuf>,
+    keys: Option<Keys>,
     settings: Settings,
 }
 
@@ -87,6 +89,7 @@ impl Loading {
             head: common.head.clone(),
             prefixes: common.prefixes.clone(),
             config_dir: common.config_dir.clone(),
+            keys: common.secrets.keys(settings),
             settings: settings.clone(),
         })
     }
@@ -176,7 +179,7 @@ impl Loading {
             let engine = gpu::engine(&gpu, Arc::clone(&of_engine), options.clone());
             let engine = engine.context("start the engine")?;
             let mut engine =
-                self.prefixes.engine(engine, &self.settings, self.config_dir.as_deref(), &told)?;
+                self.prefixes.engine(engine, self.keys.as_ref(), self.config_dir.as_deref(), &told)?;
             let adapters = add_adapters(&mut engine, &files)?;
             Ok((engine, self.local(options.kv_tokens, proposer, self.answers), adapters))
         };

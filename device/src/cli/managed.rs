@@ -74,7 +74,7 @@ fn options(common: &CommonArgs, cloud: &CloudClient, settings: &Settings) -> any
     Ok(ManagedOptions {
         cloud: cloud.clone(),
         cloud_url: common.cloud.clone().unwrap_or_default(),
-        cloud_key: common.cloud_key.clone(),
+        cloud_key: common.secrets.cloud_key()?.map(str::to_owned),
         class: common.device_class.clone(),
         scene: common.models_of.clone(),
         peers: common.peer.clone(),

@@ -153,7 +153,7 @@ pub(super) fn cloud(common: &CommonArgs, settings: &Settings) -> anyhow::Result<
         errln!("note: {url} is not used, because that was not allowed; --yes allows it for this run{again}");
         return Ok(None);
     }
-    let mut client = CloudClient::new(url, common.cloud_key.as_deref())?;
+    let mut client = CloudClient::new(url, common.secrets.cloud_key()?)?;
     if let Some(id) = &common.device_id {
         client = client.with_device_id(id)?;
     }

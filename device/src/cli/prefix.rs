@@ -12,7 +12,7 @@ use clap::Args;
 use super::heading;
 use crate::models::disk_free_bytes;
 use crate::prefix::{Kept, Remembering, Store};
-use crate::settings::Settings;
+use crate::secrets::Keys;
 
 /// The most bytes that are kept if nothing else is said.
 const AUTO_BYTES_MAX: u64 = 4_000_000_000;
@@ -65,7 +65,7 @@ impl PrefixArgs {
     pub(super) fn engine(
         &self,
         engine: Engine,
-        settings: &Settings,
+        keys: Option<&Keys>,
         given: Option<&Path>,
         told: &Arc<Kept>,
     ) -> anyhow::Result<Box<dyn Sequences>> {
@@ -77,7 +77,7 @@ impl PrefixArgs {
             let err = anyhow::Error::from(err).context("nothing can be kept for --prefix-memory");
             return if wanted { Err(err) } else { Ok(Box::new(engine)) };
         }
-        match self.store(settings, given) {
+        match self.store(keys, given) {
             Ok(store) => {
                 let remembering = Remembering::new(engine, Arc::new(store), Arc::clone(told));
                 Ok(Box::new(remembering.context("start a thread")?))
@@ -90,11 +90,11 @@ impl PrefixArgs {
         }
     }
 
-    fn store(&self, settings: &Settings, given: Option<&Path>) -> anyhow::Result<Store> {
+    fn store(&self, keys: Option<&Keys>, given: Option<&Path>) -> anyhow::Result<Store> {
         let chosen = self.prefix_dir.clone().or_else(|| given.map(|folder| folder.join("prefixes")));
         let folder =
             chosen.or_else(platform_folder).context("no folder: pass --prefix-dir or --prefix-memory off")?;
-        let settings = settings.folder().context("no folder for settings: pass --config-dir")?;
+        let keys = keys.context("no folder for settings: pass --config-dir")?;
         let capacity = match self.prefix_memory {
             PrefixMemory::Bytes(bytes) => bytes,
             PrefixMemory::Auto | PrefixMemory::Off => {
@@ -102,7 +102,7 @@ impl PrefixArgs {
                 AUTO_BYTES_MAX.min(disk_free_bytes(parent).unwrap_or(u64::MAX) / AUTO_SHARE)
             }
         };
-        Ok(Store::open(folder, settings, capacity)?)
+        Ok(Store::open(folder, keys, capacity)?)
     }
 }
 

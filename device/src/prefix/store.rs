@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -16,12 +16,11 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::Name;
+use crate::secrets::{KeyError, Keys, PREFIX_KEY};
 use crate::settings::{create_private, make_private_folder};
 
 /// What a file begins with.
 const MAGIC: &[u8; 8] = b"BATONKV1";
-/// The file of the key, in the settings folder.
-const SECRET_FILE: &str = "prefix.key";
 /// A file without its bytes of the block.
 const FRAME_BYTES: usize = MAGIC.len() + NONCE_LEN;
 /// If files must go, so many percent of the capacity stay.
@@ -39,12 +38,9 @@ pub enum StoreError {
         #[source]
         err: io::Error,
     },
-    /// The key's file does not hold a key.
-    #[error("`{}` holds no key of 32 bytes: delete it, and what was kept with it is forgotten", path.display())]
-    Secret {
-        /// Its path.
-        path: PathBuf,
-    },
+    /// The key cannot be used.
+    #[error("get the key of what is kept")]
+    Key(#[source] KeyError),
     /// The system gives no random numbers.
     #[error("the system gives no random numbers")]
     Random,
@@ -77,17 +73,14 @@ pub struct Store {
 }
 
 impl Store {
-    /// Uses a folder for at most `capacity` bytes. The key comes from the settings folder, and is made
-    /// there if there is none.
+    /// Uses a folder for at most `capacity` bytes.
     ///
     /// # Errors
-    /// [`StoreError`] if a folder cannot be made, or the key cannot be read or made.
-    pub fn open(folder: PathBuf, settings: &Path, capacity: u64) -> Result<Self, StoreError> {
+    /// [`StoreError`] if the folder cannot be made, or the key cannot be read or made.
+    pub fn open(folder: PathBuf, keys: &Keys, capacity: u64) -> Result<Self, StoreError> {
         let random = SystemRandom::new();
-        for folder in [&folder, &settings.to_owned()] {
-            make_private_folder(folder).map_err(|err| StoreError::File { path: folder.clone(), err })?;
-        }
-        let secret = secret(&settings.join(SECRET_FILE), &random)?;
+        make_private_folder(&folder).map_err(|err| StoreError::File { path: folder.clone(), err })?;
+        let secret = keys.get(PREFIX_KEY).map_err(StoreError::Key)?;
         let key = UnboundKey::new(&CHACHA20_POLY1305, &secret).map_err(|_| StoreError::Random)?;
         let files = Mutex::default();
         Ok(Self { folder, key: LessSafeKey::new(key), secret, capacity, random, files })
@@ -238,32 +231,4 @@ impl Store {
 fn name_of(file: &std::ffi::OsStr) -> Option<Name> {
     let bytes = hex::decode(file.to_str()?).ok()?;
     bytes.try_into().ok().map(Name)
-}
-
-/// Reads the key, or makes one.
-fn secret(path: &Path, random: &SystemRandom) -> Result<[u8; 32], StoreError> {
-    let named = |err| StoreError::File { path: path.to_owned(), err };
-    let read = || match fs::read(path) {
-        Ok(bytes) => bytes.try_into().map(Some).map_err(|_| StoreError::Secret { path: path.to_owned() }),
-        Err(err) if err.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(err) => Err(named(err)),
-    };
-    if let Some(secret) = read()? {
-        return Ok(secret);
-    }
-    let mut secret = [0; 32];
-    random.fill(&mut secret).map_err(|_| StoreError::Random)?;
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    let written = create_private(&partial).and_then(|mut file| {
-        file.write_all(&secret)?;
-        file.sync_all()?;
-        // Another program may have made one meanwhile: that one counts.
-        match fs::hard_link(&partial, path) {
-            Err(err) if err.kind() != io::ErrorKind::AlreadyExists => fs::rename(&partial, path),
-            _ => Ok(()),
-        }
-    });
-    drop(fs::remove_file(&partial));
-    written.map_err(named)?;
-    read()?.ok_or_else(|| named(io::ErrorKind::NotFound.into()))
 }

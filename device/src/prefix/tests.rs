@@ -16,6 +16,7 @@ use baton_random::SplitMix64;
 
 use super::*;
 use crate::local::tests::{adapter, model};
+use crate::secrets::{KeyError, Keys};
 
 /// A folder with a store's files and settings.
 struct Place(tempfile::TempDir);
@@ -30,7 +31,7 @@ impl Place {
     }
 
     fn open(&self, capacity: u64) -> Store {
-        Store::open(self.blocks(), &self.0.path().join("settings"), capacity).unwrap()
+        Store::open(self.blocks(), &keys(&self.0.path().join("settings")), capacity).unwrap()
     }
 
     /// Returns the paths of all files of blocks.
@@ -80,7 +81,7 @@ fn a_block_comes_back_and_no_file_holds_it_openly() {
     assert_eq!(place.open(1 << 20).get(&name(1)), Some(block.clone()));
     let file = fs::read(&place.files()[0]).unwrap();
     assert!(!file.windows(64).any(|window| window == &block[..64]));
-    let other = Store::open(place.blocks(), &place.0.path().join("others"), 1 << 20).unwrap();
+    let other = Store::open(place.blocks(), &keys(&place.0.path().join("others")), 1 << 20).unwrap();
     assert_eq!(other.get(&name(1)), None);
 }
 
@@ -157,10 +158,14 @@ fn a_key_that_is_none_and_a_folder_that_is_a_file_are_told() {
     let settings = place.0.path().join("settings");
     fs::create_dir_all(&settings).unwrap();
     fs::write(settings.join("prefix.key"), "short").unwrap();
-    let err = Store::open(place.blocks(), &settings, 1).unwrap_err();
-    assert!(err.to_string().contains("holds no key of 32 bytes"), "{err}");
-    let err = Store::open(settings.join("prefix.key"), &place.0.path().join("new"), 1).unwrap_err();
+    let err = Store::open(place.blocks(), &keys(&settings), 1).unwrap_err();
+    assert!(matches!(err, StoreError::Key(KeyError::NoKey { .. })), "{err}");
+    let err = Store::open(settings.join("prefix.key"), &keys(&place.0.path().join("new")), 1).unwrap_err();
     assert!(matches!(err, StoreError::File { .. }), "{err}");
+}
+
+fn keys(folder: &Path) -> Keys {
+    Keys::new(folder, None)
 }
 
 fn options(kv_format: KvFormat) -> EngineOptions {

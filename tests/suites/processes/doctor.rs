@@ -77,3 +77,53 @@ async fn what_is_wrong_fails_by_its_name_and_says_what_to_do() {
     let (status, report) = doctor(folder.path(), &["--model", &model]);
     assert_eq!((status, state(&report, "records").0), (Some(1), "failed"), "{report}");
 }
+
+#[tokio::test]
+async fn keys_come_from_commands_and_are_encrypted_with_a_passphrase() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let model = demo_model();
+    let key = ["--api-key".into(), "right".into()];
+    let cloud = CloudProcess::start(&models_folder().join("demo-cloud.gguf"), &key).await.expect("it starts");
+    let url = format!("http://{}", cloud.address());
+    let asks = |command: &str, cloud_key: &str| {
+        let line = ["--model", &model, "--cloud", &url, "--yes", "--cloud-key-command", cloud_key];
+        doctor(folder.path(), &[&line[..], &["--passphrase-command", command]].concat())
+    };
+    let baton = |line: &[&str]| {
+        let mut command: Command = cpu_program("baton").expect("the program is built");
+        command
+            .args(line)
+            .arg("--config-dir")
+            .arg(folder.path())
+            .arg("--passphrase-command")
+            .arg("echo horse");
+        let out = command.output().expect("it starts");
+        let said =
+            format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        (out.status.success(), said)
+    };
+    let document = folder.path().join("document.txt");
+    std::fs::write(&document, "The lamp is green.").expect("write a file");
+    let document = document.display().to_string();
+    let line =
+        ["ask", &document, "Which?", "--model", &model, "--max-tokens", "2", "--prefix-memory", "10MB"];
+    let (done, said) = baton(&line);
+    assert!(done, "{said}");
+
+    let (status, report) = asks("echo horse", "echo right");
+    assert_eq!((status, state(&report, "cloud").0), (Some(0), "ok"), "{report}");
+    assert!(state(&report, "keys").1.contains("prefix.key is encrypted"), "{report}");
+    for (command, words) in [("echo house", "does not open"), ("exit 7", "exit 7")] {
+        let (status, report) = asks(command, "echo right");
+        assert_eq!((status, state(&report, "keys").0), (Some(1), "failed"), "{report}");
+        assert!(state(&report, "keys").1.contains(words), "{report}");
+    }
+    let (status, report) = asks("echo horse", "exit 9");
+    assert_eq!((status, state(&report, "cloud").0), (Some(1), "failed"), "{report}");
+    assert!(state(&report, "cloud").1.contains("exit 9"), "{report}");
+
+    assert_eq!(baton(&["passphrase"]), (true, "prefix.key: encrypted\n".to_owned()));
+    let plain = "prefix.key: a plain file that only this user can read\n";
+    assert_eq!(baton(&["passphrase", "--remove"]), (true, plain.to_owned()));
+    assert_eq!(std::fs::metadata(folder.path().join("prefix.key")).expect("there is a key").len(), 32);
+}
