@@ -14,6 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use baton_engine::gguf::Gguf;
 use baton_engine::{Adapter, Model};
+use baton_import::ADAPTER_FORMAT;
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticAdapter;
 
@@ -61,8 +62,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let model = Model::open(&subject.path).context("open the model")?;
     let mut report = Report::new("adapters");
     report.note(format!(
-        "{SEQUENCES} sequences on {}, {} threads; F16 adapters of random numbers for every projection",
-        subject.name, args.on.threads
+        "{SEQUENCES} sequences on {}, {} threads; adapters of random numbers for every projection, in {} as `baton model adapter` writes them",
+        subject.name, args.on.threads, ADAPTER_FORMAT.name()
     ));
     report.data("model", subject.name.as_str());
     report.data("threads", args.on.threads.get());
@@ -83,10 +84,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 /// Returns the bytes of an adapter of random numbers.
-fn adapter_bytes(model: &Model, rank: u32, seed: u64) -> Result<Vec<u8>> {
+fn adapter_bytes(model: &Model, rank: u32, format: Format, seed: u64) -> Result<Vec<u8>> {
     // A strength at which answers change and numbers stay in the range of trained models.
-    let synthetic =
-        SyntheticAdapter { rank, alpha: 2.0 * rank as f32, strength: 0.1, format: Format::F16, seed };
+    let synthetic = SyntheticAdapter { rank, alpha: 2.0 * rank as f32, strength: 0.1, format, seed };
     synthetic.to_gguf(model.config()).context("make an adapter")
 }
 

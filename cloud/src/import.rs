@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use baton_engine::{EngineError, Model, ModelError, StepError};
 use baton_import::{
-    AdapterDir, AdapterOptions, ImportError, ImportOptions, Quantization, import, import_adapter,
+    ADAPTER_FORMAT, AdapterDir, AdapterOptions, ImportError, ImportOptions, Quantization, import,
+    import_adapter,
 };
 use baton_refine::Calibration;
 use serde::Serialize;
@@ -268,6 +269,7 @@ fn convert_adapters(
         let options = AdapterOptions {
             adapter: AdapterDir { dir: dir.clone(), weight: 1.0 },
             model: model.to_owned(),
+            format: ADAPTER_FORMAT,
             out: staging.path(&file),
             replace: false,
         };

@@ -1,9 +1,9 @@
 //! Adapters at run time beside a model whose weights were merged with them, and batches beside sequences
 //! alone.
 //!
-//! The merged model is an F32 file, so both sides compute with F32 weights and F32 keys. They still add in
-//! another order: `W x + s B (A x)` beside `(W + s B A) x`. Logits therefore have a tolerance; greedy tokens
-//! have none.
+//! The merged model is an F32 file and the adapter is F16, so both sides compute with exact weights and F32
+//! keys. They still add in another order: `W x + s B (A x)` beside `(W + s B A) x`. Logits therefore have a
+//! tolerance; greedy tokens have none. What rounding to the default format changes is shown beside it.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use baton_engine::adapter::targets;
 use baton_engine::gguf::{Gguf, GgufWriter, MetaValue, Metadata, TensorInfo};
 use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, TokenId, Wanted};
+use baton_import::ADAPTER_FORMAT;
 use baton_kernels_cpu::{Format, KvFormat, dequantize_row};
 use baton_synthetic::SyntheticModel;
 use serde_json::json;
@@ -43,10 +44,14 @@ pub(super) fn measure(real: &Path, report: &mut Report) -> Result<()> {
             format!("{:.1e}", found.difference),
             format!("{} of {TOKENS}", found.changed_tokens),
             found.other_logits.to_string(),
+            format!("{} of {TOKENS}", found.rounded_tokens),
+            format!("{:.1e}", found.rounded_difference),
         ]);
         data.push(json!({
             "model": name, "equal_tokens": found.equal_tokens, "difference": found.difference,
             "changed_tokens": found.changed_tokens, "batch_other_logits": found.other_logits,
+            "rounded": ADAPTER_FORMAT.name(), "rounded_equal_tokens": found.rounded_tokens,
+            "rounded_difference": found.rounded_difference,
         }));
         report.check_equal(
             format!("{name}: greedy tokens equal to merged weights"),
@@ -62,7 +67,15 @@ pub(super) fn measure(real: &Path, report: &mut Report) -> Result<()> {
     }
     report.table(
         &format!("beside merged weights (F32), {TOKENS} greedy tokens, rank {RANK}"),
-        &["", "equal tokens", "logits differ", "changed by the adapter", "batch: other logits"],
+        &[
+            "",
+            "equal tokens",
+            "logits differ",
+            "changed by the adapter",
+            "batch: other logits",
+            "rounded: equal tokens",
+            "logits differ",
+        ],
         &rows,
     );
     report.data("equal", data);
@@ -77,13 +90,18 @@ struct Found {
     changed_tokens: usize,
     /// Logits of the batch that differ in a bit.
     other_logits: usize,
+    /// With the adapter in the default format: tokens equal to those in F16, and the largest difference of a
+    /// logit before they split.
+    rounded_tokens: usize,
+    rounded_difference: f64,
 }
 
 fn compare(file: &Gguf) -> Result<Found> {
     let model = Model::from_gguf(Gguf::from_bytes(in_f32(file, None)?)?).context("open the F32 model")?;
     ensure!(model.config().context_len > TOKENS + 16, "the model's context is too short");
-    let adapter = opened(&model, adapter_bytes(&model, RANK, 0)?)?;
-    let lora = Gguf::from_bytes(adapter_bytes(&model, RANK, 0)?)?;
+    let bytes = || adapter_bytes(&model, RANK, Format::F16, 0);
+    let adapter = opened(&model, bytes()?)?;
+    let lora = Gguf::from_bytes(bytes()?)?;
     let change = Merge { lora: &lora, model: &model };
     let merged = Model::from_gguf(Gguf::from_bytes(in_f32(file, Some(&change))?)?).context("open merged")?;
     let ids: Vec<TokenId> = prompt(0, &model);
@@ -92,20 +110,26 @@ fn compare(file: &Gguf) -> Result<Found> {
     let plain = greedy(&model, None, &ids, TOKENS)?;
     let equal = |a: &[Written], b: &[Written]| a.iter().zip(b).filter(|(a, b)| a.token == b.token).count();
     // Later logits of texts that have split say nothing.
-    let together = have.iter().zip(&want).take_while(|(have, want)| have.token == want.token);
-    let difference = together.map(|(have, want)| difference(&have.logits, &want.logits)).fold(0.0, f64::max);
+    let difference = |other: &[Written]| {
+        let together = have.iter().zip(other).take_while(|(have, other)| have.token == other.token);
+        together.map(|(have, other)| difference(&have.logits, &other.logits)).fold(0.0, f64::max)
+    };
+    let rounded = opened(&model, adapter_bytes(&model, RANK, ADAPTER_FORMAT, 0)?)?;
+    let rounded = greedy(&model, Some(&rounded), &ids, TOKENS)?;
     Ok(Found {
         equal_tokens: equal(&have, &want),
-        difference,
+        difference: difference(&want),
         changed_tokens: TOKENS - equal(&have, &plain),
         other_logits: other_in_batch(&model)?,
+        rounded_tokens: equal(&have, &rounded),
+        rounded_difference: difference(&rounded),
     })
 }
 
 /// Returns how many logits of a batch differ from those of the same sequences alone.
 fn other_in_batch(model: &Arc<Model>) -> Result<usize> {
     let adapters = (0..ADAPTERS as u64)
-        .map(|seed| opened(model, adapter_bytes(model, RANK, seed)?))
+        .map(|seed| opened(model, adapter_bytes(model, RANK, ADAPTER_FORMAT, seed)?))
         .collect::<Result<Vec<_>>>()?;
     let mut engine = engine(model)?;
     let seqs = (0..SEQUENCES)

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use baton_engine::{Adapter, Engine, EngineOptions, Model, SeqId, StepSeq, Wanted};
+use baton_import::ADAPTER_FORMAT;
 use baton_pacing::refit::median;
 use serde_json::json;
 
@@ -50,7 +51,7 @@ pub(super) fn measure(
         for dropped in [false, true] {
             let mut loads = Vec::new();
             for seed in 0..LOADS {
-                let bytes = adapter_bytes(model, *rank, 100 + seed)?;
+                let bytes = adapter_bytes(model, *rank, ADAPTER_FORMAT, 100 + seed)?;
                 file_bytes = bytes.len();
                 let path = folder.path().join(format!("{rank}-{seed}-{dropped}.gguf"));
                 std::fs::write(&path, bytes).context("write an adapter")?;

@@ -1,6 +1,8 @@
 //! LoRA adapters of random numbers, for any model whose layers are dense.
 
-use baton_engine::adapter::{A_SUFFIX, ALPHA_KEY, B_SUFFIX, GENERAL_TYPE, TYPE, TYPE_KEY, Target, targets};
+use baton_engine::adapter::{
+    A_SUFFIX, ALPHA_KEY, B_SUFFIX, GENERAL_TYPE, TYPE, TYPE_KEY, Target, format_of_half, targets,
+};
 use baton_engine::config::ModelConfig;
 use baton_engine::gguf::GgufWriter;
 use baton_kernels_cpu::{Format, quantize_row};
@@ -18,7 +20,7 @@ pub struct SyntheticAdapter {
     pub alpha: f32,
     /// Standard deviation of an update's output relative to its input, if `alpha` equals the rank.
     pub strength: f64,
-    /// The format of the A and B matrices.
+    /// The format of the A and B matrices; F16 for rows that are no whole blocks of it.
     pub format: Format,
     /// Seed of every number.
     pub seed: u64,
@@ -33,7 +35,7 @@ impl SyntheticAdapter {
     /// Returns the adapter as the bytes of a GGUF file, for a model of this shape.
     ///
     /// # Errors
-    /// [`SyntheticError`] if the format cannot hold rows as long as the rank.
+    /// [`SyntheticError`] if a format cannot be written.
     pub fn to_gguf(&self, config: &ModelConfig) -> Result<Vec<u8>, SyntheticError> {
         let mut writer = GgufWriter::new();
         writer.set("general.type", GENERAL_TYPE).set(TYPE_KEY, TYPE);
@@ -65,13 +67,13 @@ impl SyntheticAdapter {
         let halves = [(A_SUFFIX, rank, target.cols, a_std), (B_SUFFIX, target.rows, rank, b_std)];
         for (suffix, rows, cols, std) in halves {
             let name = format!("blk.{layer}.{}.weight{suffix}", target.name);
-            let mut bytes = Vec::new();
+            let (mut bytes, format) = (Vec::new(), format_of_half(self.format, cols));
             for _ in 0..rows {
                 let values: Vec<f32> = (0..cols).map(|_| (std * normal(random)) as f32).collect();
-                quantize_row(self.format, &values, &mut bytes)
+                quantize_row(format, &values, &mut bytes)
                     .map_err(|err| SyntheticError::Quantize { name: name.clone(), err })?;
             }
-            writer.tensor(&name, &[cols as u64, rows as u64], self.format, bytes)?;
+            writer.tensor(&name, &[cols as u64, rows as u64], format, bytes)?;
         }
         Ok(())
     }

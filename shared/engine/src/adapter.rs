@@ -3,7 +3,7 @@
 //! A projection `y = W x` with an adapter becomes `y = W x + s B (A x)`, with `A: [r, cols]`, `B: [rows, r]`
 //! and `s = alpha / r`. Source: Hu 2021, "LoRA", section 4.1. Files are in llama.cpp's form: GGUF with
 //! `general.type = adapter`, `adapter.type = lora`, `adapter.lora.alpha`, and tensors
-//! `blk.N.NAME.weight.lora_a` and `.lora_b` in F32 or F16.
+//! `blk.N.NAME.weight.lora_a` and `.lora_b` in F32, F16 or Q8_0.
 //!
 //! Never: changes weights, or computes anything for sequences without the adapter. What always holds: an
 //! opened adapter fits its model. Any file gives either an adapter or a typed error. Memory use is that of
@@ -39,6 +39,8 @@ pub const ALPHA_KEY: &str = "adapter.lora.alpha";
 pub const A_SUFFIX: &str = ".lora_a";
 /// Suffix of the name of `B`, after the name of the weight.
 pub const B_SUFFIX: &str = ".lora_b";
+/// Formats of `A` and `B`.
+pub const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Q8_0];
 /// The key for tokens that switch an adapter on. Such adapters work differently and are refused.
 const INVOCATION_KEY: &str = "adapter.alora.invocation_tokens";
 /// Rows read at a time when numbers are checked.
@@ -275,18 +277,26 @@ impl Pair {
     }
 }
 
+/// Returns the format of a half with rows of `cols` numbers: `wanted`, or F16 if its blocks do not fit, as
+/// llama.cpp's converter does.
+#[must_use]
+pub fn format_of_half(wanted: Format, cols: usize) -> Format {
+    if cols.is_multiple_of(wanted.block_len()) { wanted } else { Format::F16 }
+}
+
 /// Checks the type and every number of a half.
 fn half(view: &TensorView<'_>, rows: usize, cols: usize) -> Result<MatrixAt, AdapterError> {
     let name = || view.name.to_owned();
-    if !matches!(view.format, Format::F32 | Format::F16) {
+    if !FORMATS.contains(&view.format) {
         return Err(AdapterError::Type { name: name(), found: view.format.name() });
     }
     let bad = |err| AdapterError::Matrix { name: name(), err };
     Matrix::new(view.format, rows, cols, view.data).map_err(bad)?;
     let band = CHECK_ROWS * cols;
     let mut values = vec![0.0; band.min(rows * cols)];
-    for (at, bytes) in view.data.chunks(band * view.format.block_bytes()).enumerate() {
-        let values = &mut values[..bytes.len() / view.format.block_bytes()];
+    let (block, block_bytes) = (view.format.block_len(), view.format.block_bytes());
+    for (at, bytes) in view.data.chunks(band / block * block_bytes).enumerate() {
+        let values = &mut values[..bytes.len() / block_bytes * block];
         dequantize_row(view.format, bytes, values).map_err(bad)?;
         if let Some(wrong) = values.iter().position(|value| !value.is_finite()) {
             let value = values[wrong];

@@ -160,6 +160,15 @@ pub enum ImportError {
         #[source]
         err: candle_core::Error,
     },
+    /// A number of an adapter has no place in the wanted format.
+    #[error("write adapter tensor `{name}`")]
+    Encode {
+        /// The tensor.
+        name: String,
+        /// The error of the kernels.
+        #[source]
+        err: baton_kernels_cpu::KernelError,
+    },
     /// A tensor of an adapter is not one half of a low-rank change of a matrix of the model.
     #[error("adapter tensor `{name}`: {what}")]
     AdapterTensor {

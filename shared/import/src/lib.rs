@@ -32,7 +32,7 @@ use baton_engine::gguf::GgufWriter;
 
 pub use architecture::supported;
 pub use error::ImportError;
-pub use lora::{AdapterOptions, AdapterSummary, import_adapter};
+pub use lora::{ADAPTER_FORMAT, AdapterOptions, AdapterSummary, import_adapter};
 pub use mix::{Quantization, UnknownQuantization};
 
 use adapter::Adapter;

@@ -1,9 +1,9 @@
 //! A LoRA adapter of the PEFT library as a GGUF file that is used with its model, unmerged.
 //!
 //! The file has llama.cpp's form (`general.type = adapter`); names and the order of rows are those of the
-//! model's own file. Every half is F32. A file has one alpha. Other factors of a change (a rank-stabilized
-//! scale, its own alpha, the requested weight) are multiplied into its `B`, so that a plain adapter's numbers
-//! do not change.
+//! model's own file. Halves whose rows are no whole blocks of the wanted format are F16. A file has one
+//! alpha. Other factors of a change (a rank-stabilized scale, its own alpha, the requested weight) are
+//! multiplied into its `B`, so that a plain adapter's numbers are only rounded.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engine::adapter::{
-    A_SUFFIX, ALPHA_KEY, Adapter as OpenedAdapter, B_SUFFIX, GENERAL_TYPE, TYPE, TYPE_KEY, targets,
+    A_SUFFIX, ALPHA_KEY, Adapter as OpenedAdapter, B_SUFFIX, GENERAL_TYPE, TYPE, TYPE_KEY, format_of_half,
+    targets,
 };
 use baton_engine::gguf::GgufWriter;
 use baton_engine::{Model, ModelConfig};
-use baton_kernels_cpu::{Format, RopeStyle};
+use baton_kernels_cpu::{Format, RopeStyle, quantize_row};
 
 use crate::AdapterDir;
 use crate::adapter::{Adapter, Halves};
@@ -29,6 +30,9 @@ pub struct AdapterOptions {
     pub adapter: AdapterDir,
     /// The GGUF file of the model that it was trained on, in any quantization.
     pub model: PathBuf,
+    /// The format of both halves of each change, one of the engine's
+    /// [`FORMATS`](baton_engine::adapter::FORMATS).
+    pub format: Format,
     /// The file to write.
     pub out: PathBuf,
     /// Whether an existing file is replaced.
@@ -51,6 +55,10 @@ pub struct AdapterSummary {
     /// The length of the file.
     pub file_bytes: u64,
 }
+
+/// The format of halves if nothing else is said: half of F16's bytes, and errors far below those of a
+/// quantized model.
+pub const ADAPTER_FORMAT: Format = Format::Q8_0;
 
 /// The position of a matrix of the folder in the file.
 struct Place {
@@ -104,9 +112,14 @@ pub fn import_adapter(
         }
         let halves = [(A_SUFFIX, a, [place.cols, rank]), (B_SUFFIX, b, [rank, place.rows])];
         for (suffix, values, dims) in halves {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             let name = format!("{}.weight{suffix}", place.name);
-            writer.tensor(&name, &dims.map(|dim| dim as u64), Format::F32, bytes).map_err(fail)?;
+            let format = format_of_half(options.format, dims[0]);
+            let mut bytes = Vec::new();
+            for row in values.chunks(dims[0]) {
+                quantize_row(format, row, &mut bytes)
+                    .map_err(|err| ImportError::Encode { name: name.clone(), err })?;
+            }
+            writer.tensor(&name, &dims.map(|dim| dim as u64), format, bytes).map_err(fail)?;
         }
     }
     writer.write_file(output.path()).map_err(fail)?;

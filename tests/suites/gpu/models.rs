@@ -103,22 +103,25 @@ fn weights_that_are_loaded_for_each_pass_change_no_bit() {
 fn rows_with_an_adapter_and_without_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     let model = synthetic("llama", Format::Q8_0, false);
-    let lora = SyntheticAdapter::of_seed(4).to_gguf(model.config()).expect("an adapter");
-    let lora = Adapter::from_gguf(Gguf::from_bytes(lora).expect("a GGUF file"), &model).expect("an adapter");
     let ids = prompt(3, 40, 256);
-    let run = |options| {
+    let run = |lora: &Arc<Adapter>, options| {
         let mut engine = engine(&model, options);
-        let id = engine.add_adapter(Arc::clone(&lora)).expect("an adapter of this model");
+        let id = engine.add_adapter(Arc::clone(lora)).expect("an adapter of this model");
         let (plain, adapted) = (engine.create(), engine.create_with(Some(id)).expect("a sequence"));
         let batch =
             [plain, adapted].map(|seq| StepSeq { seq, ids: &ids, logits: Wanted::All, capture: None });
         let outputs = engine.step(&batch, &mut ()).expect("a step");
         outputs.into_iter().map(|output| output.logits).collect::<Vec<_>>()
     };
-    let (want, have) = (run(cpu(512)), run(on(&device, GpuLayers::Fit, 512)));
-    assert_ne!(want[0], want[1], "the adapter does nothing");
-    assert_near(&have[0], &want[0], "without an adapter");
-    assert_near(&have[1], &want[1], "with an adapter");
+    for (format, rank) in [(Format::F32, 4), (Format::Q8_0, 32)] {
+        let lora = SyntheticAdapter { format, rank, alpha: rank as f32, ..SyntheticAdapter::of_seed(4) };
+        let lora = Gguf::from_bytes(lora.to_gguf(model.config()).expect("an adapter")).expect("a GGUF file");
+        let lora = Adapter::from_gguf(lora, &model).expect("an adapter");
+        let (want, have) = (run(&lora, cpu(512)), run(&lora, on(&device, GpuLayers::Fit, 512)));
+        assert_ne!(want[0], want[1], "the adapter does nothing");
+        assert_near(&have[0], &want[0], "without an adapter");
+        assert_near(&have[1], &want[1], "with an adapter");
+    }
 }
 
 #[test]

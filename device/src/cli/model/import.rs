@@ -4,10 +4,12 @@
 use super::super::interrupts::{Interrupts, Stopped};
 use super::PercentLine;
 use anyhow::{Context, anyhow, bail};
+use baton_engine::adapter::FORMATS;
 use baton_import::{
-    AdapterDir, AdapterOptions, ImportError, ImportOptions, Progress, Quantization, Summary, import,
-    import_adapter,
+    ADAPTER_FORMAT, AdapterDir, AdapterOptions, ImportError, ImportOptions, Progress, Quantization, Summary,
+    import, import_adapter,
 };
+use baton_kernels_cpu::Format;
 use baton_terminal::outln;
 use clap::Args;
 use serde::Serialize;
@@ -26,6 +28,9 @@ pub(super) struct AdapterArgs {
     /// GGUF file of the model that the adapter was trained on, in any quantization
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
+    /// Format of its numbers: F32, F16 or Q8_0. Rows that Q8_0 does not fit are F16
+    #[arg(long, default_value = ADAPTER_FORMAT.name(), value_name = "NAME", value_parser = adapter_format)]
+    format: Format,
     /// File to write; it is written only if everything succeeds
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -80,6 +85,12 @@ fn adapter(text: &str) -> Result<AdapterDir, String> {
     Ok(AdapterDir { dir: PathBuf::from(dir), weight })
 }
 
+/// Reads the name of a format of adapters.
+fn adapter_format(text: &str) -> Result<Format, String> {
+    let found = FORMATS.into_iter().find(|format| format.name().eq_ignore_ascii_case(text));
+    found.ok_or_else(|| format!("must be {}", FORMATS.map(Format::name).join(", ")))
+}
+
 /// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct ImportReport {
@@ -107,8 +118,13 @@ struct AdapterReport {
 
 pub(super) async fn make_adapter(args: AdapterArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     let dir = args.dir.dir.clone();
-    let options =
-        AdapterOptions { adapter: args.dir, model: args.model, out: args.out.clone(), replace: args.force };
+    let options = AdapterOptions {
+        adapter: args.dir,
+        model: args.model,
+        format: args.format,
+        out: args.out.clone(),
+        replace: args.force,
+    };
     let work = move |stop: &AtomicBool| import_adapter(&options, &|| stop.load(Ordering::Relaxed));
     let summary = advised(stoppable(interrupts, work).await?)
         .with_context(|| format!("import adapter `{}`", dir.display()))?;

@@ -97,8 +97,8 @@ pub enum AdapterError {
         /// The lesser side of the model's matrix.
         max: usize,
     },
-    /// The type is not F32 or F16.
-    #[error("tensor `{name}` has type {found}, must be F32 or F16")]
+    /// The type is not one of [`FORMATS`](super::FORMATS).
+    #[error("tensor `{name}` has type {found}, must be F32, F16 or Q8_0")]
     Type {
         /// The tensor.
         name: String,

@@ -74,14 +74,16 @@ fn adapted_seq(engine: &mut Engine, adapter: &Arc<Adapter>) -> SeqId {
 #[test]
 fn every_dense_family_equals_merged_weights() {
     let ids = prompt(9, 70);
-    for (name, format) in DENSE.into_iter().flat_map(|name| [(name, Format::F32), (name, Format::F16)]) {
-        let synthetic = SyntheticAdapter { rank: 5, alpha: 8.0, format, ..SyntheticAdapter::of_seed(3) };
+    // Products with Q8_0 round their inputs too. Of the tiny matrices, some cannot have a higher rank.
+    let forms = [(Format::F32, 5, 1e-5), (Format::F16, 5, 1e-5), (Format::Q8_0, 32, 2e-2)];
+    for (name, (format, rank, most)) in DENSE.into_iter().flat_map(|name| forms.map(|form| (name, form))) {
+        let synthetic = SyntheticAdapter { rank, alpha: 8.0, format, ..SyntheticAdapter::of_seed(3) };
         let base = tiny(name, Format::F32).to_gguf().unwrap();
         let model = Model::from_gguf(Gguf::from_bytes(base.clone()).unwrap()).unwrap();
         let lora = synthetic.to_gguf(model.config()).unwrap();
         let adapter = Adapter::from_gguf(Gguf::from_bytes(lora.clone()).unwrap(), &model).unwrap();
         assert_eq!(adapter.matrices(), 3 * targets(model.config()).len(), "{name}");
-        assert_eq!((adapter.rank_max(), adapter.name()), (5, "synthetic adapter seed 3"));
+        assert_eq!((adapter.rank_max(), adapter.name()), (rank as usize, "synthetic adapter seed 3"));
         let mut own = engine(&model, 2, exact());
         let seq = adapted_seq(&mut own, &adapter);
         let have = all_logits(&mut own, seq, &ids);
@@ -92,7 +94,7 @@ fn every_dense_family_equals_merged_weights() {
         let seq = other.create();
         let want = all_logits(&mut other, seq, &ids);
         let error = relative_error(&have, &want);
-        assert!(error < 1e-5, "{name} {format:?}: relative error {error:.2e}");
+        assert!(error < most, "{name} {format:?}: relative error {error:.2e}");
         let change = relative_error(&without, &want);
         assert!(change > 0.05, "{name}: the adapter changes next to nothing: {change:.2e}");
     }

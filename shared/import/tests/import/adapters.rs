@@ -6,7 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use baton_engine::{Adapter, Engine, StepSeq, Wanted};
-use baton_import::{AdapterDir, AdapterOptions, AdapterSummary, ImportError, Quantization, import_adapter};
+use baton_import::{
+    ADAPTER_FORMAT, AdapterDir, AdapterOptions, AdapterSummary, ImportError, Quantization, import_adapter,
+};
+use baton_kernels_cpu::Format;
 use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -184,10 +187,11 @@ const FUSED: [&str; 4] = [
     "model.layers.1.mlp.down_proj",
 ];
 
-fn written(folder: &Folder, dir: &Path, weight: f32) -> Result<AdapterSummary, ImportError> {
+fn written(folder: &Folder, dir: &Path, weight: f32, format: Format) -> Result<AdapterSummary, ImportError> {
     let options = AdapterOptions {
         adapter: AdapterDir { dir: dir.to_owned(), weight },
         model: folder.path("out.gguf"),
+        format,
         out: folder.path("adapter.gguf"),
         replace: true,
     };
@@ -225,10 +229,13 @@ fn equals_merged(class: &str, config: &Value, weight: f32, quantization: Quantiz
     let want = engine_logits(&folder.model());
     folder.import(quantization).unwrap();
     let plain = engine_logits(&folder.model());
-    let summary = written(&folder, dir.path(), weight).unwrap();
-    assert_eq!((summary.matrices, summary.rank_max, summary.alpha), (modules.len(), RANK, 6.0));
-    let far = distance(&adapted_logits(&folder), &want);
-    assert!(far < limit, "{class} {quantization}: {far} standard deviations, at most {limit}");
+    // Q8_0 rounds each number to one of 255 steps of its block's largest.
+    for (format, limit) in [(Format::F32, limit), (Format::F16, limit + 1e-2), (Format::Q8_0, limit + 1e-1)] {
+        let summary = written(&folder, dir.path(), weight, format).unwrap();
+        assert_eq!((summary.matrices, summary.rank_max, summary.alpha), (modules.len(), RANK, 6.0));
+        let far = distance(&adapted_logits(&folder), &want);
+        assert!(far < limit, "{class} {quantization} {format:?}: {far} standard deviations, at most {limit}");
+    }
     assert!(distance(&plain, &want) > 0.2, "the adapter matters");
 }
 
@@ -252,7 +259,7 @@ fn what_a_file_beside_the_model_cannot_change_is_refused() {
     folder.write();
     folder.import(Quantization::F32).unwrap();
     let (dir, _) = adapter(&folder, "one", &config());
-    let err = written(&folder, dir.path(), 1.0).unwrap_err();
+    let err = written(&folder, dir.path(), 1.0, ADAPTER_FORMAT).unwrap_err();
     let want =
         "adapter tensor `base_model.model.lm_head.lora_A.weight`: the model has no linear layer of this name";
     assert_eq!(err.to_string(), want);
@@ -261,6 +268,7 @@ fn what_a_file_beside_the_model_cannot_change_is_refused() {
     let missing = AdapterOptions {
         adapter: AdapterDir { dir: dir.path().to_owned(), weight: 1.0 },
         model: folder.path("none.gguf"),
+        format: ADAPTER_FORMAT,
         out: folder.path("adapter.gguf"),
         replace: false,
     };

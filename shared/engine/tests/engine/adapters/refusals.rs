@@ -115,7 +115,7 @@ fn each_fault_has_its_error() {
     refused(|f| f.tensors[0].1 = [64, 65], "has rank 65, at most 64 makes sense");
     refused(|f| f.tensors[1].1 = [3, 96], "has dimensions [3, 96], must be [2, 96]");
     refused(|f| f.tensors[1].1 = [2, 95], "has dimensions [2, 95], must be [2, 96]");
-    refused(|f| f.tensors[0].2 = Format::Q8_0, "has type Q8_0, must be F32 or F16");
+    refused(|f| f.tensors[0].2 = Format::Q4_0, "has type Q4_0, must be F32, F16 or Q8_0");
     refused(|f| f.tensors[0].3 = f32::INFINITY, "tensor `blk.1.attn_q.weight.lora_a` holds inf at 0");
     refused(|f| f.tensors[1].3 = f32::NAN, "tensor `blk.1.attn_q.weight.lora_b` holds NaN at 0");
 }
@@ -129,6 +129,22 @@ fn a_number_far_inside_is_found_and_named() {
     let model = open(&tiny("llama", Format::F32));
     let err = Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), &model).unwrap_err();
     assert!(matches!(err, AdapterError::Value { at: 191, .. }), "{err}");
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_found_and_named() {
+    let mut file = File::new();
+    file.tensors[0].2 = Format::Q8_0;
+    file.open().unwrap();
+    let mut bytes = file.bytes();
+    // The tensors before the last one, F16, and the alignment between them.
+    let last = 2 * 96 * 2;
+    let start = bytes.len() - last - 2 * 64 / 32 * 34;
+    let start = start / 32 * 32;
+    bytes[start + 34..start + 36].copy_from_slice(&0x7e00u16.to_le_bytes());
+    let model = open(&tiny("llama", Format::F32));
+    let err = Adapter::from_gguf(Gguf::from_bytes(bytes).unwrap(), &model).unwrap_err();
+    assert!(matches!(err, AdapterError::Value { at: 32, .. }), "{err}");
 }
 
 #[test]
