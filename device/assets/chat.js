@@ -91,8 +91,12 @@ function exported(conversation) {
     const names = documents.map(({ name }) => `\n\nDocument: ${name}`).join("");
     return `## ${role === "user" ? "Question" : "Answer"}${names}\n\n${text}\n`;
   });
-  const url = URL.createObjectURL(new Blob([body.join("\n")], { type: "text/markdown" }));
-  make("a", { href: url, download: `conversation-${new Date(conversation.at).toISOString().slice(0, 10)}.md` }).click();
+  download(`conversation-${new Date(conversation.at).toISOString().slice(0, 10)}.md`, new Blob([body.join("\n")], { type: "text/markdown" }));
+}
+
+function download(name, blob) {
+  const url = URL.createObjectURL(blob);
+  make("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
@@ -124,6 +128,7 @@ async function tellSent(facts, record) {
   try {
     const { sent, report } = await (await ask(`answers/${record}`)).json();
     if (report.route) box.append(make("p", { textContent: `Route: ${report.route.chosen}. ${report.route.forecasts.map((way) => `${way.route}: first token after ${ms(way.first_ms)} expected`).join("; ")}.` }));
+    box.append(make("button", { textContent: "Signed receipt", title: "Which bytes left, what stayed, who wrote each token; `baton receipt` shows and checks it", onclick: () => saveReceipt(box, record) }));
     if (!sent) return box.append(make("p", { textContent: "Nothing was sent. This device wrote the answer alone." }));
     box.append(make("p", { textContent: `${sent.bytes.toLocaleString("en")} bytes to ${sent.cloud}. What is marked stands for a value that stayed on this device.` }));
     for (const { role, text } of sent.request.segments) {
@@ -131,6 +136,15 @@ async function tellSent(facts, record) {
       for (const piece of text.split(/(\[[A-Z]+_\d+\])/)) part.append(/^\[[A-Z]+_\d+\]$/.test(piece) ? make("mark", { textContent: piece }) : piece);
       box.append(part);
     }
+  } catch (error) {
+    box.append(make("p", { className: "error", textContent: error.message }));
+  }
+}
+
+/** Saves the signed receipt of an answer as a file, byte for byte as it was signed. */
+async function saveReceipt(box, record) {
+  try {
+    download(`receipt-${record.slice(0, 8)}.json`, await (await ask(`answers/${record}/receipt`)).blob());
   } catch (error) {
     box.append(make("p", { className: "error", textContent: error.message }));
   }

@@ -305,8 +305,8 @@ impl Agent {
             tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
         }
         report.speculation = speculation.map(Into::into);
-        let sent = prepared.sent_request();
-        report.record = self.record(sent, &report).await;
+        let asked = self.asked(&prepared);
+        report.record = self.record(asked, &report).await;
         drop(turn);
         self.read_ahead(prepared, &report);
         if let Some(question) = drawn {
@@ -481,7 +481,7 @@ impl Agent {
         let continuation = continuation.map_err(|err| unchecked(&err))?;
         let request = OutgoingRequest::new(&continuation)
             .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
-        prepared.continued = Some((continuation, request.body().len()));
+        prepared.continued = Some((continuation, request.clone()));
         Ok(CloudStream::open(client.clone(), request))
     }
 

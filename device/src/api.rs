@@ -114,6 +114,7 @@ pub fn router(state: Arc<ApiState>) -> Router {
         .nest("/api", ollama::routes())
         .route("/document", post(page::document))
         .route("/answers/{key}", get(page::answer))
+        .route("/answers/{key}/receipt", get(page::receipt))
         .route("/registry/blobs/sha256/{digest}", get(registry::blob))
         .route("/ring", get(ring::page))
         .route("/ring.json", get(ring::json))

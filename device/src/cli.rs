@@ -15,6 +15,7 @@ mod model;
 mod open;
 mod prefix;
 mod profile;
+mod receipt;
 mod ring;
 mod running;
 mod secrets;
@@ -78,6 +79,9 @@ enum Command {
     /// Say how the last answers came about, and what was sent for them
     #[command(after_help = trace::HELP)]
     Trace(trace::TraceArgs),
+    /// Show and check what left this device for an answer, as a signed receipt
+    #[command(after_help = receipt::HELP)]
+    Receipt(receipt::ReceiptArgs),
     /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
     /// Say what a running `baton serve` has in memory
@@ -452,6 +456,7 @@ impl Cli {
             | Command::Profile(_)
             | Command::Conversations(_)
             | Command::Trace(_)
+            | Command::Receipt(_)
             | Command::Ps(_)
             | Command::Stop(_)
             | Command::Config(_)
@@ -485,6 +490,7 @@ impl Cli {
             Command::Ring(args) => ring::run(args, &interrupts).await,
             Command::Conversations(args) => conversations::run(args).await,
             Command::Trace(args) => trace::run(args).await,
+            Command::Receipt(args) => receipt::run(args).await,
             Command::Ps(args) => running::ps(args).await,
             Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),

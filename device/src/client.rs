@@ -198,6 +198,12 @@ impl CloudClient {
         serde_json::from_slice(&body).map_err(|err| CloudFault::Malformed { reason: err.to_string() })
     }
 
+    /// Returns where assist requests go: scheme, host, port and path.
+    pub fn assist_url(&self) -> String {
+        let path = format!("{}v1/assist", self.base.path());
+        format!("{}{path}", self.base.origin().ascii_serialization())
+    }
+
     /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection,
     /// which frees the cloud's slot.
     ///

@@ -6,7 +6,7 @@
 
 mod answers;
 
-pub use answers::{Answered, AuditSummary, Record, Sent};
+pub use answers::{Answered, AuditSummary, Record, Sent, StoredAnswer};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -30,6 +30,7 @@ const BUSY: Duration = Duration::from_secs(10);
 const STEPS: &[(i64, &str, &str)] = &[
     (1, "conversations", include_str!("../../migrations/device/0001_conversations.sql")),
     (2, "answers", include_str!("../../migrations/device/0002_answers.sql")),
+    (3, "receipts", include_str!("../../migrations/device/0003_receipts.sql")),
 ];
 
 /// Why conversations cannot be used.
@@ -306,7 +307,7 @@ fn excerpt(text: &str, words: &str) -> String {
 }
 
 /// Returns the time in milliseconds since 1970.
-fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

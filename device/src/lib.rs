@@ -20,6 +20,7 @@ pub mod machine;
 pub mod models;
 pub mod prefix;
 pub mod privacy;
+pub mod receipt;
 pub mod relay;
 pub mod scene;
 pub mod secrets;

@@ -38,6 +38,7 @@ mod detect;
 mod kind;
 mod known;
 mod normal;
+mod origin;
 mod private_names;
 mod request;
 mod restore;
@@ -47,6 +48,7 @@ mod turn;
 pub use detect::{BuiltIn, DetectError, Detector, Found};
 pub use kind::EntityKind;
 pub use known::{Memory, REMEMBERED_MAX};
+pub use origin::{Origin, Span};
 pub use private_names::{OWN_CHARS_MIN, PrivateNames};
 pub use request::{PublicName, RedactedRequest};
 pub use restore::{Quoting, Restorer};
@@ -106,18 +108,31 @@ pub enum RedactError {
 
 /// Text in which every detected value is replaced by a placeholder. Only [`Redactor`] makes one.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Redacted(String);
+pub struct Redacted {
+    text: String,
+    /// Where the parts of the text come from.
+    parts: Vec<Span>,
+    /// Bytes of the text as it was given.
+    given_bytes: usize,
+}
 
 impl Redacted {
     /// Returns the text, which may be sent.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// Returns the text, and where its parts come from if it stands at this place of a request.
+    fn at(self, place: impl Into<String>) -> (String, Origin) {
+        let origin =
+            Origin { text: place.into(), role: None, given_bytes: self.given_bytes, parts: self.parts };
+        (self.text, origin)
     }
 }
 
 impl fmt::Debug for Redacted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redacted({} bytes)", self.0.len())
+        write!(f, "Redacted({} bytes)", self.text.len())
     }
 }
 
@@ -238,14 +253,16 @@ impl Redactor {
             .collect();
         let ends = own.iter().map(|range| range.start).chain([text.len()]);
         let starts = [0].into_iter().chain(own.iter().map(|range| range.end));
-        let between: Vec<&str> = starts.zip(ends).map(|(start, end)| &text[start..end]).collect();
-        let mut out = String::with_capacity(text.len());
+        let between: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| start..end).collect();
+        let texts: Vec<&str> = between.iter().map(|range| &text[range.clone()]).collect();
+        let mut out = Replacing::default();
         let mut placeholders = own.iter();
-        for redacted in self.redact_all(&between)? {
-            out.push_str(redacted.as_str());
-            out.push_str(placeholders.next().map_or("", |range| &text[range.clone()]));
+        for (redacted, range) in self.redact_all(&texts)?.into_iter().zip(&between) {
+            out.text.push_str(&redacted.text);
+            redacted.parts.into_iter().for_each(|part| out.part(part.moved(range.start)));
+            placeholders.next().into_iter().for_each(|range| out.copy(text, range.clone(), 0));
         }
-        Ok(Redacted(out))
+        Ok(out.ended(text.len()))
     }
 
     /// Returns a copy of the table, for a [`Restorer`].
@@ -286,7 +303,7 @@ impl Redactor {
         part: &Range<usize>,
         found: &[Finding],
     ) -> Result<Redacted, RedactError> {
-        let mut out = String::with_capacity(part.len());
+        let mut out = Replacing { text: String::with_capacity(part.len()), ..Replacing::default() };
         let mut from = part.start;
         let first = found.partition_point(|(range, _)| range.end <= part.start);
         for (range, kind) in &found[first..] {
@@ -294,12 +311,15 @@ impl Redactor {
                 break;
             }
             let range = range.start.max(part.start)..range.end.min(part.end);
-            out.push_str(&text[from..range.start]);
-            out.push_str(self.table.placeholder(*kind, &text[range.clone()])?);
+            out.copy(text, from..range.start, part.start);
+            let placeholder = self.table.placeholder(*kind, &text[range.clone()])?;
+            out.text.push_str(placeholder);
+            let at = [range.start - part.start, range.end - part.start];
+            out.part(Span::Replaced { at, kind: *kind, by: placeholder.to_owned() });
             from = range.end;
         }
-        out.push_str(&text[from..part.end]);
-        Ok(Redacted(out))
+        out.copy(text, from..part.end, part.start);
+        Ok(out.ended(part.len()))
     }
 
     /// Finds values in a part of a text, and what looks like a placeholder there.
@@ -340,6 +360,34 @@ impl Redactor {
         let own = self.names.find_own(normal.text());
         found.extend(own.into_iter().map(|range| Found { range, kind: EntityKind::Name }));
         Ok(found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect())
+    }
+}
+
+/// A text while its values are replaced.
+#[derive(Default)]
+struct Replacing {
+    text: String,
+    parts: Vec<Span>,
+}
+
+impl Replacing {
+    /// Appends bytes of `text`, in which the text that was given begins at `start`.
+    fn copy(&mut self, text: &str, range: Range<usize>, start: usize) {
+        self.text.push_str(&text[range.clone()]);
+        self.part(Span::Sent([range.start - start, range.end - start]));
+    }
+
+    /// Notes where the next part comes from.
+    fn part(&mut self, part: Span) {
+        match (self.parts.last_mut(), part) {
+            (Some(Span::Sent([_, end])), Span::Sent([start, next])) if *end == start => *end = next,
+            (_, Span::Sent([start, end])) if start == end => {}
+            (_, part) => self.parts.push(part),
+        }
+    }
+
+    fn ended(self, given_bytes: usize) -> Redacted {
+        Redacted { text: self.text, parts: self.parts, given_bytes }
     }
 }
 

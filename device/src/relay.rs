@@ -33,7 +33,7 @@ pub use event::{Progress, RelayEffect, RelayEvent, Source};
 pub use form::FormGuard;
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
-pub use outcome::{CloudTiming, Ending, Outcome, Shown, Timeline};
+pub use outcome::{CloudMark, CloudTiming, Ending, Outcome, Shown, Timeline};
 pub use transcript::TextRules;
 
 use crate::local::{AnswerSpec, EngineCommand, PromptId};

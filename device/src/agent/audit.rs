@@ -12,16 +12,17 @@
 //! sends is in the answer's record.
 
 use super::prepare::{Again, Prepared};
+use super::record::SentBody;
 use super::report::AnswerReport;
 use super::route::{OutlookReport, RouteReport};
 use super::{Agent, AgentError, Question};
 use crate::machine::power::Power;
+use crate::receipt::Purpose;
 use crate::relay::{RelayMode, Source, Timeline};
 use baton_pacing::PaceMode;
 use baton_pacing::route::{Outlook, Route};
 use baton_terminal::chain;
 use serde::Serialize;
-use serde_json::Value;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot};
@@ -87,8 +88,8 @@ struct Turn {
 /// What an audit has come to.
 struct Compared {
     audit: RouteAudit,
-    /// The first request, and the bytes of all.
-    sent: Option<(Value, usize)>,
+    /// The requests.
+    sent: Vec<SentBody>,
 }
 
 impl Audits {
@@ -254,7 +255,7 @@ impl Agent {
         let Due { turn, first, .. } = due;
         let mut audit =
             RouteAudit { tokens: turn.tokens, measured: vec![first.clone()], regret: None, requests: 0 };
-        let mut sent: Option<(Value, usize)> = None;
+        let mut sent: Vec<SentBody> = Vec::new();
         let mut known = due.found;
         for route in turn.route.others() {
             let (prepared, timeline) = match self.answered_again(turn, route).await {
@@ -264,10 +265,9 @@ impl Agent {
                     continue;
                 }
             };
-            if let Some((body, bytes)) = prepared.sent_request() {
-                audit.requests += 1;
-                sent.get_or_insert((body, 0)).1 += bytes;
-            }
+            let more = self.sent_bodies(&prepared, Some(Purpose::Audit));
+            audit.requests += usize::from(!more.is_empty());
+            sent.extend(more);
             let bytes = prepared.text_bytes.filter(|_| route.asks_cloud()).unwrap_or(0) as f64;
             audit.measured.extend(turn.measured(route, &timeline, bytes, known));
             known = known.or_else(|| found(&timeline));

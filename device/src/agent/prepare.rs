@@ -35,8 +35,8 @@ pub(super) struct Prepared {
     pub(super) is_sent: bool,
     /// Bytes of the prompt's texts as they may be sent, before they are compressed.
     pub(super) text_bytes: Option<usize>,
-    /// The request to go on behind the device's text, with its bytes, if it was sent.
-    pub(super) continued: Option<(RedactedRequest, usize)>,
+    /// The request to go on behind the device's text, if it was sent.
+    pub(super) continued: Option<(RedactedRequest, OutgoingRequest)>,
     pub(super) notes: Vec<Note>,
     pub(super) mode: RelayMode,
     pub(super) route: Option<RouteReport>,

@@ -28,6 +28,8 @@ pub(super) enum ApiError {
     NoSuchPath,
     #[error("the record of this answer is gone")]
     NoRecord,
+    #[error("this answer has no receipt")]
+    NoReceipt,
     #[error("read the records: {0}")]
     Records(String),
     #[error("this path does not take {0}")]
@@ -64,6 +66,7 @@ impl ApiError {
             Self::BadRequest(_)
             | Self::NoSuchPath
             | Self::NoRecord
+            | Self::NoReceipt
             | Self::NoSuchMethod(_)
             | Self::TooLarge { .. }
             | Self::NotJson
@@ -90,7 +93,7 @@ impl ApiError {
     /// Returns the HTTP status of the code, or a more precise one.
     fn status(&self) -> StatusCode {
         match self {
-            Self::NoSuchPath | Self::NoRecord => StatusCode::NOT_FOUND,
+            Self::NoSuchPath | Self::NoRecord | Self::NoReceipt => StatusCode::NOT_FOUND,
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,

@@ -68,6 +68,20 @@ pub(super) async fn answer(
     }
 }
 
+/// Returns the signed receipt of an answer by the key of its record, byte for byte as it was signed.
+pub(super) async fn receipt(
+    State(state): State<Arc<ApiState>>,
+    key: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let (Ok(Path(key)), Some(records)) = (key, state.agent.records()) else { return Err(ApiError::NoRecord) };
+    match records.receipt_by_key(&key).await {
+        Ok(Some(receipt)) => Ok(([(header::CONTENT_TYPE, "application/json")], receipt).into_response()),
+        Ok(None) => Err(ApiError::NoReceipt),
+        Err(ConversationError::NoRecord) => Err(ApiError::NoRecord),
+        Err(err) => Err(ApiError::Records(chain(&err))),
+    }
+}
+
 /// A document that a person attached.
 #[derive(Debug, Deserialize)]
 struct Attached {

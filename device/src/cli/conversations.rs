@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::conversations::{Conversations, FILE, Found, Listed};
+use crate::settings::Settings;
 
 /// Rows of a list.
 const ROWS: usize = 50;
@@ -28,6 +29,11 @@ impl KeptArgs {
     pub(super) async fn open(&self) -> anyhow::Result<Conversations> {
         let path = file(self.config_dir.as_deref()).context("no folder for data: pass --config-dir")?;
         Ok(Conversations::open(&path).await?)
+    }
+
+    /// Returns the folder for settings.
+    pub(super) fn settings(&self) -> Settings {
+        Settings::open(self.config_dir.clone())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::conversations::Conversations;
 use crate::fleet::{ManagedModels, PairLease};
 use crate::models::store;
 use crate::privacy::PrivateNames;
+use crate::receipt::signing_key;
 use crate::relay::{Note, RelayMode};
 use crate::scene;
 use crate::settings::Settings;
@@ -19,6 +20,7 @@ use anyhow::{Context, bail};
 use baton_engine::pace_emulation::PassCost;
 use baton_pacing::PaceMode;
 use baton_protocol::{SceneInfo, Segment};
+use baton_registry::envelope::SigningKey;
 use baton_terminal::{chain, err, errln};
 use reqwest::Url;
 use std::io::IsTerminal;
@@ -108,7 +110,7 @@ pub(super) async fn opened(
     }
     if let Some(asked_by) = used.asked_by.filter(|_| !common.no_record) {
         match records(common).await {
-            Ok(kept) => agent = agent.with_records(kept, asked_by, &cloud_url),
+            Ok(kept) => agent = agent.with_records(kept, asked_by, &cloud_url, receipt_key(&settings)),
             Err(err) => errln!("note: answers are not recorded: {}", chain(&*err)),
         }
     }
@@ -119,6 +121,16 @@ async fn records(common: &CommonArgs) -> anyhow::Result<Conversations> {
     let path = super::conversations::file(common.config_dir.as_deref());
     let path = path.context("no folder for data: pass --config-dir, or --no-record")?;
     Ok(Conversations::open(&path).await?)
+}
+
+/// Returns the key that receipts are signed with. Without one there are records without receipts.
+fn receipt_key(settings: &Settings) -> Option<SigningKey> {
+    let Some(folder) = settings.folder() else {
+        errln!("note: answers have no receipts: no folder for the key that signs them; pass --config-dir");
+        return None;
+    };
+    let key = signing_key(folder);
+    key.inspect_err(|err| errln!("note: answers have no receipts: {}", chain(err))).ok()
 }
 
 /// Returns who writes answers.

@@ -229,7 +229,7 @@ fn sent(record: &Record) -> anyhow::Result<()> {
     let (cloud, bytes) = (sent["cloud"].as_str().unwrap_or("-"), number(sent, "/bytes", ""));
     outln!("sent to {cloud}, {bytes} bytes as compressed")?;
     let mut replaced: BTreeMap<&str, usize> = BTreeMap::new();
-    let text = request.to_string();
+    let text = sent.to_string();
     for placeholder in placeholders(&text) {
         *replaced.entry(placeholder).or_default() += 1;
     }
@@ -240,10 +240,13 @@ fn sent(record: &Record) -> anyhow::Result<()> {
         let role = segment["role"].as_str().unwrap_or("-");
         outln!("\n--- {role}\n{}", segment["text"].as_str().unwrap_or_default())?;
     }
-    for field in ["tools", "format", "sampling", "refine", "device", "continued"] {
+    for field in ["tools", "format", "sampling", "refine", "device"] {
         if request[field].is_object() {
             outln!("\n--- {field}\n{}", serde_json::to_string_pretty(&request[field])?)?;
         }
+    }
+    if sent["continued"].is_object() {
+        outln!("\n--- continued\n{}", serde_json::to_string_pretty(&sent["continued"])?)?;
     }
     Ok(())
 }

@@ -2,13 +2,14 @@
 //!
 //! A record holds no text of an answer, and of a question only what left the device, as it left: private
 //! values are placeholders there. What was never sent is not recorded. The newest [`ANSWERS_MAX`] records
-//! are kept, of at most [`BYTES_MAX`] bytes.
+//! are kept, of at most [`BYTES_MAX`] bytes. A receipt of an answer lies in its record ([`crate::receipt`]).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::{ConversationError, Conversations, now};
+use super::{ConversationError, Conversations};
 
 /// The most records.
 pub(super) const ANSWERS_MAX: i64 = 500;
@@ -16,14 +17,39 @@ pub(super) const ANSWERS_MAX: i64 = 500;
 pub(super) const BYTES_MAX: i64 = 64 << 20;
 
 /// What was sent to a cloud.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sent {
     /// The cloud's address.
     pub cloud: String,
-    /// Bytes of the body as they were sent, which may be compressed.
+    /// Bytes of all bodies as they were sent, which may be compressed.
     pub bytes: usize,
-    /// The body.
-    pub request: Value,
+    /// The JSON of the first body, byte for byte.
+    pub request: Box<RawValue>,
+    /// The JSON of the request to go on behind the device's text, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continued: Option<Box<RawValue>>,
+}
+
+impl Sent {
+    /// Returns the JSON of each body.
+    pub fn bodies(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.request), self.continued.as_ref()].into_iter().flatten().map(|body| body.get())
+    }
+}
+
+/// A record as it is stored: its texts, byte for byte.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoredAnswer {
+    /// When the answer ended, in milliseconds since 1970.
+    pub ended_ms: i64,
+    /// The command that was asked.
+    pub asked_by: String,
+    /// The JSON of the report of the answer, without its text.
+    pub report: String,
+    /// The JSON of [`Sent`], if something was sent.
+    pub sent: Option<String>,
+    /// The signed receipt, if there is one.
+    pub receipt: Option<String>,
 }
 
 /// A record in a list.
@@ -64,6 +90,12 @@ pub struct AuditSummary {
 
 type Row = (i64, i64, String, String, Option<String>);
 
+type StoredRow = (i64, i64, String, String, Option<String>, Option<String>);
+
+fn stored((id, ended_ms, asked_by, report, sent, receipt): StoredRow) -> (i64, StoredAnswer) {
+    (id, StoredAnswer { ended_ms, asked_by, report, sent, receipt })
+}
+
 fn record((id, ended_ms, asked_by, report, sent): Row) -> Record {
     // What cannot be read was written by another version.
     let read = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
@@ -77,21 +109,17 @@ impl Conversations {
     ///
     /// # Errors
     /// [`ConversationError::Database`].
-    pub async fn record(
-        &self,
-        asked_by: &str,
-        report: &Value,
-        sent: Option<&Sent>,
-    ) -> Result<String, ConversationError> {
+    pub async fn record(&self, new: &StoredAnswer) -> Result<String, ConversationError> {
         let key = Uuid::new_v4().simple().to_string();
-        let sent = sent.map(serde_json::to_string).transpose().unwrap_or_default();
         let mut change = self.pool.begin().await?;
-        let insert = "INSERT INTO answers (key, ended_ms, asked_by, report, sent) VALUES (?, ?, ?, ?, ?)";
-        let insert = sqlx::query(insert).bind(&key).bind(now()).bind(asked_by);
-        let insert = insert.bind(report.to_string()).bind(sent);
+        let insert =
+            "INSERT INTO answers (key, ended_ms, asked_by, report, sent, receipt) VALUES (?, ?, ?, ?, ?, ?)";
+        let insert = sqlx::query(insert).bind(&key).bind(new.ended_ms).bind(&new.asked_by);
+        let insert = insert.bind(&new.report).bind(&new.sent).bind(&new.receipt);
         let id = insert.execute(&mut *change).await?.last_insert_rowid();
         let old = "DELETE FROM answers WHERE id <= ? - ? OR id IN (SELECT id FROM (SELECT id, sum(length(report) \
-            + length(coalesce(sent, ''))) OVER (ORDER BY id DESC) AS bytes FROM answers) WHERE bytes > ? AND id < ?)";
+            + length(coalesce(sent, '')) + length(coalesce(receipt, ''))) OVER (ORDER BY id DESC) AS bytes \
+            FROM answers) WHERE bytes > ? AND id < ?)";
         let old = sqlx::query(old).bind(id).bind(ANSWERS_MAX).bind(BYTES_MAX).bind(id);
         old.execute(&mut *change).await?;
         change.commit().await?;
@@ -99,7 +127,8 @@ impl Conversations {
     }
 
     /// Puts an audit into a record, and what was sent for it: all requests held the same texts, so one is
-    /// kept, with the bytes of all.
+    /// kept, with the bytes of all. `sign` is given the record before and after, and returns its new
+    /// receipt.
     ///
     /// # Errors
     /// [`ConversationError::NoRecord`] if the record is gone; [`ConversationError::Database`].
@@ -108,31 +137,55 @@ impl Conversations {
         key: &str,
         audit: &Value,
         sent: Option<Sent>,
+        sign: impl FnOnce(&StoredAnswer, &StoredAnswer) -> Option<String>,
     ) -> Result<(), ConversationError> {
         let mut change = self.pool.begin().await?;
-        let found: Option<(String, Option<String>)> =
-            sqlx::query_as("SELECT report, sent FROM answers WHERE key = ?")
+        let found: Option<StoredRow> =
+            sqlx::query_as("SELECT id, ended_ms, asked_by, report, sent, receipt FROM answers WHERE key = ?")
                 .bind(key)
                 .fetch_optional(&mut *change)
                 .await?;
-        let (report, before) = found.ok_or(ConversationError::NoRecord)?;
-        let mut report = serde_json::from_str::<Value>(&report).unwrap_or_default();
+        let (_, before) = found.map(stored).ok_or(ConversationError::NoRecord)?;
+        let mut report = serde_json::from_str::<Value>(&before.report).unwrap_or_default();
         if let Some(fields) = report.as_object_mut() {
             fields.insert("audit".into(), audit.clone());
         }
-        let before = before.and_then(|text| serde_json::from_str::<Value>(&text).ok());
-        let sent = match (before, sent) {
-            (Some(mut before), Some(more)) => {
-                let bytes = before["bytes"].as_u64().unwrap_or(0) + more.bytes as u64;
-                before["bytes"] = bytes.into();
-                Some(before)
-            }
-            (before, more) => before.or_else(|| more.and_then(|more| serde_json::to_value(more).ok())),
+        let first = before.sent.as_deref().and_then(|text| serde_json::from_str::<Sent>(text).ok());
+        let sent = match (first, sent) {
+            (Some(first), Some(more)) => Some(Sent { bytes: first.bytes + more.bytes, ..first }),
+            (first, more) => first.or(more),
         };
-        let update = sqlx::query("UPDATE answers SET report = ?, sent = ? WHERE key = ?");
-        let update = update.bind(report.to_string()).bind(sent.map(|sent| sent.to_string())).bind(key);
+        let sent = sent.map(|sent| serde_json::to_string(&sent)).transpose().unwrap_or_default();
+        let mut after = StoredAnswer { report: report.to_string(), sent, ..before.clone() };
+        after.receipt = sign(&before, &after).or(after.receipt);
+        let update = sqlx::query("UPDATE answers SET report = ?, sent = ?, receipt = ? WHERE key = ?");
+        let update = update.bind(&after.report).bind(&after.sent).bind(&after.receipt).bind(key);
         update.execute(&mut *change).await?;
         Ok(change.commit().await?)
+    }
+
+    /// Returns a record as it is stored, with its number; without a number, the newest.
+    ///
+    /// # Errors
+    /// [`ConversationError::NoRecord`] if there is none.
+    pub async fn stored_answer(&self, id: Option<i64>) -> Result<(i64, StoredAnswer), ConversationError> {
+        let query = "SELECT id, ended_ms, asked_by, report, sent, receipt FROM answers \
+            WHERE ? IS NULL OR id = ? ORDER BY id DESC LIMIT 1";
+        let row: Option<StoredRow> =
+            sqlx::query_as(query).bind(id).bind(id).fetch_optional(&self.pool).await?;
+        row.map(stored).ok_or(ConversationError::NoRecord)
+    }
+
+    /// Returns the signed receipt in the record with this key, if it has one.
+    ///
+    /// # Errors
+    /// [`ConversationError::NoRecord`] if there is no such record.
+    pub async fn receipt_by_key(&self, key: &str) -> Result<Option<String>, ConversationError> {
+        let row: Option<(Option<String>,)> = sqlx::query_as("SELECT receipt FROM answers WHERE key = ?")
+            .bind(key)
+            .fetch_optional(&self.pool)
+            .await?;
+        row.map(|(receipt,)| receipt).ok_or(ConversationError::NoRecord)
     }
 
     /// Returns how well the routes of the audited turns were chosen.
@@ -197,19 +250,27 @@ mod tests {
     use crate::conversations::FILE;
     use serde_json::json;
 
+    fn sent(bytes: usize, text: &str) -> Sent {
+        let request = json!({ "segments": [{ "text": text }] }).to_string();
+        let request = RawValue::from_string(request).unwrap();
+        Sent { cloud: "https://a.example".into(), bytes, request, continued: None }
+    }
+
+    fn answer(asked_by: &str, report: &Value, sent: Option<&Sent>) -> StoredAnswer {
+        let (asked_by, report) = (asked_by.to_owned(), report.to_string());
+        let sent = sent.map(|sent| serde_json::to_string(sent).unwrap());
+        StoredAnswer { ended_ms: 7, asked_by, report, sent, receipt: None }
+    }
+
     #[tokio::test]
     async fn records_are_kept_listed_and_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let kept = Conversations::open(&path).await.unwrap();
         assert!(matches!(kept.recorded_answer(None).await, Err(ConversationError::NoRecord)));
-        let sent = Sent {
-            cloud: "https://a.example".into(),
-            bytes: 77,
-            request: json!({ "segments": [{ "text": "[EMAIL_1]" }] }),
-        };
-        let key = kept.record("baton ask", &json!({ "ending": "stop" }), Some(&sent)).await.unwrap();
-        kept.record("baton chat", &json!({ "ending": "length" }), None).await.unwrap();
+        let sent = sent(77, "[EMAIL_1]");
+        let key = kept.record(&answer("baton ask", &json!({ "ending": "stop" }), Some(&sent))).await.unwrap();
+        kept.record(&answer("baton chat", &json!({ "ending": "length" }), None)).await.unwrap();
         let (first, second) = (1, 2);
         // Another program sees them too.
         let other = Conversations::open(&path).await.unwrap();
@@ -233,21 +294,28 @@ mod tests {
     async fn an_audit_is_in_its_record_with_what_it_sent() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Conversations::open(&folder.path().join(FILE)).await.unwrap();
-        let sent = |bytes, text: &str| Sent {
-            cloud: "https://a.example".into(),
-            bytes,
-            request: json!({ "segments": [{ "text": text }] }),
-        };
         assert_eq!(
             kept.audits().await.unwrap(),
             AuditSummary { turns: 0, mean_regret: None, worst_regret: None }
         );
-        let alone = kept.record("baton serve", &json!({ "ending": "stop" }), None).await.unwrap();
-        let relay = kept.record("baton serve", &json!({}), Some(&sent(70, "as sent first"))).await.unwrap();
-        let cut = kept.record("baton serve", &json!({}), None).await.unwrap();
-        kept.record_audit(&alone, &json!({ "regret": 0.1 }), Some(sent(30, "for the audit"))).await.unwrap();
-        kept.record_audit(&relay, &json!({ "regret": 0.3 }), Some(sent(35, "the same"))).await.unwrap();
-        kept.record_audit(&cut, &json!({ "measured": [] }), None).await.unwrap();
+        let alone = kept.record(&answer("baton serve", &json!({ "ending": "stop" }), None)).await.unwrap();
+        let relay =
+            kept.record(&answer("baton serve", &json!({}), Some(&sent(70, "as sent first")))).await.unwrap();
+        let cut = kept.record(&answer("baton serve", &json!({}), None)).await.unwrap();
+        let audited = async |key: &str, audit: Value, sent| {
+            let sign = |before: &StoredAnswer, after: &StoredAnswer| {
+                assert_eq!((before.receipt.as_ref(), &before.asked_by), (None, &after.asked_by));
+                Some(format!("{} {}", before.report, after.report))
+            };
+            kept.record_audit(key, &audit, sent, sign).await
+        };
+        audited(&alone, json!({ "regret": 0.1 }), Some(sent(30, "for the audit"))).await.unwrap();
+        audited(&relay, json!({ "regret": 0.3 }), Some(sent(35, "the same"))).await.unwrap();
+        audited(&cut, json!({ "measured": [] }), None).await.unwrap();
+        let receipt = kept.receipt_by_key(&cut).await.unwrap();
+        assert_eq!(receipt.as_deref(), Some(r#"{} {"audit":{"measured":[]}}"#));
+        let (id, stored) = kept.stored_answer(None).await.unwrap();
+        assert_eq!((id, stored.receipt, stored.ended_ms), (3, receipt, 7));
         let summary = kept.audits().await.unwrap();
         assert_eq!((summary.turns, summary.worst_regret), (2, Some(0.3)));
         assert!((summary.mean_regret.unwrap() - 0.2).abs() < 1e-12, "{summary:?}");
@@ -257,7 +325,8 @@ mod tests {
         let read = kept.recorded_by_key(&relay).await.unwrap();
         assert_eq!(read.sent.unwrap(), serde_json::to_value(sent(105, "as sent first")).unwrap());
         assert_eq!(kept.recorded_by_key(&cut).await.unwrap().sent, None);
-        let gone = kept.record_audit("1", &json!({}), None).await;
+        let gone = audited("1", json!({}), None).await;
+        assert!(matches!(kept.receipt_by_key("1").await, Err(ConversationError::NoRecord)));
         assert!(matches!(gone, Err(ConversationError::NoRecord)), "{gone:?}");
     }
 
@@ -266,17 +335,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let kept = Conversations::open(&folder.path().join(FILE)).await.unwrap();
         for _ in 0..ANSWERS_MAX + 3 {
-            kept.record("baton ask", &json!({}), None).await.unwrap();
+            kept.record(&answer("baton ask", &json!({}), None)).await.unwrap();
         }
         let listed = kept.recorded(10_000).await.unwrap();
         assert_eq!((listed.len() as i64, listed[0].id), (ANSWERS_MAX, ANSWERS_MAX + 3));
         // A record alone may be larger than all may be together; it stays until the next one.
         let large = json!({ "text": "x".repeat(BYTES_MAX as usize) });
-        kept.record("baton ask", &large, None).await.unwrap();
+        kept.record(&answer("baton ask", &large, None)).await.unwrap();
         let ids =
             async || -> Vec<i64> { kept.recorded(10).await.unwrap().iter().map(|one| one.id).collect() };
         assert_eq!(ids().await, [ANSWERS_MAX + 4]);
-        kept.record("baton ask", &json!({}), None).await.unwrap();
+        kept.record(&answer("baton ask", &json!({}), None)).await.unwrap();
         assert_eq!(ids().await, [ANSWERS_MAX + 5]);
     }
 }

@@ -1,7 +1,10 @@
 //! The kinds of private values.
 
+use serde::{Deserialize, Serialize};
+
 /// Kind of a replaced value; its label is part of the placeholder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
 pub enum EntityKind {
     /// Text that already looked like a placeholder; it is replaced too, so that it is restored exactly.
     Text,

@@ -2,15 +2,18 @@
 //! values found in any other text.
 
 use super::turn::{Turn, TurnTexts};
-use super::{RedactError, Redacted, Redactor};
+use super::{Origin, RedactError, Redacted, Redactor};
 use baton_generate::planted::{self, Bug};
 use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
-use baton_refine::rebuild;
+use baton_refine::{pieces, rebuild};
 use uuid::Uuid;
+
+/// Where the texts about the device stand in a request.
+const DEVICE: &str = "/device/";
 
 /// A request in which every text was redacted. Only [`Redactor`] makes one.
 #[derive(Clone, PartialEq)]
-pub struct RedactedRequest(AssistRequest);
+pub struct RedactedRequest(AssistRequest, Vec<Origin>);
 
 impl std::fmt::Debug for RedactedRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -29,9 +32,21 @@ impl RedactedRequest {
         &self.0.segments
     }
 
+    /// Returns where the texts come from: of each segment, and of each other text that is not sent as it was
+    /// given.
+    pub fn origins(&self) -> &[Origin] {
+        &self.1
+    }
+
+    #[cfg(test)]
+    pub(super) fn origins_mut(&mut self) -> &mut Vec<Origin> {
+        &mut self.1
+    }
+
     /// Asks the cloud for the whole answer, of at most so many tokens. No device goes on with it.
     pub(crate) fn for_cloud_alone(&mut self, tokens_max: usize) {
         self.0.device = None;
+        self.1.retain(|origin| !origin.text.starts_with(DEVICE));
         self.0.refine = RefineOptions { ratio: Some(1.0), mode: Some("none".into()) };
         self.0.assist_tokens = u32::try_from(tokens_max).ok();
         self.0.resume = false;
@@ -43,7 +58,12 @@ impl RedactedRequest {
     /// If `kept` does not have one flag for each unit of the prompt's [`SentenceMap`].
     pub(crate) fn keep(&mut self, kept: &[bool]) {
         let segments = &self.0.segments;
-        self.0.segments = rebuild(segments, &SentenceMap::new(segments), kept);
+        let map = SentenceMap::new(segments);
+        // The origins of the segments come first, one each.
+        for (origin, pieces) in self.1.iter_mut().zip(pieces(segments, &map, kept)) {
+            pieces.into_iter().for_each(|pieces| origin.keep(&pieces));
+        }
+        self.0.segments = rebuild(segments, &map, kept);
     }
 }
 
@@ -95,15 +115,17 @@ impl Redactor {
             resume,
         } = request;
         let mut turn = Turn { segments: segments.clone(), tools: tools.clone(), format: format.clone() };
+        let mut origins = Vec::new();
         if !planted::is(Bug::ValueSent) {
-            self.turn(&mut turn, &sampling.stop)?;
+            origins = self.turn(&mut turn, &sampling.stop)?;
         }
         let Turn { segments, tools, format } = turn;
-        let sampling = self.sampling(sampling)?;
-        let continue_from = continue_from.as_deref().map(|text| self.redact_answer(text)).transpose()?;
-        let device = device.as_ref().map(|device| self.device(device)).transpose()?;
+        let sampling = self.sampling(sampling, &mut origins)?;
+        let device = device.as_ref().map(|device| self.device(device, &mut origins)).transpose()?;
+        let continue_from = continue_from.as_deref().map(|text| self.continued(text, &mut origins));
+        let continue_from = continue_from.transpose()?;
         let digest = |text: &String| text.bytes().all(|b| b.is_ascii_hexdigit());
-        Ok(RedactedRequest(AssistRequest {
+        let request = AssistRequest {
             protocol: *protocol,
             request_id: *request_id,
             scene: self.public_name("scene", scene)?.0,
@@ -113,13 +135,21 @@ impl Redactor {
             segments,
             tools,
             format,
-            continue_from: continue_from.map(|text| text.0),
+            continue_from,
             device,
             sampling,
             refine: self.refine(refine)?,
             assist_tokens: *assist_tokens,
             resume: *resume,
-        }))
+        };
+        Ok(RedactedRequest(request, origins))
+    }
+
+    /// Redacts the text of an answer that goes on.
+    fn continued(&mut self, text: &str, origins: &mut Vec<Origin>) -> Result<String, RedactError> {
+        let (text, origin) = self.redact_answer(text)?.at("/continue_from");
+        origins.push(origin);
+        Ok(text)
     }
 
     /// Makes the same request again, to continue the answer after `accepted`, which a model wrote from the
@@ -133,22 +163,25 @@ impl Redactor {
         accepted: &str,
         tokens_max: Option<u32>,
     ) -> Result<RedactedRequest, RedactError> {
-        let accepted = self.redact_answer(accepted)?;
-        Ok(RedactedRequest(AssistRequest {
+        let mut origins: Vec<Origin> =
+            request.1.iter().filter(|origin| !origin.text.starts_with(DEVICE)).cloned().collect();
+        let accepted = self.continued(accepted, &mut origins)?;
+        let request = AssistRequest {
             request_id: Uuid::new_v4(),
             device: None,
             refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
             assist_tokens: tokens_max,
             resume: false,
-            continue_from: Some(accepted.0),
+            continue_from: Some(accepted),
             ..request.0.clone()
-        }))
+        };
+        Ok(RedactedRequest(request, origins))
     }
 
     /// Redacts a turn. Consecutive segments of one speaker are parts of one text, because a value may cross
     /// their border. All texts are checked together, stop strings too, so that a value in one is replaced in
-    /// the others.
-    fn turn(&mut self, turn: &mut Turn, stops: &[String]) -> Result<(), RedactError> {
+    /// the others. Returns where each segment comes from, and each other text that is changed.
+    fn turn(&mut self, turn: &mut Turn, stops: &[String]) -> Result<Vec<Origin>, RedactError> {
         let TurnTexts { fixed, free } = turn.texts();
         let by_speaker: Vec<&[Segment]> = turn.segments.chunk_by(|a, b| a.role == b.role).collect();
         let mut texts: Vec<Vec<&str>> =
@@ -158,23 +191,42 @@ impl Redactor {
         let groups: Vec<&[&str]> = texts.iter().map(Vec::as_slice).collect();
         let mut redacted = self.redact_groups(&groups)?.into_iter();
         let segments: Vec<Redacted> = redacted.by_ref().take(n_runs).flatten().collect();
-        let mut others = redacted.flatten().map(|text| text.0);
-        if others.by_ref().zip(&fixed).take(fixed.len()).any(|(after, before)| after != *before) {
+        let mut others = redacted.flatten();
+        if others.by_ref().zip(&fixed).take(fixed.len()).any(|(after, before)| after.as_str() != before) {
             return Err(RedactError::PrivateName { field: "tools" });
         }
-        turn.set_free(&mut others);
-        for (segment, text) in turn.segments.iter_mut().zip(segments) {
-            segment.text = text.0;
+        let of_others = turn.set_free(&mut others);
+        let mut origins = Vec::with_capacity(turn.segments.len() + of_others.len());
+        for (index, (segment, text)) in turn.segments.iter_mut().zip(segments).enumerate() {
+            let (text, origin) = text.at(format!("/segments/{index}/text"));
+            segment.text = text;
+            origins.push(Origin { role: Some(segment.role), ..origin });
         }
-        Ok(())
+        origins.extend(of_others);
+        Ok(origins)
     }
 
-    fn sampling(&mut self, sampling: &Sampling) -> Result<Sampling, RedactError> {
+    fn sampling(&mut self, sampling: &Sampling, origins: &mut Vec<Origin>) -> Result<Sampling, RedactError> {
         let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, stop } = sampling;
         let known = self.memory.learn(std::iter::empty());
-        let stop: Vec<&str> =
-            stop.iter().map(String::as_str).filter(|stop| !known.holds_part(stop)).collect();
-        let stop = self.redact_all(&stop)?.into_iter().map(|stop| stop.0).collect();
+        let is_sent: Vec<bool> = stop.iter().map(|stop| !known.holds_part(stop)).collect();
+        let sent: Vec<&str> =
+            stop.iter().zip(&is_sent).filter(|(_, sent)| **sent).map(|(stop, _)| stop.as_str()).collect();
+        let mut redacted = self.redact_all(&sent)?.into_iter();
+        let mut left = Vec::with_capacity(sent.len());
+        for (index, (stop, is_sent)) in stop.iter().zip(is_sent).enumerate() {
+            let place = format!("/sampling/stop/{index}");
+            let origin = match is_sent.then(|| redacted.next()).flatten() {
+                Some(redacted) => {
+                    let (text, origin) = redacted.at(place);
+                    left.push(text);
+                    origin
+                }
+                None => Origin { text: place, role: None, given_bytes: stop.len(), parts: Vec::new() },
+            };
+            origins.extend(Some(origin).filter(|origin| !origin.is_unchanged()));
+        }
+        let stop = left;
         Ok(Sampling {
             temperature: *temperature,
             top_k: *top_k,
@@ -186,7 +238,7 @@ impl Redactor {
         })
     }
 
-    fn device(&mut self, device: &DeviceInfo) -> Result<DeviceInfo, RedactError> {
+    fn device(&mut self, device: &DeviceInfo, origins: &mut Vec<Origin>) -> Result<DeviceInfo, RedactError> {
         let DeviceInfo {
             class,
             model,
@@ -197,15 +249,20 @@ impl Redactor {
             network,
             network_ms,
         } = device;
+        let mut redact = |name: &str, text: &str| {
+            let (text, origin) = self.redact(text)?.at(format!("{DEVICE}{name}"));
+            origins.extend(Some(origin).filter(|origin| !origin.is_unchanged()));
+            Ok(text)
+        };
         Ok(DeviceInfo {
-            class: self.redact(class)?.0,
-            model: self.redact(model)?.0,
+            class: redact("class", class)?,
+            model: redact("model", model)?,
             // The cloud itself gave the names.
             pair: pair.clone(),
             prefill_ms_per_token: *prefill_ms_per_token,
             prefill_ms_per_token2: *prefill_ms_per_token2,
             decode_ms: *decode_ms,
-            network: network.as_deref().map(|network| self.redact(network)).transpose()?.map(|text| text.0),
+            network: network.as_deref().map(|network| redact("network", network)).transpose()?,
             network_ms: *network_ms,
         })
     }

@@ -3,6 +3,7 @@
 //! Names of functions and fields, numbers and patterns mean something to grammars and templates, so they
 //! cannot be replaced. A turn in which one of them is private is not sent.
 
+use super::{Origin, Redacted};
 use baton_protocol::{AnswerFormat, Segment, Tool, ToolChoice, ToolUse};
 use serde_json::Value;
 
@@ -29,43 +30,54 @@ impl Turn {
     /// Returns its texts.
     pub(super) fn texts(&mut self) -> TurnTexts {
         let mut texts = TurnTexts::default();
-        self.visit(&mut |text| match text {
+        self.visit(&mut |text, _| match text {
             Part::Fixed(text) => texts.fixed.push(text),
             Part::Free(text) => texts.free.push(text.clone()),
         });
         texts
     }
 
-    /// Replaces the texts that can be replaced.
-    pub(super) fn set_free(&mut self, texts: &mut impl Iterator<Item = String>) {
-        self.visit(&mut |text| {
+    /// Replaces the texts that can be replaced. Returns where those come from that are changed by it.
+    pub(super) fn set_free(&mut self, texts: &mut impl Iterator<Item = Redacted>) -> Vec<Origin> {
+        let mut origins = Vec::new();
+        self.visit(&mut |text, place| {
             if let Part::Free(text) = text {
-                *text = texts.next().expect("as many texts as there were");
+                let (after, origin) = texts.next().expect("as many texts as there were").at(place);
+                *text = after;
+                origins.extend(Some(origin).filter(|origin| !origin.is_unchanged()));
             }
         });
+        origins
     }
 
-    fn visit(&mut self, see: &mut impl FnMut(Part<'_>)) {
-        for segment in &mut self.segments {
-            for call in &mut segment.calls {
-                see(Part::Fixed(call.name.clone()));
-                see(Part::Free(&mut call.id));
+    /// Shows each text with its place, a JSON pointer.
+    fn visit(&mut self, see: &mut impl FnMut(Part<'_>, &str)) {
+        for (index, segment) in self.segments.iter_mut().enumerate() {
+            for (call_index, call) in segment.calls.iter_mut().enumerate() {
+                let place = format!("/segments/{index}/calls/{call_index}");
+                see(Part::Fixed(call.name.clone()), &place);
+                see(Part::Free(&mut call.id), &format!("{place}/id"));
                 call.arguments = plain(&call.arguments);
-                see(Part::Free(&mut call.arguments));
+                see(Part::Free(&mut call.arguments), &format!("{place}/arguments"));
             }
-            segment.call_id.iter_mut().for_each(|id| see(Part::Free(id)));
+            if let Some(id) = &mut segment.call_id {
+                see(Part::Free(id), &format!("/segments/{index}/call_id"));
+            }
         }
-        for tool in self.tools.iter_mut().flat_map(|tools| &mut tools.tools) {
+        for (index, tool) in self.tools.iter_mut().flat_map(|tools| &mut tools.tools).enumerate() {
             let Tool { name, description, parameters, strict: _ } = tool;
-            see(Part::Fixed(name.clone()));
-            description.iter_mut().for_each(|text| see(Part::Free(text)));
-            visit_json(parameters, see);
+            let place = format!("/tools/functions/{index}");
+            see(Part::Fixed(name.clone()), &place);
+            if let Some(text) = description {
+                see(Part::Free(text), &format!("{place}/description"));
+            }
+            visit_json(parameters, &mut format!("{place}/parameters"), see);
         }
         if let Some(ToolUse { choice: ToolChoice::Named(name), .. }) = &self.tools {
-            see(Part::Fixed(name.clone()));
+            see(Part::Fixed(name.clone()), "/tools/choice");
         }
         if let AnswerFormat::JsonSchema(schema) = &mut self.format {
-            visit_json(schema, see);
+            visit_json(schema, &mut "/format/json_schema".to_owned(), see);
         }
     }
 }
@@ -76,18 +88,29 @@ enum Part<'a> {
     Free(&'a mut String),
 }
 
-fn visit_json(value: &mut Value, see: &mut impl FnMut(Part<'_>)) {
+/// Shows the texts of a schema, which stands at `place`.
+fn visit_json(value: &mut Value, place: &mut String, see: &mut impl FnMut(Part<'_>, &str)) {
+    let len = place.len();
     match value {
-        Value::String(text) => see(Part::Free(text)),
-        Value::Number(number) => see(Part::Fixed(number.to_string())),
-        Value::Array(items) => items.iter_mut().for_each(|item| visit_json(item, see)),
+        Value::String(text) => see(Part::Free(text), place),
+        Value::Number(number) => see(Part::Fixed(number.to_string()), place),
+        Value::Array(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                place.push_str(&format!("/{index}"));
+                visit_json(item, place, see);
+                place.truncate(len);
+            }
+        }
         Value::Object(fields) => {
             for (name, value) in fields.iter_mut() {
-                see(Part::Fixed(name.clone()));
+                see(Part::Fixed(name.clone()), place);
+                place.push('/');
+                place.push_str(&name.replace('~', "~0").replace('/', "~1"));
                 match value {
-                    Value::String(text) if name == PATTERN => see(Part::Fixed(text.clone())),
-                    value => visit_json(value, see),
+                    Value::String(text) if name == PATTERN => see(Part::Fixed(text.clone()), place),
+                    value => visit_json(value, place, see),
                 }
+                place.truncate(len);
             }
         }
         Value::Null | Value::Bool(_) => {}

@@ -3,7 +3,7 @@
 use super::bursts::Bursts;
 use super::inbox::Inbox;
 use super::note::{AnswerError, CloudFault, Note};
-use super::outcome::{CloudTiming, Ending};
+use super::outcome::{CloudMark, CloudTiming, Ending};
 use super::transcript::Piece;
 use super::{RelayCore, RelayEffect, RelayMode, Source, believed_tau_ms};
 use crate::local::EngineCommand;
@@ -25,6 +25,8 @@ const RETRY_AFTER_MS_MAX: u64 = 3_600_000;
 const MESSAGE_CHARS_MAX: usize = 400;
 /// Most characters that are kept of the word for what limits L.
 const BOUND_CHARS_MAX: usize = 64;
+/// Most characters that are kept of a name that a cloud tells.
+const NAME_CHARS_MAX: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CloudState {
@@ -145,6 +147,20 @@ impl CloudSide {
     }
 }
 
+/// Returns what a cloud answers with, as its first event says.
+fn told(first: &FirstEvent) -> CloudMark {
+    let short = |text: &Option<String>| {
+        let text = text.as_deref()?;
+        Some(text.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect())
+    };
+    CloudMark {
+        scene_version: first.scene_version,
+        model: short(&first.model),
+        adapter: short(&first.adapter),
+        tokenizer_sha256: short(&first.tokenizer_sha256),
+    }
+}
+
 /// Returns the fault that an `error` event or body means.
 pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
     match (status, error.code) {
@@ -232,6 +248,7 @@ impl RelayCore {
         // Ids are used only after ids: after text it is not known which ids that text would have.
         let same_ids = first.tokenizer_sha256.as_deref() == Some(self.answer.tokenizer().digest_hex());
         self.cloud.ids_usable = same_ids && self.answer.ids().is_some();
+        self.timeline.cloud.get_or_insert_with(|| told(&first));
         if !self.cloud.continuing {
             self.cloud.corrector = self.config.corrector_override.unwrap_or(first.corrector);
             self.timeline.tau_ms = believed_tau_ms(f64::from(first.tau_ms));

@@ -5,10 +5,10 @@ use super::outcome::Outcome;
 use crate::local::{EngineCommand, EngineReport};
 use baton_pacing::Millis;
 use baton_protocol::{AssistEvent, ProgressStage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Who wrote a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
     /// The cloud.

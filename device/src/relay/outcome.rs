@@ -4,7 +4,7 @@ use super::event::Source;
 use super::note::AnswerError;
 use baton_pacing::Millis;
 use baton_protocol::{ArmEvent, SlotTiming, Timing, Usage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Why an answer ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +53,23 @@ pub struct CloudTiming {
     pub slot: Option<SlotTiming>,
 }
 
+/// What a cloud answered with, as it says itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloudMark {
+    /// The version of the scene.
+    pub scene_version: u32,
+    /// Name of its model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Adapter of that model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Digest of its tokenizer, 64 hex digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_sha256: Option<String>,
+}
+
 /// The times and counts of one answer. Times are milliseconds since the question was asked.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timeline {
@@ -93,6 +110,9 @@ pub struct Timeline {
     pub cloud_timing: Option<CloudTiming>,
     /// The usage that the cloud reported.
     pub cloud_usage: Option<Usage>,
+    /// What the cloud answered with, as it says.
+    #[serde(skip)]
+    pub cloud: Option<CloudMark>,
     /// The experiment of the cloud that the answer takes part in.
     #[serde(skip)]
     pub experiment: Option<ArmEvent>,

@@ -44,5 +44,5 @@ pub use curve::{
 };
 pub use mode::{Mode, UnknownMode};
 pub use probe::{HeadGains, Probe};
-pub use rebuild::rebuild;
+pub use rebuild::{Piece, pieces, rebuild};
 pub use refine::{RefineError, RefineInput, Refined, Scores, refine};

@@ -1,6 +1,25 @@
 //! Rebuilds the refined text: the kept sentences in their order, with separators in place of removed ones.
 
 use baton_protocol::{Segment, SentenceMap, Unit, is_cjk};
+use std::ops::Range;
+
+/// A piece of a rebuilt text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes of the text as it was.
+    Kept(Range<usize>),
+    /// White space in place of removed units.
+    Separator(&'static str),
+}
+
+impl Piece {
+    fn text<'a>(&self, source: &'a str) -> &'a str {
+        match self {
+            Self::Kept(range) => &source[range.clone()],
+            Self::Separator(text) => text,
+        }
+    }
+}
 
 /// Returns the segments with only the kept units in the refinable ones.
 ///
@@ -18,46 +37,102 @@ use baton_protocol::{Segment, SentenceMap, Unit, is_cjk};
 /// # Panics
 /// If `kept` does not have one flag per unit of `map`, or `map` was not made from `segments`.
 pub fn rebuild(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Segment> {
-    assert_eq!(kept.len(), map.len(), "one flag a unit");
     let mut rebuilt = segments.to_vec();
-    for segment in rebuilt.iter_mut().filter(|segment| segment.refine) {
-        segment.text.clear();
-    }
-    let mut last: Option<usize> = None;
-    for index in (0..map.len()).filter(|&index| kept[index]) {
-        let unit = map.unit(index);
-        let before = last.filter(|&last| map.unit(last).segment == unit.segment);
-        let source = &segments[unit.segment].text;
-        let text = &mut rebuilt[unit.segment].text;
-        if let Some(before) = before.filter(|&before| before + 1 != index) {
-            join(text, map.unit(before), unit, &source[unit.bytes.clone()]);
-        }
-        text.push_str(&source[unit.bytes.clone()]);
-        last = Some(index);
-    }
-    for (segment, source) in rebuilt.iter_mut().zip(segments).filter(|(segment, _)| segment.refine) {
-        let end = &source.text[source.text.trim_end().len()..];
-        if !segment.text.is_empty() {
-            segment.text.truncate(segment.text.trim_end().len());
-            segment.text.push_str(end);
+    for (segment, pieces) in rebuilt.iter_mut().zip(pieces(segments, map, kept)) {
+        if let Some(pieces) = pieces {
+            segment.text = pieces.iter().map(|piece| piece.text(&segment.text)).collect();
         }
     }
     rebuilt
 }
 
-/// Appends to `text`, which ends with `before`, the separator before `unit`, whose text is `next`.
-fn join(text: &mut String, before: &Unit, unit: &Unit, next: &str) {
-    if before.title && text.ends_with(['\n', '\r']) {
-        return;
+/// Returns what the text of each segment is made of after [`rebuild`], in order; `None` for a segment that
+/// does not change because it is not refinable.
+///
+/// # Panics
+/// As [`rebuild`].
+pub fn pieces(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Option<Vec<Piece>>> {
+    assert_eq!(kept.len(), map.len(), "one flag a unit");
+    let mut rebuilt: Vec<Option<Pieces<'_>>> =
+        segments.iter().map(|segment| segment.refine.then(|| Pieces::of(&segment.text))).collect();
+    let mut last: Option<usize> = None;
+    for index in (0..map.len()).filter(|&index| kept[index]) {
+        let unit = map.unit(index);
+        let before = last.filter(|&last| map.unit(last).segment == unit.segment);
+        if let Some(text) = &mut rebuilt[unit.segment] {
+            if let Some(before) = before.filter(|&before| before + 1 != index) {
+                text.join(map.unit(before), unit);
+            }
+            text.keep(unit.bytes.clone());
+        }
+        last = Some(index);
     }
-    text.truncate(text.trim_end().len());
-    let glued = text.chars().next_back().is_some_and(is_cjk) && next.chars().next().is_some_and(is_cjk);
-    text.push_str(match () {
-        () if before.paragraph != unit.paragraph => "\n\n",
-        () if unit.starts_line => "\n",
-        () if glued => "",
-        () => " ",
-    });
+    rebuilt.into_iter().map(|text| text.map(Pieces::ended)).collect()
+}
+
+/// A text that is rebuilt.
+struct Pieces<'a> {
+    source: &'a str,
+    pieces: Vec<Piece>,
+}
+
+impl<'a> Pieces<'a> {
+    fn of(source: &'a str) -> Self {
+        Self { source, pieces: Vec::new() }
+    }
+
+    /// Appends bytes of the source.
+    fn keep(&mut self, range: Range<usize>) {
+        match self.pieces.last_mut() {
+            Some(Piece::Kept(last)) if last.end == range.start => last.end = range.end,
+            _ if range.is_empty() => {}
+            _ => self.pieces.push(Piece::Kept(range)),
+        }
+    }
+
+    /// Appends the separator before `unit`; the text ends with `before`.
+    fn join(&mut self, before: &Unit, unit: &Unit) {
+        if before.title && self.source[..before.bytes.end].ends_with(['\n', '\r']) {
+            return;
+        }
+        self.trim_end();
+        let next = &self.source[unit.bytes.clone()];
+        let last = self.pieces.last().and_then(|piece| piece.text(self.source).chars().next_back());
+        let glued = last.is_some_and(is_cjk) && next.chars().next().is_some_and(is_cjk);
+        let separator = match () {
+            () if before.paragraph != unit.paragraph => "\n\n",
+            () if unit.starts_line => "\n",
+            () if glued => "",
+            () => " ",
+        };
+        if !separator.is_empty() {
+            self.pieces.push(Piece::Separator(separator));
+        }
+    }
+
+    /// Removes white space from the end.
+    fn trim_end(&mut self) {
+        while let Some(piece) = self.pieces.last_mut() {
+            let left = piece.text(self.source).trim_end().len();
+            match piece {
+                Piece::Kept(range) if left > 0 => {
+                    range.end = range.start + left;
+                    return;
+                }
+                Piece::Kept(_) | Piece::Separator(_) => {}
+            }
+            self.pieces.pop();
+        }
+    }
+
+    /// Returns the pieces with the white space at the end of the source.
+    fn ended(mut self) -> Vec<Piece> {
+        if !self.pieces.is_empty() {
+            self.trim_end();
+            self.keep(self.source.trim_end().len()..self.source.len());
+        }
+        self.pieces
+    }
 }
 
 #[cfg(test)]

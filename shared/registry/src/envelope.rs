@@ -1,4 +1,4 @@
-//! Signed manifests: DSSE envelopes with Ed25519 signatures.
+//! What is signed: DSSE envelopes with Ed25519 signatures. Manifests of models are, and receipts of answers.
 //!
 //! Source: Dead Simple Signing Envelope 1.0 (secure-systems-lab), whose pre-authentication encoding is
 //! signed: `"DSSEv1" SP LEN(type) SP type SP LEN(body) SP body`; RFC 8032 for the signatures.
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::manifest::{Manifest, ManifestError};
 
-/// The type of the signed bytes.
+/// The type of a signed manifest.
 pub const PAYLOAD_TYPE: &str = "application/vnd.baton.model.manifest.v1+json";
 /// Longest envelope, in bytes: a manifest of 1 TiB has 19 MB of digests, and base64 makes 4 bytes of 3.
 pub const ENVELOPE_BYTES_MAX: usize = 32 << 20;
 /// Most signatures that are looked at.
 const SIGNATURES_MAX: usize = 16;
 
-/// A manifest with its signatures, as it lies in the registry.
+/// Signed bytes with their type and signatures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Envelope {
     payload_type: String,
-    /// The manifest's JSON in base64.
+    /// The signed bytes in base64.
     payload: String,
     signatures: Vec<Signature>,
 }
@@ -34,14 +34,16 @@ struct Signature {
     sig: String,
 }
 
-/// A public key that manifests are signed with: 32 bytes, 64 hex digits.
+/// A public key of Ed25519: 32 bytes, 64 hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PublicKey([u8; 32]);
 
 /// A text that is no public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a registry's key is 64 hex digits; `baton-cloud registry key` prints it")]
+#[error(
+    "a public key is 64 hex digits; `baton-cloud registry key` prints that of a registry, `baton receipt key` that of a device"
+)]
 pub struct BadPublicKey;
 
 impl PublicKey {
@@ -81,7 +83,7 @@ impl From<PublicKey> for String {
     }
 }
 
-/// A private key that signs manifests.
+/// A private key that signs.
 #[derive(Debug)]
 pub struct SigningKey(Ed25519KeyPair);
 
@@ -116,6 +118,14 @@ impl SigningKey {
         Ed25519KeyPair::from_pkcs8_maybe_unchecked(secret).map(Self).map_err(|_| KeyError::NoKey)
     }
 
+    /// Makes the key of a seed: 32 secret random bytes (RFC 8032, section 5.1.5).
+    ///
+    /// # Errors
+    /// [`KeyError::NoKey`].
+    pub fn from_seed(seed: &[u8; 32]) -> Result<Self, KeyError> {
+        Ed25519KeyPair::from_seed_unchecked(seed).map(Self).map_err(|_| KeyError::NoKey)
+    }
+
     /// Returns the public key.
     pub fn public(&self) -> PublicKey {
         let mut bytes = [0; 32];
@@ -125,11 +135,15 @@ impl SigningKey {
 
     /// Signs a manifest.
     pub fn sign(&self, manifest: &Manifest) -> Envelope {
-        let body = manifest.to_json();
-        let signature = self.0.sign(&signed_bytes(PAYLOAD_TYPE, &body));
+        self.sign_bytes(PAYLOAD_TYPE, &manifest.to_json())
+    }
+
+    /// Signs bytes of a type.
+    pub fn sign_bytes(&self, payload_type: &str, body: &[u8]) -> Envelope {
+        let signature = self.0.sign(&signed_bytes(payload_type, body));
         Envelope {
-            payload_type: PAYLOAD_TYPE.to_owned(),
-            payload: STANDARD.encode(&body),
+            payload_type: payload_type.to_owned(),
+            payload: STANDARD.encode(body),
             signatures: vec![Signature {
                 keyid: self.public().id(),
                 sig: STANDARD.encode(signature.as_ref()),
@@ -138,18 +152,23 @@ impl SigningKey {
     }
 }
 
-/// Why a signed manifest is refused.
+/// Why what is signed is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvelopeError {
     /// It is not the JSON that is wanted.
-    #[error("the signed manifest is not the JSON that is wanted: {0}")]
+    #[error("the envelope is not the JSON that is wanted: {0}")]
     Json(String),
     /// It holds something else.
-    #[error("the envelope holds `{0}`, not a manifest of a model")]
-    Type(String),
+    #[error("the envelope holds `{found}`, not `{wanted}`")]
+    Type {
+        /// The type that it says.
+        found: String,
+        /// The type that is wanted.
+        wanted: String,
+    },
     /// No key that is trusted has signed it.
-    #[error("no trusted key signed the manifest: it is signed by {signed}, trusted are {trusted}")]
+    #[error("no trusted key signed it: it is signed by {signed}, trusted are {trusted}")]
     Untrusted {
         /// The names of the keys that it says it is signed with.
         signed: String,
@@ -157,7 +176,7 @@ pub enum EnvelopeError {
         trusted: String,
     },
     /// A trusted key's signature does not fit the bytes.
-    #[error("the signature of key {0} does not fit the manifest: it was changed")]
+    #[error("the signature of key {0} does not fit what is signed: one of them was changed")]
     Forged(String),
     /// The signed manifest is wrong.
     #[error(transparent)]
@@ -186,18 +205,35 @@ impl Envelope {
     /// # Errors
     /// [`EnvelopeError`] says why it is refused.
     pub fn verify(&self, trusted: &[PublicKey]) -> Result<Manifest, EnvelopeError> {
-        if self.payload_type != PAYLOAD_TYPE {
-            return Err(EnvelopeError::Type(short(&self.payload_type)));
+        Ok(Manifest::parse(&self.open(PAYLOAD_TYPE, trusted)?)?)
+    }
+
+    /// Returns the signed bytes, which are not checked.
+    ///
+    /// # Errors
+    /// [`EnvelopeError`] if the type is another one, or they are not in base64.
+    pub fn unchecked(&self, payload_type: &str) -> Result<Vec<u8>, EnvelopeError> {
+        if self.payload_type != payload_type {
+            let (found, wanted) = (short(&self.payload_type), payload_type.to_owned());
+            return Err(EnvelopeError::Type { found, wanted });
         }
+        STANDARD.decode(&self.payload).map_err(|err| EnvelopeError::Json(err.to_string()))
+    }
+
+    /// Returns the signed bytes, if they have this type and one of the trusted keys has signed them.
+    ///
+    /// # Errors
+    /// [`EnvelopeError`] says why they are refused.
+    pub fn open(&self, payload_type: &str, trusted: &[PublicKey]) -> Result<Vec<u8>, EnvelopeError> {
+        let body = self.unchecked(payload_type)?;
         let json = |err: base64::DecodeError| EnvelopeError::Json(err.to_string());
-        let body = STANDARD.decode(&self.payload).map_err(json)?;
         let signed = signed_bytes(&self.payload_type, &body);
         let mut forged = None;
         for Signature { keyid, sig } in self.signatures.iter().take(SIGNATURES_MAX) {
             let Some(key) = trusted.iter().find(|key| key.id() == *keyid) else { continue };
             let sig = STANDARD.decode(sig).map_err(json)?;
             match UnparsedPublicKey::new(&ED25519, key.0).verify(&signed, &sig) {
-                Ok(()) => return Ok(Manifest::parse(&body)?),
+                Ok(()) => return Ok(body),
                 Err(_) => forged = Some(keyid.clone()),
             }
         }
@@ -247,6 +283,11 @@ mod tests {
         assert!(matches!(envelope.verify(&[]), Err(EnvelopeError::Untrusted { .. })));
         assert_eq!(key.public().to_string().parse(), Ok(key.public()));
         assert_eq!("00".parse::<PublicKey>(), Err(BadPublicKey));
+        let seed = [7; 32];
+        let signed = SigningKey::from_seed(&seed).unwrap().sign_bytes("text/plain", b"words");
+        let public = SigningKey::from_seed(&seed).unwrap().public();
+        assert_eq!(signed.open("text/plain", &[public]).unwrap(), b"words");
+        assert!(matches!(signed.open("text/html", &[public]), Err(EnvelopeError::Type { .. })));
         assert_eq!(SigningKey::from_pkcs8(b"no key").unwrap_err(), KeyError::NoKey);
     }
 
@@ -271,7 +312,8 @@ mod tests {
             assert!(matches!(forged.verify(&trusted), Err(EnvelopeError::Forged(_))), "byte {at}");
         }
         let other = Envelope { payload_type: "text/plain".into(), ..envelope };
-        assert_eq!(other.verify(&trusted), Err(EnvelopeError::Type("text/plain".into())));
+        let wanted = PAYLOAD_TYPE.to_owned();
+        assert_eq!(other.verify(&trusted), Err(EnvelopeError::Type { found: "text/plain".into(), wanted }));
     }
 
     #[test]

@@ -171,7 +171,7 @@ async fn an_audit_answers_a_turn_again_by_the_other_routes() {
     let cloud = FakeCloud::start(handing_over(200)).await;
     let kept = Conversations::open(&folder.path().join("records.db")).await.unwrap();
     let agent = choosing(&cloud.url, &settings, 0.001).with_audits(1.0);
-    let agent = agent.with_records(kept.clone(), "baton serve", &cloud.url);
+    let agent = agent.with_records(kept.clone(), "baton serve", &cloud.url, None);
     let asked = |text: &str| Question { tokens_max: 6, ..question(text, RelayMode::Relay) };
     let text = "Say it. ".repeat(30);
     ask(&agent, asked(&text)).await;
