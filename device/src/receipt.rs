@@ -5,26 +5,44 @@
 //! that [`Receipt::read`] returns is, byte for byte, the one that was signed.
 
 mod check;
-mod key;
 
 pub use check::ReceiptError;
-pub use key::{SigningKeyError, signing_key};
 
 use std::collections::BTreeMap;
 
 use baton_protocol::ModelPair;
 use baton_registry::digest::Digest;
-use baton_registry::envelope::{Envelope, PublicKey, SigningKey};
+use baton_registry::envelope::{self, Envelope, PublicKey, SigningKey};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::privacy::{EntityKind, Origin, Span};
 use crate::relay::{CloudMark, Shown, Source};
+use crate::secrets::{self, Keys, RECEIPT_KEY};
 
 /// The type of the signed bytes.
 pub const PAYLOAD_TYPE: &str = "application/vnd.baton.receipt.v1+json";
 /// Most parts of texts in a receipt. An answer with more has none: a receipt of it would have many megabytes.
 pub const PARTS_MAX: usize = 100_000;
+
+/// Why there is no key to sign with.
+#[derive(Debug, thiserror::Error)]
+pub enum SigningKeyError {
+    /// Its file cannot be used.
+    #[error(transparent)]
+    File(#[from] secrets::KeyError),
+    /// What the file holds makes no key.
+    #[error(transparent)]
+    Key(#[from] envelope::KeyError),
+}
+
+/// Returns the key that this device signs receipts with. It is made at its first use.
+///
+/// # Errors
+/// [`SigningKeyError`] if it can be neither read nor made.
+pub fn signing_key(keys: &Keys) -> Result<SigningKey, SigningKeyError> {
+    Ok(SigningKey::from_seed(&keys.get(RECEIPT_KEY)?)?)
+}
 
 /// A receipt. Its fields in this order, as compact JSON, are the bytes that are signed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -22,8 +22,10 @@ use crate::settings::{create_private, make_private_folder};
 
 /// The key of what is kept of prompts on the disk.
 pub const PREFIX_KEY: &str = "prefix.key";
+/// The seed of the key that receipts of answers are signed with.
+pub const RECEIPT_KEY: &str = "receipts.key";
 /// The names of this device's keys.
-pub const KEY_FILES: [&str; 1] = [PREFIX_KEY];
+pub const KEY_FILES: [&str; 2] = [PREFIX_KEY, RECEIPT_KEY];
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
 /// What a sealed file begins with.

@@ -110,7 +110,9 @@ pub(super) async fn opened(
     }
     if let Some(asked_by) = used.asked_by.filter(|_| !common.no_record) {
         match records(common).await {
-            Ok(kept) => agent = agent.with_records(kept, asked_by, &cloud_url, receipt_key(&settings)),
+            Ok(kept) => {
+                agent = agent.with_records(kept, asked_by, &cloud_url, receipt_key(common, &settings).await)
+            }
             Err(err) => errln!("note: answers are not recorded: {}", chain(&*err)),
         }
     }
@@ -124,12 +126,13 @@ async fn records(common: &CommonArgs) -> anyhow::Result<Conversations> {
 }
 
 /// Returns the key that receipts are signed with. Without one there are records without receipts.
-fn receipt_key(settings: &Settings) -> Option<SigningKey> {
-    let Some(folder) = settings.folder() else {
+async fn receipt_key(common: &CommonArgs, settings: &Settings) -> Option<SigningKey> {
+    let Some(keys) = common.secrets.keys(settings) else {
         errln!("note: answers have no receipts: no folder for the key that signs them; pass --config-dir");
         return None;
     };
-    let key = signing_key(folder);
+    // A passphrase may come from a command.
+    let key = tokio::task::spawn_blocking(move || signing_key(&keys)).await.ok()?;
     key.inspect_err(|err| errln!("note: answers have no receipts: {}", chain(err))).ok()
 }
 

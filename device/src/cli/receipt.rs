@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::conversations::KeptArgs;
 use super::document;
+use super::secrets::PassphraseArgs;
 use crate::conversations::StoredAnswer;
 use crate::privacy::Span;
 use crate::receipt::{Purpose, Receipt, ReceiptError, SentRequest, Written, signing_key};
@@ -55,9 +56,14 @@ enum Command {
         /// Also check that the receipt's ranges of this document are what was sent of it
         #[arg(long, value_name = "FILE")]
         document: Option<PathBuf>,
+        #[command(flatten)]
+        passphrase: PassphraseArgs,
     },
     /// Print this device's public key, by which others check its receipts
-    Key,
+    Key {
+        #[command(flatten)]
+        passphrase: PassphraseArgs,
+    },
 }
 
 /// A receipt as it was found.
@@ -83,12 +89,12 @@ pub(super) async fn run(args: ReceiptArgs) -> anyhow::Result<()> {
             let found = found(&kept, of.as_deref()).await?;
             Ok(outln!("{}", String::from_utf8_lossy(&found.signed))?)
         }
-        Command::Verify { of, key, document } => {
+        Command::Verify { of, key, document, passphrase } => {
             let found = found(&kept, of.as_deref()).await?;
-            verify(&kept, &found, key, document.as_deref()).await
+            verify(&kept, &found, key.ok_or(&passphrase), document.as_deref()).await
         }
-        Command::Key => {
-            let key = own_key(&kept)?;
+        Command::Key { passphrase } => {
+            let key = own_key(&kept, &passphrase)?;
             match kept.json {
                 true => outln!("{}", json!({ "key": key }))?,
                 false => outln!("{key}")?,
@@ -99,10 +105,9 @@ pub(super) async fn run(args: ReceiptArgs) -> anyhow::Result<()> {
 }
 
 /// Returns this device's public key.
-fn own_key(kept: &KeptArgs) -> anyhow::Result<PublicKey> {
-    let settings = kept.settings();
-    let folder = settings.folder().context("no folder for the key: pass --config-dir")?;
-    Ok(signing_key(folder)?.public())
+fn own_key(kept: &KeptArgs, passphrase: &PassphraseArgs) -> anyhow::Result<PublicKey> {
+    let keys = passphrase.keys(&kept.settings()).context("no folder for the key: pass --config-dir")?;
+    Ok(signing_key(&keys)?.public())
 }
 
 /// Returns the receipt of the answer with this number, or in this file.
@@ -131,14 +136,14 @@ fn in_file(path: &str) -> anyhow::Result<Found> {
 async fn verify(
     kept: &KeptArgs,
     found: &Found,
-    key: Option<PublicKey>,
+    key: Result<PublicKey, &PassphraseArgs>,
     document: Option<&Path>,
 ) -> anyhow::Result<()> {
     let receipt = Receipt::read(&found.signed)?;
-    let is_own = key.is_none();
+    let whose = if key.is_ok() { "the key" } else { "this device's key" };
     receipt.check_key(match key {
-        Some(key) => key,
-        None => own_key(kept)?,
+        Ok(key) => key,
+        Err(passphrase) => own_key(kept, passphrase)?,
     })?;
     if let Some((_, stored)) = &found.record {
         receipt.check_record(stored)?;
@@ -155,7 +160,6 @@ async fn verify(
         let told = json!({ "holds": true, "key": receipt.key, "answer": id, "document": places });
         return Ok(outln!("{told}")?);
     }
-    let whose = if is_own { "this device's key" } else { "the key" };
     outln!("the receipt is as it was signed with {whose} {}", receipt.key)?;
     if let Some((id, stored)) = &found.record {
         outln!("the record of answer {id} is as it was when the receipt was signed")?;

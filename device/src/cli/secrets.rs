@@ -82,6 +82,8 @@ pub(super) struct PassphraseArgs {
     /// File whose first line is that passphrase
     #[arg(long, env = "BATON_PASSPHRASE_FILE", value_name = "FILE", hide_short_help = true, help_heading = heading::MODEL)]
     passphrase_file: Option<PathBuf>,
+    #[arg(skip)]
+    keys: OnceLock<Keys>,
 }
 
 impl SecretArgs {
@@ -109,10 +111,15 @@ impl SecretArgs {
 }
 
 impl PassphraseArgs {
-    /// Returns the keys of this device; `None` if there is no folder for settings.
+    /// Returns the keys of this device; `None` if there is no folder for settings. All share one passphrase,
+    /// which is read once.
     pub(super) fn keys(&self, settings: &Settings) -> Option<Keys> {
-        let command = self.passphrase_command.clone().map(SecretSource::Command);
-        let source = command.or_else(|| self.passphrase_file.clone().map(SecretSource::File));
-        settings.folder().map(|folder| Keys::new(folder, source))
+        let folder = settings.folder()?;
+        let make = || {
+            let command = self.passphrase_command.clone().map(SecretSource::Command);
+            let source = command.or_else(|| self.passphrase_file.clone().map(SecretSource::File));
+            Keys::new(folder, source)
+        };
+        Some(self.keys.get_or_init(make).clone())
     }
 }

@@ -120,10 +120,11 @@ fn tokens_are_joined_by_writer() {
 }
 
 #[test]
-fn a_key_is_made_once_and_a_file_that_is_none_is_refused() {
+fn a_device_has_one_key() {
     let folder = tempfile::tempdir().unwrap();
-    let made = signing_key(folder.path()).unwrap().public();
-    assert_eq!(signing_key(folder.path()).unwrap().public(), made);
-    std::fs::write(folder.path().join("receipts.key"), b"short").unwrap();
-    assert!(signing_key(folder.path()).is_err());
+    let public = || signing_key(&Keys::new(folder.path(), None)).map(|key| key.public());
+    let made = public().unwrap();
+    assert_eq!(public().unwrap(), made);
+    std::fs::write(folder.path().join(RECEIPT_KEY), b"short").unwrap();
+    assert!(matches!(public(), Err(SigningKeyError::File(_))));
 }
