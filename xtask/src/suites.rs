@@ -28,6 +28,7 @@ const HARNESS: &str = "baton-e2e";
 const ONE_THREAD: &[&str] = &[
     "dist",
     "processes",
+    "receipt",
     "pull",
     "ring",
     "hostile",

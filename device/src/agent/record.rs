@@ -112,18 +112,19 @@ impl Agent {
         .collect()
     }
 
-    /// Returns what a record says of a question.
-    pub(super) fn asked(&self, prepared: &Prepared) -> Asked {
-        Asked {
+    /// Returns what a record says of a question; `None` if nothing is recorded.
+    pub(super) fn asked(&self, prepared: &Prepared) -> Option<Asked> {
+        self.recorder.as_ref()?;
+        Some(Asked {
             bodies: self.sent_bodies(prepared, None),
             by_cloud_alone: prepared.mode == RelayMode::CloudOnly,
             adapter: prepared.adapter,
-        }
+        })
     }
 
     /// Records an answer, and what was sent for it. Returns the key of the record.
-    pub(super) async fn record(&self, asked: Asked, report: &AnswerReport) -> Option<String> {
-        let recorder = self.recorder.as_ref()?;
+    pub(super) async fn record(&self, asked: Option<Asked>, report: &AnswerReport) -> Option<String> {
+        let (recorder, asked) = self.recorder.as_ref().zip(asked)?;
         let mut told = json!(report);
         if let Some(fields) = told.as_object_mut() {
             fields.remove("answer");

@@ -1,5 +1,6 @@
 //! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
+mod receipt;
 mod ring;
 mod route;
 

@@ -25,7 +25,7 @@ baton config set stop END STOP          an option that may be given several time
 baton config list --all                 every option that can be kept";
 
 /// Commands that take kept options.
-const COMMANDS: [&str; 6] = ["ask", "chat", "serve", "profile", "doctor", "passphrase"];
+const COMMANDS: [&str; 7] = ["ask", "chat", "serve", "profile", "doctor", "passphrase", "receipt"];
 
 /// Options that are not kept, and why.
 const NOT_KEPT: &[(&str, &str)] = &[

@@ -30,6 +30,8 @@ pub(super) struct ReceiptArgs {
     command: Command,
     #[command(flatten)]
     kept: KeptArgs,
+    #[command(flatten)]
+    passphrase: PassphraseArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -56,14 +58,9 @@ enum Command {
         /// Also check that the receipt's ranges of this document are what was sent of it
         #[arg(long, value_name = "FILE")]
         document: Option<PathBuf>,
-        #[command(flatten)]
-        passphrase: PassphraseArgs,
     },
     /// Print this device's public key, by which others check its receipts
-    Key {
-        #[command(flatten)]
-        passphrase: PassphraseArgs,
-    },
+    Key,
 }
 
 /// A receipt as it was found.
@@ -74,7 +71,7 @@ struct Found {
 }
 
 pub(super) async fn run(args: ReceiptArgs) -> anyhow::Result<()> {
-    let ReceiptArgs { command, kept } = args;
+    let ReceiptArgs { command, kept, passphrase } = args;
     match command {
         Command::Show { of } => {
             let found = found(&kept, of.as_deref()).await?;
@@ -89,11 +86,11 @@ pub(super) async fn run(args: ReceiptArgs) -> anyhow::Result<()> {
             let found = found(&kept, of.as_deref()).await?;
             Ok(outln!("{}", String::from_utf8_lossy(&found.signed))?)
         }
-        Command::Verify { of, key, document, passphrase } => {
+        Command::Verify { of, key, document } => {
             let found = found(&kept, of.as_deref()).await?;
             verify(&kept, &found, key.ok_or(&passphrase), document.as_deref()).await
         }
-        Command::Key { passphrase } => {
+        Command::Key => {
             let key = own_key(&kept, &passphrase)?;
             match kept.json {
                 true => outln!("{}", json!({ "key": key }))?,

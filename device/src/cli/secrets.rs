@@ -77,10 +77,10 @@ pub(super) struct PassphraseArgs {
     ///
     /// The keys in the settings folder are then encrypted with it; without it they are in files that only
     /// this user can read. It runs once, if a key is needed. `baton passphrase --remove` ends that.
-    #[arg(long, env = "BATON_PASSPHRASE_COMMAND", value_name = "COMMAND", conflicts_with = "passphrase_file", hide_short_help = true, help_heading = heading::MODEL)]
+    #[arg(long, global = true, env = "BATON_PASSPHRASE_COMMAND", value_name = "COMMAND", conflicts_with = "passphrase_file", hide_short_help = true, help_heading = heading::MODEL)]
     passphrase_command: Option<String>,
     /// File whose first line is that passphrase
-    #[arg(long, env = "BATON_PASSPHRASE_FILE", value_name = "FILE", hide_short_help = true, help_heading = heading::MODEL)]
+    #[arg(long, global = true, env = "BATON_PASSPHRASE_FILE", value_name = "FILE", hide_short_help = true, help_heading = heading::MODEL)]
     passphrase_file: Option<PathBuf>,
     #[arg(skip)]
     keys: OnceLock<Keys>,

@@ -3,20 +3,24 @@
 use std::sync::Arc;
 
 use baton_engine::{Engine, Sequences};
+use baton_registry::envelope::SigningKey;
 use baton_ring::core::head::PlanFor;
 use baton_ring::host::RingHandle;
 use baton_ring::host::RingHead;
 use baton_ring::sim::home::{Home, engine_options, plan};
 use baton_ring::wire::frame::Frame;
-use baton_ring::wire::link::Purpose;
+use baton_ring::wire::link::Purpose as Link;
 use baton_ring::wire::memory::Fate;
 
+use super::receipt::check_receipt;
 use super::{FakeCloud, ask, codes, question, stream};
 use crate::agent::{Agent, DeviceModel};
 use crate::client::CloudClient;
+use crate::conversations::Conversations;
 use crate::local::LocalOptions;
 use crate::local::tests::ring::{home_of, model};
-use crate::relay::RelayMode;
+use crate::receipt::Purpose;
+use crate::relay::{RelayMode, Source};
 use crate::worker::EngineWorker;
 
 const TEXT: &str = "Say what the ring says, at some length.";
@@ -46,7 +50,7 @@ fn dies_with(home: &Home, number: usize) {
     home.hub.hook(move |passing| {
         // Audits also go round, as many as there is time for.
         let counts = || matches!(Frame::decode(passing.frame), Ok(Frame::Step(step)) if step.audit.is_none());
-        seen += usize::from(passing.purpose == Purpose::Ring && counts());
+        seen += usize::from(passing.purpose == Link::Ring && counts());
         if seen == number {
             hub.kill(1);
         }
@@ -70,6 +74,8 @@ fn body(request: &str) -> serde_json::Value {
 #[tokio::test]
 async fn a_ring_that_is_lost_for_good_hands_its_answer_to_the_cloud() {
     let want = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    let kept = Conversations::open(&folder.path().join("records.db")).await.unwrap();
     let mut lengths = Vec::new();
     // While the prompt is computed, at the verification, and between tokens.
     for number in [1, 2, 4, 7, 10, 15, 20] {
@@ -77,7 +83,8 @@ async fn a_ring_that_is_lost_for_good_hands_its_answer_to_the_cloud() {
         let busy = || BUSY.to_owned();
         let cloud = FakeCloud::answering(vec![busy(), stream(&["ON ", "AND", " ON."]), busy()]).await;
         let (engine, handle) = ring(&home);
-        let agent = agent(engine, Some(&cloud));
+        let key = Some(SigningKey::from_seed(&[3; 32]).unwrap());
+        let agent = agent(engine, Some(&cloud)).with_records(kept.clone(), "baton ask", &cloud.url, key);
         dies_with(&home, number);
         let (report, shown) = ask(&agent, question(TEXT, RelayMode::Relay)).await;
         let what = format!("dies with frame {number}: {report:?}");
@@ -94,6 +101,9 @@ async fn a_ring_that_is_lost_for_good_hands_its_answer_to_the_cloud() {
         assert_eq!(asked["assist_tokens"], 12 - report.tokens_from_device, "{what}");
         assert_eq!(report.tokens_from_cloud, 3, "{what}");
         lengths.push(report.tokens_from_device);
+        let receipt = check_receipt(&kept, &report, &requests, &[Purpose::Answer, Purpose::Continue]).await;
+        let by_cloud = receipt.tokens.last().map(|last| (last.by, last.tokens()));
+        assert_eq!(by_cloud, Some((Source::Cloud, 3)), "{what}");
         // The worker comes back: the ring answers again.
         home.hub.hook(|_| Fate::Pass);
         home.hub.revive(1);

@@ -1,9 +1,12 @@
 //! Which way turns go, and what the report says of it.
 
+use super::receipt::check_receipt;
 use super::*;
 use crate::agent::{RouteOptions, RouteReport};
 use crate::conversations::Conversations;
+use crate::receipt::Purpose;
 use crate::settings::Settings;
+use baton_registry::envelope::SigningKey;
 
 /// Time to write a token, of the device and of the cloud. An answer of 12 tokens then takes 3.6 s. So even a
 /// loaded machine reads the cloud's end, which says what it has computed, before the device's answer ends.
@@ -170,8 +173,9 @@ async fn an_audit_answers_a_turn_again_by_the_other_routes() {
     let settings = Settings::open(Some(folder.path().to_owned()));
     let cloud = FakeCloud::start(handing_over(200)).await;
     let kept = Conversations::open(&folder.path().join("records.db")).await.unwrap();
+    let key = SigningKey::from_seed(&[3; 32]).unwrap();
     let agent = choosing(&cloud.url, &settings, 0.001).with_audits(1.0);
-    let agent = agent.with_records(kept.clone(), "baton serve", &cloud.url, None);
+    let agent = agent.with_records(kept.clone(), "baton serve", &cloud.url, Some(key));
     let asked = |text: &str| Question { tokens_max: 6, ..question(text, RelayMode::Relay) };
     let text = "Say it. ".repeat(30);
     ask(&agent, asked(&text)).await;
@@ -181,6 +185,7 @@ async fn an_audit_answers_a_turn_again_by_the_other_routes() {
     let private = format!("{text} Mail canary.jane@example.com.");
     let (report, _) = ask(&agent, asked(&private)).await;
     assert_eq!((route(&report).chosen, cloud.requests().len()), ("device", 1), "{report:?}");
+    check_receipt(&kept, &report, &[], &[]).await;
     let audit = agent.audit().await.expect("the turn is audited");
     let routes: Vec<&str> = audit.measured.iter().map(|of| of.route).collect();
     assert_eq!((routes, audit.requests, audit.tokens), (vec!["device", "relay", "cloud"], 2, 6));
@@ -196,6 +201,7 @@ async fn an_audit_answers_a_turn_again_by_the_other_routes() {
     let requests = cloud.requests();
     assert_eq!(requests.len(), 3);
     assert!(requests.iter().all(|request| !request.contains("canary")));
+    check_receipt(&kept, &report, &requests[1..], &[Purpose::Audit; 2]).await;
 }
 
 #[tokio::test]
