@@ -122,8 +122,12 @@ async fn keys_come_from_commands_and_are_encrypted_with_a_passphrase() {
     assert_eq!((status, state(&report, "cloud").0), (Some(1), "failed"), "{report}");
     assert!(state(&report, "cloud").1.contains("exit 9"), "{report}");
 
-    assert_eq!(baton(&["passphrase"]), (true, "prefix.key: encrypted\n".to_owned()));
-    let plain = "prefix.key: a plain file that only this user can read\n";
-    assert_eq!(baton(&["passphrase", "--remove"]), (true, plain.to_owned()));
-    assert_eq!(std::fs::metadata(folder.path().join("prefix.key")).expect("there is a key").len(), 32);
+    let keys = ["prefix.key", "receipts.key"];
+    let each = |state: &str| keys.map(|key| format!("{key}: {state}\n")).concat();
+    assert_eq!(baton(&["passphrase"]), (true, each("encrypted")));
+    let plain = each("a plain file that only this user can read");
+    assert_eq!(baton(&["passphrase", "--remove"]), (true, plain));
+    for key in keys {
+        assert_eq!(std::fs::metadata(folder.path().join(key)).expect("there is a key").len(), 32, "{key}");
+    }
 }
