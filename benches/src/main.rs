@@ -13,11 +13,13 @@ mod agent;
 mod cgroup;
 mod clock;
 mod cloud;
+mod copied;
 mod demo;
 mod engine;
 mod gpu;
 mod host;
 mod hostile;
+mod lossless;
 mod make_model;
 mod mask;
 mod offload;
@@ -69,6 +71,8 @@ enum Bench {
     Host(host::Args),
     /// Attacks on the cloud service: how much they delay and cost others
     Hostile(hostile::Args),
+    /// Verified answers: drafts of the device that the cloud checks, beside the cloud alone and the relay
+    Lossless(lossless::Args),
     /// Write a GGUF file with random weights and the shape of a published model
     MakeModel(make_model::Args),
     /// Mask of kept sentences: its size, and the time to encode and decode it
@@ -121,6 +125,7 @@ fn main() -> ExitCode {
         Bench::Gpu(args) => gpu::run(&args),
         Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),
+        Bench::Lossless(args) => lossless::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),
         Bench::Mask(args) => mask::run(&args),
         Bench::Offload(args) => offload::run(&args),

@@ -19,6 +19,7 @@ mod sse;
 mod status;
 mod terms;
 mod tokenize;
+mod verify;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -199,6 +200,7 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let assist = OpenApiRouter::default()
         .routes(routes!(assist::assist))
         .routes(routes!(assist::resume))
+        .routes(routes!(verify::verify))
         .routes(routes!(feedback::give))
         .routes(routes!(registry::sync))
         .routes(routes!(registry::blob));

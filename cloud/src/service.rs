@@ -20,6 +20,7 @@ mod residency;
 mod served;
 mod submit;
 mod trial;
+mod verify;
 
 pub mod completion;
 pub mod experiments;
@@ -35,6 +36,7 @@ use baton_engine::{Engine, EngineError, EngineOptions, Model, Sequences};
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, Turns};
 use baton_generate::scheduler::Share;
+use baton_openai::Penalties;
 use baton_protocol::{ArmEvent, AssistRequest};
 
 use crate::fleet::Fleet;
@@ -50,6 +52,7 @@ use crate::service::completion::CompletionRequest;
 use crate::service::experiments::ExperimentBook;
 use crate::service::recorder::Recorder;
 use crate::service::stream::AssistStream;
+use crate::service::verify::{OpenAnswer, OpenAnswers, OpenParts};
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
@@ -59,6 +62,7 @@ pub use self::residency::start;
 pub use self::residency::{Lease, LoadError, ModelLoader, ModelResidency, ModelState};
 pub use self::served::{ModelSetup, SetupError};
 pub use self::trial::CONSOLE;
+pub use self::verify::DraftCheck;
 
 pub(crate) use self::served::Served;
 
@@ -90,6 +94,8 @@ struct Inner {
     /// What runs, and what ended last.
     requests: Arc<RequestBook>,
     clock: Clock,
+    /// Answers that devices go on with.
+    open: OpenAnswers,
     is_stopping: AtomicBool,
     deadline: Mutex<Option<Duration>>,
 }
@@ -218,6 +224,7 @@ impl CloudService {
             metrics,
             requests: Arc::default(),
             clock,
+            open: OpenAnswers::default(),
             is_stopping,
             deadline,
         };
@@ -307,7 +314,22 @@ impl CloudService {
         if let Some(payer) = payer {
             prepared.reserve(payer, Some(assist::name(request)))?;
         }
-        self.submit(served, prepared, terms)?;
+        let id = (terms.owner, request.request_id);
+        if verify::is_verified(served, scene, request) {
+            let parts = OpenParts {
+                served,
+                tenant: terms.tenant.clone(),
+                prompt: prepared.answer.prompt().to_vec(),
+                prefixes: prepared.prefixes,
+                adapter,
+                sampling: assist::sampling_params(&request.sampling, Penalties::default()),
+            };
+            let open = Arc::new(OpenAnswer::new(parts));
+            if self.inner.open.keep(id, open.clone()) {
+                prepared.reader.opens(open, verify::offer(served));
+            }
+        }
+        self.submit(served, prepared, terms).inspect_err(|_| self.inner.open.forget(id))?;
         Ok(stream)
     }
 

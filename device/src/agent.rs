@@ -22,7 +22,7 @@ mod route;
 mod running;
 mod stream;
 
-use self::next::next_event;
+use self::next::{Lines, next_event};
 
 use ahead::Reading;
 use audit::Audits;
@@ -32,14 +32,14 @@ pub use error::AgentError;
 use form::Forms;
 use prepare::Prepared;
 use recent::Recent;
-use record::Recorder;
+use record::{Recorder, sent_draft};
 pub use report::AnswerReport;
 use route::Routes;
 pub use route::{RouteOptions, RouteReport};
 use running::{Running, RunningAnswers};
-use stream::CloudStream;
+use stream::{CloudStream, DraftCheck};
 
-use crate::client::{CloudClient, Feedback, OutgoingRequest};
+use crate::client::{CloudClient, Feedback, OutgoingDraft, OutgoingRequest};
 use crate::fleet::PairLease;
 use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
@@ -52,7 +52,7 @@ use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
     AnswerFormat, Corrector, ErrorCode, ModelPair, ProgressStage, RefineOptions, Sampling, SceneInfo,
-    Segment, ToolUse,
+    Segment, ToolUse, VerifyRequest,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -67,7 +67,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(30);
 const TOLD_FIRST: Duration = Duration::from_millis(200);
 const TOLD_AGAIN: Duration = Duration::from_secs(2);
 /// Number of prompt ids reserved for one answer.
-const PROMPTS_PER_ANSWER: u64 = 16;
+const PROMPTS_PER_ANSWER: u64 = 1 << 20;
 /// The device cost to use if there is no device model.
 const NO_DEVICE: DeviceCost =
     DeviceCost { prefill_ms_per_token: 0.0, prefill_ms_per_token2: 0.0, decode_ms: 0.0, decompress_ms: 0.0 };
@@ -369,7 +369,7 @@ impl Agent {
         let mut queue = VecDeque::from([RelayEvent::Begin]);
         let (commands, mut reports) = self.attach(&mut queue).unzip();
         let origin = Instant::now();
-        let mut cloud: Option<CloudStream> = None;
+        let mut lines = Lines::default();
         let mut wake: Option<Millis> = None;
         loop {
             while let Some(event) = queue.pop_front() {
@@ -377,21 +377,20 @@ impl Agent {
                 self.remember_pause(&event);
                 for effect in prepared.core.step(event, now) {
                     match effect {
-                        RelayEffect::Ask => match self.ask(prepared) {
-                            Ok(stream) => cloud = Some(stream),
-                            Err(fault) => queue.push_back(RelayEvent::CloudLost(fault)),
-                        },
+                        RelayEffect::Ask => {
+                            let asked = self.ask(prepared);
+                            queue.extend(lines.opened(asked));
+                        }
                         RelayEffect::AskToContinue { accepted, tokens_max } => {
-                            match self.ask_to_continue(prepared, &accepted, tokens_max) {
-                                Ok(stream) => cloud = Some(stream),
-                                Err(fault) => queue.push_back(RelayEvent::CloudLost(fault)),
-                            }
+                            let asked = self.ask_to_continue(prepared, &accepted, tokens_max);
+                            queue.extend(lines.opened(asked));
                         }
-                        RelayEffect::CancelCloud => {
-                            if let Some(stream) = cloud.take() {
-                                stream.close().await;
-                            }
-                        }
+                        RelayEffect::CancelCloud => lines.close_cloud().await,
+                        RelayEffect::Check(draft) => match self.check(prepared, &draft) {
+                            Ok(check) => lines.check = Some(check),
+                            Err(fault) => queue.push_back(RelayEvent::Checked(Err(fault))),
+                        },
+                        RelayEffect::DropCheck => lines.check = None,
                         RelayEffect::Engine(command) => {
                             queue.extend(tell(commands.as_ref(), command).await);
                         }
@@ -414,9 +413,7 @@ impl Agent {
                         }
                         RelayEffect::WakeAt(at) => wake = at,
                         RelayEffect::Finish(outcome) => {
-                            if let Some(stream) = cloud.take() {
-                                stream.close().await;
-                            }
+                            lines.close().await;
                             let speculation = match commands {
                                 Some(commands) => commands.end().await,
                                 None => None,
@@ -427,7 +424,7 @@ impl Agent {
                 }
             }
             let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
-            queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
+            queue.push_back(next_event(&mut lines, &mut reports, sleep, events).await);
             // `next_event` prefers the cloud, so one engine report is taken here as well. A cloud that never
             // pauses must not starve the engine.
             let report = reports.as_mut().and_then(Reports::try_recv);
@@ -455,6 +452,16 @@ impl Agent {
         let client = self.client()?;
         prepared.is_sent = true;
         Ok(CloudStream::open(client.clone(), request.clone()))
+    }
+
+    /// Sends a draft of the answer to the cloud.
+    fn check(&self, prepared: &mut Prepared, draft: &VerifyRequest) -> Result<DraftCheck, CloudFault> {
+        let request = prepared.request.as_ref().ok_or_else(no_cloud)?;
+        let client = self.cloud.as_ref().ok_or_else(no_cloud)?;
+        let draft = OutgoingDraft::new(request, draft)
+            .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
+        prepared.drafts.push(sent_draft(client.verify_url(draft.request_id()), &draft));
+        Ok(DraftCheck::send(client.clone(), draft))
     }
 
     /// Returns the cloud client, or a fault if there is none or the pause that it asked for is not over.

@@ -10,13 +10,15 @@ mod roots;
 mod sse;
 
 pub use feedback::Feedback;
-pub use outgoing::{OutgoingError, OutgoingRequest};
+pub use outgoing::{OutgoingDraft, OutgoingError, OutgoingRequest};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 
 use crate::privacy::PublicName;
 use crate::relay::CloudFault;
 use crate::relay::fault_of;
-use baton_protocol::{AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo, StreamChecksum};
+use baton_protocol::{
+    AssistEvent, ErrorBody, ErrorCode, ErrorDetail, SceneInfo, StreamChecksum, VerifyReply,
+};
 use baton_registry::sync::{SyncReply, SyncRequest};
 use futures_util::Stream;
 use reqwest::header::{
@@ -35,6 +37,8 @@ const SCENE_HEADER: &str = "x-baton-scene";
 const DEVICE_HEADER: &str = "x-device-id";
 /// Lengths of that name, in bytes.
 const DEVICE_ID_BYTES: std::ops::RangeInclusive<usize> = 8..=128;
+/// Longest time to have a draft checked.
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time to send the figures of an answer.
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most bytes of a scene or an error body.
@@ -246,6 +250,24 @@ impl CloudClient {
         let response = accepted(get.send().await.map_err(unreachable)?, "text/event-stream").await?;
         let checksum = StreamChecksum::of_resumed(request_id, Some(seen));
         Ok(assist_events(response.bytes_stream(), checksum))
+    }
+
+    /// Returns where the drafts of this request's answer go: scheme, host, port and path.
+    pub fn verify_url(&self, request_id: Uuid) -> String {
+        format!("{}/{request_id}/verify", self.assist_url())
+    }
+
+    /// Has a draft checked.
+    ///
+    /// # Errors
+    /// [`CloudFault`] if the cloud cannot be reached, refuses, or sends no valid reply.
+    pub async fn verify(&self, draft: &OutgoingDraft) -> Result<VerifyReply, CloudFault> {
+        let url = self.url(&format!("v1/assist/{}/verify", draft.request_id()))?;
+        let post = self.http.post(url).timeout(VERIFY_TIMEOUT).header(SCENE_HEADER, draft.scene());
+        let post = post.header(CONTENT_TYPE, "application/json").body(draft.body().to_vec());
+        let response = accepted(post.send().await.map_err(unreachable)?, "application/json").await?;
+        let body = bounded_body(response).await?;
+        serde_json::from_slice(&body).map_err(|err| CloudFault::Malformed { reason: err.to_string() })
     }
 
     /// Sends the figures of an answer of an experiment. Sends nothing if the device has no name: nobody then

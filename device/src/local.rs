@@ -244,9 +244,13 @@ pub struct LocalAnswer {
     local: LocalModel,
     line: Arc<Line>,
     cancel: CancelFlag,
-    /// The count of reports, until the host's end takes it.
-    unread: Option<Unread>,
+    /// The count of reports.
+    unread: Unread,
     spec: Option<AnswerSpec>,
+    /// What the answer may reuse.
+    scope: PrefixScope,
+    /// The ids of the prompt.
+    ids: Vec<TokenId>,
     prompt: PromptId,
     job: Option<JobId>,
     /// Why the answer failed, for commands that were sent before the failure was known.
@@ -263,8 +267,10 @@ impl LocalAnswer {
             local: local.clone(),
             line,
             cancel,
-            unread: Some(unread),
+            unread,
             spec: None,
+            scope: PrefixScope::default(),
+            ids: Vec::new(),
             prompt: PromptId::default(),
             job: None,
             failure: None,
@@ -280,6 +286,9 @@ impl LocalAnswer {
             EngineCommand::Prefill { prompt, segments } => (prompt, self.prefill(prompt, &segments)),
             EngineCommand::Verify { prompt, accepted } => return self.verify(prompt, accepted),
             EngineCommand::Decode { prompt, keep, index } => (prompt, self.decode(prompt, keep, index)),
+            EngineCommand::Draft { prompt, answer, tokens_max } => {
+                (prompt, self.draft(prompt, answer, tokens_max))
+            }
         };
         if let Err(refusal) = done {
             self.end();
@@ -295,7 +304,9 @@ impl LocalAnswer {
     }
 
     fn open(&mut self, prompt: PromptId, spec: AnswerSpec, scope: Scope) -> Result<(), Refusal> {
-        let unread = self.unread.take().ok_or_else(|| "an answer was opened already".to_owned())?;
+        if self.spec.is_some() {
+            return Err("an answer was opened already".to_owned().into());
+        }
         let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
         let segments = Arc::clone(&spec.segments);
         let whole = prompt_of(&self.local.model, &segments, &spec)?;
@@ -304,6 +315,7 @@ impl LocalAnswer {
         self.prompt = prompt;
         self.line.send(EngineReport::Opened { prompt, tokens: whole.ids.len(), prefix_tokens: prefix });
         let tokens_max = spec.tokens_max;
+        self.scope = scope_of(spec.known_max);
         self.spec = Some(spec);
         let (fitted, goal) = match scope {
             Scope::Prefix => {
@@ -319,16 +331,23 @@ impl LocalAnswer {
             }
         };
         let of = OfPrompt { prompt, whole: scope == Scope::Whole, shortened: fitted.shortened };
-        let reader = Reader::new(Arc::clone(&self.line), unread, of, tokens_max);
-        self.submit(fitted, goal, sampler, reader)
+        self.ids.clone_from(&fitted.ids);
+        let reader = self.reader(of, tokens_max);
+        self.submit(fitted, Vec::new(), goal, sampler, (reader, tokens_max))
+    }
+
+    /// Makes the reading end of a job.
+    fn reader(&self, of: OfPrompt, tokens_max: usize) -> Reader {
+        Reader::new(Arc::clone(&self.line), self.unread.another(self.cancel.clone()), of, tokens_max)
     }
 
     fn submit(
         &mut self,
         fitted: HostPrompt,
+        continued: Vec<TokenId>,
         goal: Goal,
         sampler: Sampler,
-        reader: Reader,
+        (reader, tokens_max): (Reader, usize),
     ) -> Result<(), Refusal> {
         let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
         let constraint = match &spec.form {
@@ -336,14 +355,14 @@ impl LocalAnswer {
             None => None,
         };
         let id = self.local.handle.new_id();
-        let max_tokens = self.room_behind(fitted.ids.len(), spec.tokens_max);
+        let max_tokens = self.room_behind(fitted.ids.len(), tokens_max);
         let job = Job {
             spec: JobSpec {
                 id,
                 prompt_tokens: fitted.ids.len(),
                 max_tokens,
                 floor_tokens: max_tokens,
-                tail_tokens: 0,
+                tail_tokens: usize::from(goal == Goal::Write),
                 pass_tokens: fitted.pass_tokens(),
                 bytes: size_of_val(&fitted.ids[..]),
                 deadline: None,
@@ -356,15 +375,15 @@ impl LocalAnswer {
                 vocab_len: self.local.model.config().vocab_len,
                 sampler,
                 prompt: fitted.ids,
-                continued: Vec::new(),
-                max_tokens: spec.tokens_max,
+                continued,
+                max_tokens: tokens_max,
                 room_tokens: self.local.capacity,
                 text: TextMode::Ids,
                 constraint,
                 logprobs: None,
                 window: None,
             }),
-            scope: scope(spec.known_max),
+            scope: self.scope,
             cancel: self.cancel.clone(),
             sink: Box::new(reader),
         };
@@ -385,6 +404,7 @@ impl LocalAnswer {
         let tokens_max = spec.tokens_max;
         let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec)?)?;
         self.prompt = prompt;
+        self.ids.clone_from(&fitted.ids);
         self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
         let order = Order::Prompt {
             max_tokens: self.room_behind(fitted.ids.len(), tokens_max),
@@ -411,6 +431,26 @@ impl LocalAnswer {
         }
         self.local.handle.order(job, Order::Decide { keep, index });
         Ok(())
+    }
+
+    /// Ends what is written, and writes on behind `answer`. What the KV cache has of it is kept.
+    fn draft(&mut self, prompt: PromptId, answer: Vec<TokenId>, tokens_max: usize) -> Result<(), Refusal> {
+        let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
+        let Some(spec) = &self.spec else { return Err(missing().into()) };
+        let sampler = Sampler::new(spec.sampling).map_err(|err| chain(&err))?;
+        self.end();
+        self.cancel = CancelFlag::default();
+        self.prompt = prompt;
+        let ids = [&self.ids[..], &answer].concat();
+        if ids.len() >= self.local.capacity {
+            let why = EngineEnd::ContextFull;
+            self.line.send(EngineReport::Ended { prompt, why, text: String::new() });
+            return Ok(());
+        }
+        let of = OfPrompt { prompt, whole: true, shortened: None };
+        let reader = self.reader(of, answer.len() + tokens_max);
+        let fitted = HostPrompt { ids, shortened: None };
+        self.submit(fitted, answer, Goal::Write, sampler, (reader, tokens_max))
     }
 
     /// Returns the prompt; shortened if it is too long and the answer allows it.
@@ -454,7 +494,7 @@ impl LocalAnswer {
 
 /// Returns what an answer may reuse. An answer that may not know all that was computed before owns its blocks
 /// behind that point.
-fn scope(known_max: Option<usize>) -> PrefixScope {
+fn scope_of(known_max: Option<usize>) -> PrefixScope {
     let bounded = |shared_tokens| PrefixScope { owner: Uuid::new_v4().as_u128(), shared_tokens };
     known_max.map_or_else(PrefixScope::default, bounded)
 }

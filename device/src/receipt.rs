@@ -117,6 +117,8 @@ pub enum Purpose {
     Continue,
     /// Comparing the routes of the turn, behind the answer.
     Audit,
+    /// Having a draft of the answer checked.
+    Verify,
 }
 
 /// A request that was given to the network.
@@ -173,14 +175,19 @@ pub struct Written {
 }
 
 impl Written {
-    /// Joins tokens as they were shown to ranges with one writer.
-    pub fn of(shown: &[Shown]) -> Vec<Self> {
+    /// Joins tokens as they were shown to ranges with one writer. The cloud has verified those of the device
+    /// below this index.
+    pub fn of(shown: &[Shown], verified_until: usize) -> Vec<Self> {
         let mut ranges: Vec<Self> = Vec::new();
         for Shown { index, source, .. } in shown {
+            let is_verified = *source == Source::Device && *index < verified_until;
+            let verified_by = is_verified.then_some(Source::Cloud);
             match ranges.last_mut() {
-                Some(last) if last.by == *source && last.to == *index => last.to += 1,
+                Some(last) if last.by == *source && last.to == *index && last.verified_by == verified_by => {
+                    last.to += 1;
+                }
                 _ => {
-                    ranges.push(Self { from: *index, to: index + 1, by: *source, verified_by: None });
+                    ranges.push(Self { from: *index, to: index + 1, by: *source, verified_by });
                 }
             }
         }

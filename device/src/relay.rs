@@ -27,23 +27,25 @@ mod progress;
 #[cfg(test)]
 mod tests;
 mod transcript;
+mod verify;
 
 pub(crate) use cloud::fault_of;
 pub use event::{Progress, RelayEffect, RelayEvent, Source};
 pub use form::FormGuard;
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
-pub use outcome::{CloudMark, CloudTiming, Ending, Outcome, Shown, Timeline};
+pub use outcome::{CloudMark, CloudTiming, Ending, Outcome, Shown, Timeline, Verification};
 pub use transcript::TextRules;
 
 use crate::local::{AnswerSpec, EngineCommand, PromptId};
 use baton_pacing::{DeviceCost, Millis, PaceMode};
-use baton_protocol::{Corrector, SentenceMap};
+use baton_protocol::{Corrector, SentenceMap, VerifyPolicy};
 use cloud::CloudSide;
 use device::{DeviceSide, DeviceState};
 use pace::Display;
 use progress::Waiting;
 use transcript::Transcript;
+use verify::Verifier;
 
 /// How long a finished answer waits for the cloud's `end` event after its last token, in milliseconds.
 const END_GRACE_MS: f64 = 100.0;
@@ -84,6 +86,8 @@ pub struct RelayConfig {
     pub corrector: Corrector,
     /// The user's choice of corrector, which overrides the cloud's.
     pub corrector_override: Option<Corrector>,
+    /// Whether the cloud is to check what the device writes.
+    pub verify: VerifyPolicy,
     /// This device's measured cost.
     pub cost: DeviceCost,
     /// If the cloud is silent this long, in milliseconds, the device starts on the whole prompt as well. The
@@ -109,6 +113,8 @@ pub struct RelayCore {
     guard: Option<FormGuard>,
     cloud: CloudSide,
     device: DeviceSide,
+    /// The drafts that the cloud checks, if it does.
+    verifier: Option<Verifier>,
     display: Display,
     waiting: Waiting,
     timeline: Timeline,
@@ -128,6 +134,7 @@ impl RelayCore {
             guard: None,
             cloud: CloudSide::new(spec.tokens_max, config.corrector_override.unwrap_or(config.corrector)),
             device: DeviceSide::new(&config, spec.segments.clone()),
+            verifier: None,
             display: Display::default(),
             waiting: Waiting::default(),
             timeline,
@@ -156,6 +163,7 @@ impl RelayCore {
             RelayEvent::Begin => self.begin(now, &mut fx),
             RelayEvent::Cloud(event) => self.on_cloud(event, now, &mut fx),
             RelayEvent::CloudLost(fault) => self.cloud_lost(fault, now, &mut fx),
+            RelayEvent::Checked(checked) => self.on_checked(checked, now, &mut fx),
             RelayEvent::Engine(report) => self.on_report(report, now, &mut fx),
             RelayEvent::EngineLost => self.engine_lost(now, &mut fx),
             RelayEvent::Timer => {}
@@ -163,6 +171,7 @@ impl RelayCore {
         }
         self.on_time(now, &mut fx);
         self.maybe_verify(&mut fx);
+        self.check_drafts(now, &mut fx);
         self.pace(now, &mut fx);
         if !self.finished {
             self.tell(now, &mut fx);
@@ -237,6 +246,7 @@ impl RelayCore {
             self.timeout_at(),
             self.end_grace(),
             self.tell_at(now),
+            self.check_at(now),
         ];
         times.into_iter().flatten().reduce(Millis::min)
     }
@@ -285,6 +295,7 @@ impl RelayCore {
             self.cloud.close();
             fx.push(RelayEffect::CancelCloud);
         }
+        self.end_checks(fx);
         if self.device.stop() {
             fx.push(RelayEffect::Engine(EngineCommand::Stop));
         }

@@ -16,7 +16,9 @@ use baton_engine::{
     pace_emulation::PassCost,
 };
 use baton_pacing::{DeviceCost, PaceMode};
-use baton_protocol::{AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment};
+use baton_protocol::{
+    AssistRequest, Corrector, DeviceInfo, RefineOptions, Role, Sampling, Segment, VerifyPolicy,
+};
 
 use crate::{
     demo::emulation,
@@ -103,6 +105,7 @@ impl Question {
             refine: RefineOptions { ratio: None, mode: self.refine_mode.clone() },
             assist_tokens: self.assist_tokens,
             resume: false,
+            verify: false,
         }
     }
 }
@@ -142,6 +145,24 @@ impl Pair {
         let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
         let device = Engine::new(device_model, options).context("set up the device's engine")?;
         Self::over(cloud_model, Box::new(device), ratio, corrector)
+    }
+
+    /// Like [`Self::new`] without a corrector, at these speeds of device and cloud.
+    ///
+    /// # Errors
+    /// Fails if an engine cannot be set up.
+    pub fn at(
+        cloud_model: Arc<Model>,
+        device_model: Arc<Model>,
+        ratio: f32,
+        (device_cost, cloud_cost): (PassCost, PassCost),
+    ) -> anyhow::Result<Self> {
+        let options = EngineOptions { kv_tokens: DEVICE_KV_TOKENS, ..EngineOptions::default() };
+        let device = Engine::new(device_model, options).context("set up the device's engine")?;
+        let scene = settings(ratio, Corrector::Cloud);
+        let cloud = SimulatedCloud::new(cloud_model, vec![scene_of(&scene)], cloud_cost, |_| {})?;
+        let device = SimulatedDevice::new(Box::new(device), LocalOptions::new(DEVICE_KV_TOKENS));
+        Ok(Self { cloud, device, device_cost, scene })
     }
 
     /// Like [`Self::new`], with a device that computes by other means than its own engine.
@@ -187,6 +208,15 @@ impl Pair {
         Ok(Self { cloud, device, device_cost, scene })
     }
 
+    /// Lets the cloud check what the device writes.
+    ///
+    /// # Errors
+    /// Fails if the cloud does not take the scene.
+    pub fn verified(&mut self, policy: VerifyPolicy) {
+        self.scene.verify = policy;
+        self.cloud.service().scene_book().replace([scene_of(&self.scene)]);
+    }
+
     /// Makes the request that a device sends.
     #[must_use]
     pub fn request(&self, question: &Question) -> AssistRequest {
@@ -213,6 +243,7 @@ impl Pair {
                 true => u32::try_from(question.tokens_max).ok(),
                 false => question.assist_tokens,
             },
+            verify: !alone && self.scene.verify != VerifyPolicy::Off,
             ..question.request(SCENE)
         }
     }
@@ -242,6 +273,7 @@ impl Pair {
             refine: self.scene.refine,
             corrector: self.scene.corrector,
             corrector_override: None,
+            verify: self.scene.verify,
             cost,
             hedge_after_ms: 10_000.0,
             first_timeout_ms: 30_000.0,

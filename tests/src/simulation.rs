@@ -19,7 +19,7 @@ use baton_cloud::{
     scene::Scene,
     scene::book::SceneBook,
     service::stream::AssistStream,
-    service::{CloudService, ModelSetup, ServiceOptions},
+    service::{CloudService, DraftCheck, ModelSetup, ServiceOptions, Terms},
 };
 use baton_device::{
     local::{Driven, EngineCommand, EngineReport},
@@ -28,7 +28,7 @@ use baton_device::{
 use baton_engine::{Engine, EngineError, EngineOptions, Model, Sequences, pace_emulation::PassCost};
 use baton_generate::host::{Host, Pass};
 use baton_pacing::Millis;
-use baton_protocol::{AssistEvent, AssistRequest, RefineOptions};
+use baton_protocol::{AssistEvent, AssistRequest, RefineOptions, VerifyRequest};
 
 use crate::at::At;
 
@@ -154,6 +154,11 @@ pub struct Told {
     pub continued_from: Option<String>,
 }
 
+/// Returns the fault of a refusal.
+fn fault(message: &str) -> CloudFault {
+    CloudFault::Refused { status: 0, code: "refused".to_owned(), message: message.to_owned() }
+}
+
 #[derive(Debug)]
 enum Happening {
     Relay(Box<RelayEvent>),
@@ -177,6 +182,7 @@ pub struct Simulation<'a> {
     order: u64,
     queue: BinaryHeap<At<Happening>>,
     stream: Option<AssistStream>,
+    check: Option<DraftCheck>,
     cloud_busy: bool,
     device_busy: bool,
     timer: u64,
@@ -211,6 +217,7 @@ impl<'a> Simulation<'a> {
             order: 0,
             queue: BinaryHeap::new(),
             stream: None,
+            check: None,
             cloud_busy: false,
             device_busy: false,
             timer: 0,
@@ -248,6 +255,7 @@ impl<'a> Simulation<'a> {
                     self.cloud_busy = false;
                     self.cloud.host.commit(*pass);
                     self.receive();
+                    self.receive_check();
                 }
                 Happening::DevicePass => {
                     self.device_busy = false;
@@ -261,7 +269,7 @@ impl<'a> Simulation<'a> {
 
     /// Checks that the cloud is free again after the end, once the running pass is over.
     fn settle(&mut self) -> anyhow::Result<()> {
-        self.stream = None;
+        (self.stream, self.check) = (None, None);
         self.device.commit();
         while let Some(At { what, .. }) = self.queue.pop() {
             if let Happening::CloudPass(pass) = what {
@@ -298,6 +306,7 @@ impl<'a> Simulation<'a> {
             self.at(ns, Happening::CloudPass(Box::new(pass)));
         }
         self.receive();
+        self.receive_check();
         while !self.device_busy && !core.finished() {
             let told = self.told.commands.len();
             if let Some(content) = self.device.turn(&mut ()) {
@@ -345,6 +354,42 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// Sends the reply to a draft over the connection.
+    fn receive_check(&mut self) {
+        let Some(reply) = self.check.as_mut().and_then(DraftCheck::try_reply) else { return };
+        self.check = None;
+        let reply = reply.map_err(|err| fault(&err.to_string()));
+        let arrival = self.after_ms(self.line.latency_ms);
+        self.at(arrival, Happening::Relay(Box::new(RelayEvent::Checked(reply))));
+    }
+
+    /// Has the cloud check a draft. A connection that breaks at a token breaks before a reply that holds it.
+    fn check(&mut self, request: &AssistRequest, draft: VerifyRequest) {
+        let least = draft.from as usize + draft.draft.len() + 1;
+        let is_cut = match self.line.fault {
+            LineFault::CutAt(cut) | LineFault::CutOnceAt(cut) => least > cut,
+            LineFault::Unreachable => true,
+            LineFault::None => false,
+        };
+        if is_cut && self.line.fault != LineFault::None {
+            if matches!(self.line.fault, LineFault::CutOnceAt(_)) {
+                self.line.fault = LineFault::None;
+            }
+            let arrival = self.after_ms(self.line.latency_ms);
+            let lost = RelayEvent::Checked(Err(CloudFault::Disconnected));
+            return self.at(arrival, Happening::Relay(Box::new(lost)));
+        }
+        let terms = Terms::default();
+        match self.cloud.service.verify(request.request_id, draft, terms, None) {
+            Ok(check) => self.check = Some(check),
+            Err(err) => {
+                let arrival = self.after_ms(self.line.latency_ms);
+                let refused = RelayEvent::Checked(Err(fault(&err.to_string())));
+                self.at(arrival, Happening::Relay(Box::new(refused)));
+            }
+        }
+    }
+
     fn tell(&mut self, core: &mut RelayCore, request: &AssistRequest, event: RelayEvent) {
         let now = Millis::new(self.now_ns as f64 / 1e6);
         for effect in core.step(event, now) {
@@ -361,6 +406,8 @@ impl<'a> Simulation<'a> {
                     };
                     self.ask(&more);
                 }
+                RelayEffect::Check(draft) => self.check(request, draft),
+                RelayEffect::DropCheck => self.check = None,
                 RelayEffect::CancelCloud => self.stream = None,
                 RelayEffect::Engine(command) => self.command(core, request, command),
                 RelayEffect::Show { index, text, .. } => self.told.shown.push((index, text)),

@@ -64,7 +64,10 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
             EngineCommand::Verify { accepted: Accepted::Text(text), .. } => {
                 panic!("tokenizers are equal, got `{text}`")
             }
-            EngineCommand::Open { .. } | EngineCommand::Decode { .. } | EngineCommand::Stop => {}
+            EngineCommand::Open { .. }
+            | EngineCommand::Decode { .. }
+            | EngineCommand::Draft { .. }
+            | EngineCommand::Stop => {}
         }
     }
     (segments, accepted)

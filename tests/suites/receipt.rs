@@ -6,6 +6,7 @@
 
 use std::{io::Read as _, path::Path, process::Stdio};
 
+use baton_corpus::{QuestionKind, document};
 use baton_device::conversations::{Conversations, FILE};
 use baton_device::privacy::Span;
 use baton_device::receipt::{Purpose, Receipt, SentRequest};
@@ -40,9 +41,14 @@ impl Captured {
 
 /// Returns the bodies of the assist requests in what was on the wire.
 fn captured(proxy: &Proxy) -> Vec<Captured> {
-    const HEAD: &[u8] = b"POST /v1/assist HTTP/1.1\r\n";
+    captured_at(proxy, "/v1/assist")
+}
+
+/// Returns the bodies of the requests to a path in what was on the wire.
+fn captured_at(proxy: &Proxy, path: &str) -> Vec<Captured> {
+    let head = format!("POST {path} HTTP/1.1\r\n").into_bytes();
     let wire = proxy.count().sent();
-    let starts = wire.windows(HEAD.len()).enumerate().filter(|(_, at)| *at == HEAD).map(|(at, _)| at);
+    let starts = wire.windows(head.len()).enumerate().filter(|(_, at)| *at == head).map(|(at, _)| at);
     let request = |start: usize| {
         let rest = &wire[start..];
         let end = rest.windows(4).position(|at| at == b"\r\n\r\n").expect("a head ends") + 4;
@@ -240,6 +246,56 @@ async fn a_receipt_of_a_document_is_what_left_byte_for_byte() {
         assert!(shown.contains("stayed here (EMAIL), sent as [EMAIL_1]"), "{shown}");
         assert!(shown.contains(&told.body.digest.to_string()) && !shown.contains("kowalska"), "{shown}");
     }
+}
+
+#[tokio::test]
+async fn a_verified_answer_is_the_clouds_and_its_receipt_has_each_draft() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let database = folder.path().join("cloud.db").display().to_string();
+    let mut set = Command::from(cpu_program("baton-cloud").expect("the program is built"));
+    set.args(["scenes", "set", "doc-qa", "--database", &database, "--verify", "on"]);
+    let (is_set, said) = run(&mut set).await;
+    assert!(is_set, "{said}");
+    let model = models_folder().join("demo-cloud.gguf");
+    let cloud =
+        CloudProcess::start(&model, &["--database".into(), database.into()]).await.expect("the cloud starts");
+    let document = document(7_100_000, 200);
+    let path = folder.path().join("document.md");
+    std::fs::write(&path, &document.text).expect("write the document");
+    let asked = document.question(QuestionKind::Long).expect("a document has a long question");
+    let (mut answers, mut drafts) = (Vec::new(), 0);
+    for mode in ["cloud", "relay"] {
+        let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+        let folder = tempfile::tempdir().expect("make a folder");
+        let mut ask = asking("ask", folder.path(), &proxy, mode);
+        ask.arg(&path).args([asked.text.as_str(), "--json", "--instant", "--no-names", "--max-tokens", "48"]);
+        ask.args((mode == "relay").then_some("--assist-tokens=6"));
+        let out = ask.output().await.expect("it starts");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let report: Value = serde_json::from_slice(&out.stdout).expect("it prints JSON");
+        answers.push(report["answer"].as_str().expect("a text").to_owned());
+        let receipt = Receipt::read(exported(folder.path(), "1").await.as_bytes()).expect("it is a receipt");
+        let (first, rest) = receipt.requests.split_first().expect("the question was sent");
+        check_request(first, &proxy, &captured(&proxy)[0]);
+        let sent = captured_at(&proxy, &format!("/v1/assist/{}/verify", first.id));
+        assert_eq!(rest.len(), sent.len(), "{mode}");
+        for (told, sent) in rest.iter().zip(&sent) {
+            assert_eq!((told.purpose, &told.texts[..]), (Purpose::Verify, &[][..]));
+            assert_eq!((told.body.bytes, told.body.digest.to_string()), (sent.body.len(), hex(&sent.body)));
+        }
+        drafts += rest.len();
+        let by_device = receipt.tokens.iter().filter(|range| range.by == Source::Device);
+        assert!(
+            by_device.clone().all(|range| range.verified_by == Some(Source::Cloud)),
+            "{:?}",
+            receipt.tokens
+        );
+        assert_eq!(by_device.count() > 0, mode == "relay", "{:?}", receipt.tokens);
+        let unverified = &report["verification"]["unverified_from"];
+        assert!(unverified.is_null(), "{report}");
+    }
+    assert!(drafts > 0, "the relay has drafts checked");
+    assert_eq!(answers[0], answers[1], "the relay shows what the cloud alone would have written");
 }
 
 #[tokio::test]

@@ -4,6 +4,9 @@
 //! Both engines really compute; only time is virtual. The test depends on two rules at once: a token's logits
 //! do not depend on batch or chunking, and sampling depends only on (seed, token index).
 
+#[path = "relay/verify.rs"]
+mod verify;
+
 use baton_corpus::{QuestionKind, document};
 use baton_e2e::{
     pair::{Pair, Question, demo_model},

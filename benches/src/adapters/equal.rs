@@ -11,14 +11,15 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use baton_engine::adapter::targets;
-use baton_engine::gguf::{Gguf, GgufWriter, MetaValue, Metadata, TensorInfo};
+use baton_engine::gguf::{Gguf, TensorInfo};
 use baton_engine::{Adapter, Engine, EngineOptions, Model, StepSeq, TokenId, Wanted};
 use baton_import::ADAPTER_FORMAT;
-use baton_kernels_cpu::{Format, KvFormat, dequantize_row};
+use baton_kernels_cpu::{Format, KvFormat};
 use baton_synthetic::SyntheticModel;
 use serde_json::json;
 
 use super::{ADAPTERS, RANK, SEQUENCES, adapter_bytes, opened};
+use crate::copied::{numbers_of, with_metadata};
 use crate::report::Report;
 
 /// Tokens that both sides write.
@@ -250,19 +251,9 @@ impl Merge<'_> {
     }
 }
 
-fn numbers_of(gguf: &Gguf, name: &str) -> Result<Vec<f32>> {
-    let view = gguf.tensor(name)?;
-    let mut numbers = vec![0.0; view.dims.iter().product::<u64>() as usize];
-    dequantize_row(view.format, view.data, &mut numbers).context("decode a tensor")?;
-    Ok(numbers)
-}
-
 /// Returns the model as a file of F32 weights, with an adapter merged if one is given.
 fn in_f32(file: &Gguf, merge: Option<&Merge<'_>>) -> Result<Vec<u8>> {
-    let mut writer = GgufWriter::new();
-    for key in file.metadata().keys().filter(|key| *key != "general.alignment") {
-        writer.set(key, value(file.metadata(), key)?);
-    }
+    let mut writer = with_metadata(file)?;
     for tensor in file.tensors() {
         let mut numbers = numbers_of(file, tensor.name())?;
         if let Some(merge) = merge {
@@ -272,19 +263,4 @@ fn in_f32(file: &Gguf, merge: Option<&Merge<'_>>) -> Result<Vec<u8>> {
         writer.tensor(tensor.name(), tensor.dims(), Format::F32, bytes)?;
     }
     Ok(writer.to_bytes()?)
-}
-
-/// Returns the value of a key that is there, in the first form that fits.
-fn value(metadata: Metadata<'_>, key: &str) -> Result<MetaValue> {
-    macro_rules! first_of {
-        ($($getter:ident),*) => {
-            $(if let Ok(Some(value)) = metadata.$getter(key) { return Ok(value.into()); })*
-        };
-    }
-    if metadata.is_array(key) {
-        first_of!(opt_str_array, opt_u32_array, opt_i32_array, opt_f32_array, opt_bool_array);
-    } else {
-        first_of!(opt_str, opt_u32, opt_u64, opt_f32, opt_bool);
-    }
-    anyhow::bail!("`{key}` has a value that cannot be copied")
 }

@@ -294,6 +294,7 @@ fn request(scene: &SceneInfo, input: &PlaygroundInput, device: Option<&DeviceCla
         refine: RefineOptions { ratio: input.ratio, mode: input.mode.clone() },
         assist_tokens: input.assist_tokens,
         resume: false,
+        verify: false,
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{OpenApi, ToSchema};
 
-pub(super) use self::assist::{AssistBody, SceneBody, SceneList};
+pub(super) use self::assist::{AssistBody, SceneBody, SceneList, VerifyBody, VerifyReplyBody};
 
 #[derive(OpenApi)]
 #[openapi(

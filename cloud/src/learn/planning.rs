@@ -3,7 +3,9 @@
 //! Never: lets r fall below the scene's xi, or lets L exceed what the scene allows and the context holds.
 //! Pure: all figures are passed in.
 
-use baton_pacing::{CloudCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, relay};
+use baton_pacing::{
+    CloudCost, DeviceCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, relay,
+};
 use baton_protocol::DeviceInfo;
 
 use crate::learn::coefficients::Coefficients;
@@ -33,6 +35,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) prefix_tokens: usize,
     /// Tokens that still fit into the context after the prompt.
     pub(crate) room_tokens: usize,
+    /// Tokens of the device's first draft, if it shows nothing of its own before the cloud has checked it.
+    pub(crate) draft_tokens: Option<usize>,
 }
 
 /// r and L of one request.
@@ -80,7 +84,7 @@ pub(crate) fn plan(scene: &SceneSettings, wish: Wish, now: Situation<'_>) -> Res
             prefix_tokens: count(now.prefix_tokens.min(now.prompt_tokens - now.content_tokens)),
             cached_tokens: 0,
         },
-        device: now.known.device(now.device),
+        device: device_cost(&now),
         cloud: cloud_cost(&now),
         scene: policy,
         // What counts is the load when the request gets its slot, not now. The scheduler lowers L then.
@@ -114,6 +118,16 @@ pub(crate) fn policy(scene: &SceneSettings, wish: Wish, answer_tokens_max: u32) 
         answer_tokens_max: answer_tokens_max.min(scene.assist_max),
         slow_device: SlowDevice::AcceptGap,
     }
+}
+
+/// Returns the cost of the device. If its drafts are checked, its first token comes later, by the first draft
+/// and its check.
+fn device_cost(now: &Situation<'_>) -> DeviceCost {
+    let cost = now.known.device(now.device);
+    let Some(tokens) = now.draft_tokens else { return cost };
+    let check_ms = cloud_cost(now).rtt_ms + now.cloud.decode_ms;
+    let draft_ms = tokens as f64 * cost.decode_ms;
+    DeviceCost { decompress_ms: cost.decompress_ms + draft_ms + check_ms, ..cost }
 }
 
 fn cloud_cost(now: &Situation<'_>) -> CloudCost {

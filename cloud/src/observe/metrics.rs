@@ -124,6 +124,15 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         "answers of experiments, by experiment, arm and outcome",
     ),
     ("baton_experiment_feedback_total", Kind::Counter, "feedback for answers of experiments, by outcome"),
+    ("baton_verify_drafted_tokens_total", Kind::Counter, "tokens of devices' drafts that were checked"),
+    ("baton_verify_accepted_tokens_total", Kind::Counter, "drafted tokens that the model would have written"),
+    ("baton_verify_written_tokens_total", Kind::Counter, "tokens that the model wrote behind drafts"),
+    ("baton_open_answers", Kind::Gauge, "answers that devices go on with, and that are kept for checks"),
+    (
+        "baton_open_kv_byte_seconds_total",
+        Kind::Counter,
+        "keys and values kept without a slot for such answers, by tenant",
+    ),
     ("baton_build_info", Kind::Gauge, "1, with the version"),
 ];
 
@@ -192,6 +201,8 @@ pub struct Usage {
     pub models: Vec<ModelUsage>,
     /// Version of each scene.
     pub scenes: Vec<(String, u32)>,
+    /// Answers that devices go on with.
+    pub open_answers: usize,
 }
 
 /// One request that has ended.
@@ -347,6 +358,19 @@ impl Metrics {
         self.counter("baton_experiment_feedback_total", &[("outcome", outcome)]).increment(1);
     }
 
+    /// Counts a draft that was checked.
+    pub fn verified(&self, drafted: usize, accepted: usize, written: usize) {
+        self.counter("baton_verify_drafted_tokens_total", &[]).increment(drafted as u64);
+        self.counter("baton_verify_accepted_tokens_total", &[]).increment(accepted as u64);
+        self.counter("baton_verify_written_tokens_total", &[]).increment(written as u64);
+    }
+
+    /// Counts keys and values that were kept for an answer between two drafts, in byte-seconds.
+    pub fn open_kv(&self, tenant: &str, byte_seconds: f64) {
+        let whole = if byte_seconds.is_finite() { byte_seconds.max(0.0) as u64 } else { 0 };
+        self.counter("baton_open_kv_byte_seconds_total", &[("tenant", tenant)]).increment(whole);
+    }
+
     /// Records the time of an operation of the database.
     pub fn db_operation(&self, operation: &'static str, elapsed: Duration) {
         self.histogram("baton_db_operation_seconds", &[("operation", operation)]).record(elapsed);
@@ -396,6 +420,7 @@ impl Metrics {
             self.counter("baton_speculation_proposed_tokens_total", labels).absolute(usage.proposed);
             self.counter("baton_speculation_accepted_tokens_total", labels).absolute(usage.accepted);
         }
+        self.gauge("baton_open_answers", &[]).set(usage.open_answers as f64);
         for engine in &usage.engines {
             let labels: &[(&'static str, &str)] = &[("model", &engine.model), ("engine", &engine.engine)];
             self.gauge("baton_engine_requests_running", labels).set(engine.in_flight as f64);

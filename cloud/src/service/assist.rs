@@ -11,6 +11,7 @@ use baton_engine::{AdapterId, PrefixScope};
 use baton_generate::answer::{Answer, AnswerOptions, TextMode, Window};
 use baton_generate::hooks::{Constraint as Form, LogprobSink};
 use baton_generate::scheduler::{Goal, JobSpec, Share};
+use baton_generate::speculation::K_MAX;
 use baton_generate::text::AnswerText;
 use baton_openai::Penalties;
 use baton_protocol::{
@@ -33,6 +34,7 @@ use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, p
 use crate::service::stream::AssistStream;
 use crate::service::submit::ForEngine;
 use crate::service::upstream::{Ask, AskPrompt};
+use crate::service::verify;
 use crate::service::{Served, ServiceError};
 
 /// A checked request and its scene.
@@ -184,7 +186,7 @@ pub(crate) struct Extras {
     pub(crate) verbatim: bool,
 }
 
-fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams {
+pub(crate) fn sampling_params(sampling: &Sampling, penalties: Penalties) -> SamplingParams {
     SamplingParams {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
@@ -401,6 +403,7 @@ pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> 
         tokenizer_sha256: Some(served.model.tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
         experiment: None,
+        verify: None,
         guide: None,
     }
 }
@@ -459,6 +462,7 @@ fn planned(
         content_tokens: content,
         prefix_tokens: prefix_tokens(&request.segments, prompt),
         room_tokens,
+        draft_tokens: verify::is_verified(served, scene, request).then_some(K_MAX),
     };
     Ok(plan(&scene.settings, wish, situation)?)
 }

@@ -215,6 +215,21 @@ pub enum ServiceError {
         /// The model.
         model: String,
     },
+    /// An answer whose drafts are to be checked is not kept here.
+    #[error("no answer of this request is kept here; drafts are checked within {} s of its last tokens", super::verify::KEPT.as_secs())]
+    NotOpen,
+    /// The first part of an answer is not written yet.
+    #[error("the cloud's part of the answer is not complete; send the draft after its `end`")]
+    NotBegun,
+    /// A draft belongs to another answer than the one that is kept.
+    #[error("field `{field}` does not fit the answer that is kept for this request")]
+    OtherAnswer {
+        /// The field that does not fit.
+        field: &'static str,
+    },
+    /// The engine could not check a draft.
+    #[error("the draft could not be checked")]
+    CheckFailed,
     /// The service is stopping.
     #[error("the service is stopping")]
     Stopping,
@@ -222,6 +237,8 @@ pub enum ServiceError {
 
 /// Time after which a request for a model that is not in memory may be sent again, in milliseconds.
 const MODEL_RETRY_MS: u64 = 2000;
+/// The same for a draft that came before the cloud's part was complete.
+const NOT_BEGUN_RETRY_MS: u64 = 50;
 
 impl ServiceError {
     /// Returns whether the service is the reason, and not the request: for experiments it is a failure.
@@ -289,6 +306,10 @@ impl ServiceError {
             | ServiceError::ModelFailed { .. }
             | ServiceError::ModelDrained { .. } => (ErrorCode::Unavailable, None),
             ServiceError::ModelFixed { .. } => (ErrorCode::InvalidRequest, None),
+            ServiceError::NotOpen => (ErrorCode::Gone, None),
+            ServiceError::NotBegun => (ErrorCode::Unavailable, None),
+            ServiceError::OtherAnswer { field } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
+            ServiceError::CheckFailed => (ErrorCode::Internal, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
@@ -299,6 +320,7 @@ impl ServiceError {
             | ServiceError::EnginesDown { retry_after_ms, .. }
             | ServiceError::ModelFailed { retry_after_ms, .. } => Some(*retry_after_ms),
             ServiceError::ModelAway { .. } | ServiceError::ModelLate { .. } => Some(MODEL_RETRY_MS),
+            ServiceError::NotBegun => Some(NOT_BEGUN_RETRY_MS),
             ServiceError::Quota(err) => err.retry_after_ms(),
             _ => None,
         };

@@ -102,7 +102,7 @@ impl CloudService {
     /// for the service's default).
     pub async fn hold(&self, model: &str, deadline: Option<Duration>) -> Result<Lease, ServiceError> {
         let at = self.number(model)?;
-        let deadline = deadline.or(*self.inner.deadline.lock().expect("no holder of this lock panics"));
+        let deadline = deadline.or(self.deadline());
         match &self.inner.residency {
             Some(residency) => residency.hold(at, deadline).await,
             None => Ok(Lease::of_resident()),
@@ -241,6 +241,7 @@ impl CloudService {
     pub fn render_metrics(&self) -> String {
         let scenes = self.inner.scenes.current();
         self.inner.metrics.render(&Usage {
+            open_answers: self.inner.open.len(),
             engines: self.upstreams().flat_map(|upstream| upstream.in_use()).collect(),
             models: self.models_in_use(),
             scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),

@@ -16,7 +16,7 @@ use baton_generate::scheduler::{CloseReason, Closed, JobSpec, SlotTimes};
 use baton_pacing::BoundBy;
 use baton_protocol::{
     AssistEvent, EndEvent, EndReason, ErrorBody, ErrorCode, FirstEvent, MaskEvent, SlotTiming, TokenEvent,
-    Usage,
+    Usage, VerifyOffer,
 };
 use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
@@ -28,6 +28,7 @@ use crate::service::refining::MaskJob;
 use crate::service::stream::{Batch, EventSink};
 use crate::service::submit::ForEngine;
 use crate::service::upstream::{ScoreJob, Scored};
+use crate::service::verify::OpenAnswer;
 
 /// If the service stops, the time after which a client may retry, in milliseconds: another replica is likely
 /// to be up.
@@ -148,6 +149,8 @@ pub(crate) struct CloudReader {
     pub(crate) sink: EventSink,
     /// The tenant's quota reserved for this answer, if there is one.
     reservation: Option<Reservation>,
+    /// The answer, if a device goes on with it and has its drafts checked.
+    open: Option<Arc<OpenAnswer>>,
     /// When the job got its first slot.
     opened_at: Option<Duration>,
     /// Prompt tokens that were in the cache when the job got its first slot, in whole blocks.
@@ -184,11 +187,18 @@ impl CloudReader {
             figures,
             sink,
             reservation: None,
+            open: None,
             opened_at: None,
             cached: 0,
             written: 0,
             outbox: Vec::new(),
         }
+    }
+
+    /// Keeps the answer for the device, and tells it so.
+    pub(crate) fn opens(&mut self, open: Arc<OpenAnswer>, offer: VerifyOffer) {
+        self.first.verify = Some(offer);
+        self.open = Some(open);
     }
 
     /// Says which L the device is promised, if it is lower than before.
@@ -414,7 +424,15 @@ impl Sink for CloudReader {
         self.sink.unread().reading()
     }
 
+    fn is_continued(&self) -> bool {
+        self.open.is_some()
+    }
+
     fn closed(self: Box<Self>, closed: &Closed, answer: Answer) {
+        // Known before the device sees the end, because it may send a draft at once.
+        if let Some(open) = &self.open {
+            open.begun(answer.tokens(), closed.reason);
+        }
         let fault = answer.fault();
         self.log_fault(closed, fault);
         let is_of_request = matches!(fault, Some(Fault::Constraint(_)));

@@ -19,6 +19,7 @@ use super::ServiceOptions;
 use super::places::kv_tokens;
 use super::prefixes::ScenePrefixes;
 use super::upstream::{ClientError, EngineAddress, Upstream};
+use super::verify::SEQUENCES_MAX;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Traces;
 use crate::service::figures::{CostWatch, Figures};
@@ -134,6 +135,8 @@ pub(crate) struct Served {
     pub(crate) upstream: Option<Arc<Upstream>>,
     /// Beginnings that all tenants' prompts of a scene share.
     pub(crate) scene_prefixes: ScenePrefixes,
+    /// Bytes of the keys and values of one token.
+    pub(crate) kv_token_bytes: usize,
     /// The vocabulary in the form for constrained answers; made when the first one is requested.
     grammars: OnceLock<Result<Grammars, ConstraintError>>,
 }
@@ -188,10 +191,11 @@ impl Served {
                 emulation: options.emulation,
                 turns,
                 proposer,
-                idle_sequences: 0,
+                idle_sequences: SEQUENCES_MAX,
                 watch: watch(&figures, upstream.is_some()),
             },
         );
+        let kv_token_bytes = model.config().kv_token_bytes(options.kv);
         let text_bytes_max = context.min(kv_tokens).saturating_mul(model.tokenizer().token_bytes_max());
         let served = Served {
             text_bytes_max: text_bytes_max.min(limits::TEXT_BYTES_MAX),
@@ -206,6 +210,7 @@ impl Served {
             traces: options.traces.clone(),
             upstream,
             scene_prefixes: ScenePrefixes::default(),
+            kv_token_bytes,
             grammars: OnceLock::new(),
         };
         Ok((served, host))

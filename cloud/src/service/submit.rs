@@ -32,7 +32,7 @@ impl CloudService {
         mut prepared: Prepared,
         terms: Terms,
     ) -> Result<(), ServiceError> {
-        let deadline = terms.deadline.or(*self.inner.deadline.lock().expect("no holder of this lock panics"));
+        let deadline = terms.deadline.or(self.deadline());
         prepared.spec.deadline = deadline.map(|within| prepared.reader.arrived_at + within);
         prepared.spec.bytes = prepared.held_bytes();
         prepared.spec.share = terms.share;
@@ -109,7 +109,12 @@ impl CloudService {
         }
     }
 
-    fn refused(&self, refused: NotTaken) -> ServiceError {
+    /// Returns the deadline of requests that set none.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        *self.inner.deadline.lock().expect("no holder of this lock panics")
+    }
+
+    pub(super) fn refused(&self, refused: NotTaken) -> ServiceError {
         match refused {
             NotTaken::Draining | NotTaken::Gone => {
                 self.inner.metrics.rejected("stopping");

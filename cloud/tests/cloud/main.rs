@@ -31,4 +31,5 @@ mod strangers;
 mod tls;
 mod tools;
 mod unread;
+mod verify;
 mod world;

@@ -159,6 +159,7 @@ pub(crate) fn request(scene: &str, document: &str, assist_tokens: u32) -> Assist
         refine: baton_protocol::RefineOptions::default(),
         assist_tokens: Some(assist_tokens),
         resume: false,
+        verify: false,
     }
 }
 

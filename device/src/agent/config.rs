@@ -3,9 +3,9 @@
 use super::{FIRST_TIMEOUT_MS, IDLE_TIMEOUT_MS, NO_DEVICE, Question};
 use crate::local::PromptId;
 use crate::privacy::RedactedRequest;
-use crate::relay::RelayConfig;
+use crate::relay::{RelayConfig, RelayMode};
 use baton_engine::sampling::SamplingParams;
-use baton_protocol::{AnswerFormat, Sampling, Segment, ToolUse};
+use baton_protocol::{AnswerFormat, Corrector, Sampling, Segment, ToolUse, VerifyPolicy};
 
 /// Returns the settings that follow from a question and its redacted prompt, for an answer that the cloud and
 /// a device without cost may write.
@@ -22,12 +22,22 @@ pub(super) fn relay_config(question: &Question, segments: &[Segment]) -> RelayCo
         refine: scene.refine && refinable && refines,
         corrector: scene.corrector,
         corrector_override: question.corrector,
+        verify: if question.is_verified() { scene.verify } else { VerifyPolicy::Off },
         cost: NO_DEVICE,
         hedge_after_ms: FIRST_TIMEOUT_MS,
         first_timeout_ms: FIRST_TIMEOUT_MS,
         idle_timeout_ms: IDLE_TIMEOUT_MS,
         may_continue: true,
         first_prompt: PromptId::default(),
+    }
+}
+
+impl Question {
+    /// Returns whether the cloud is to check what this device writes.
+    pub(super) fn is_verified(&self) -> bool {
+        let is_plain = self.tools.is_none() && self.format.is_text() && self.own.is_none();
+        let is_wanted = self.scene.settings.verify != VerifyPolicy::Off && self.mode == RelayMode::Relay;
+        is_wanted && is_plain && self.corrector != Some(Corrector::Device)
     }
 }
 

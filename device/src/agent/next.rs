@@ -5,20 +5,62 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::AnswerEvent;
-use super::stream::{CloudMessage, CloudStream};
+use super::stream::{CloudMessage, CloudStream, DraftCheck};
 use crate::local::Reports;
 use crate::relay::{CloudFault, RelayEvent};
 
+/// What goes on between this device and the cloud for one answer.
+#[derive(Default)]
+pub(super) struct Lines {
+    /// The cloud's stream.
+    pub(super) cloud: Option<CloudStream>,
+    /// A draft that is being checked.
+    pub(super) check: Option<DraftCheck>,
+}
+
+impl Lines {
+    /// Takes a stream that was opened; returns the event if there is none.
+    pub(super) fn opened(&mut self, opened: Result<CloudStream, CloudFault>) -> Option<RelayEvent> {
+        match opened {
+            Ok(stream) => {
+                self.cloud = Some(stream);
+                None
+            }
+            Err(fault) => Some(RelayEvent::CloudLost(fault)),
+        }
+    }
+
+    /// Closes the cloud's stream, if one is open.
+    pub(super) async fn close_cloud(&mut self) {
+        if let Some(stream) = self.cloud.take() {
+            stream.close().await;
+        }
+    }
+
+    /// Closes everything.
+    pub(super) async fn close(&mut self) {
+        self.check = None;
+        self.close_cloud().await;
+    }
+}
+
 /// Waits for the next event. If several are ready, the first branch of the `select!` below wins.
 pub(super) async fn next_event(
-    cloud: &mut Option<CloudStream>,
+    lines: &mut Lines,
     reports: &mut Option<Reports>,
     sleep: Option<Duration>,
     events: &mpsc::Sender<AnswerEvent>,
 ) -> RelayEvent {
+    let Lines { cloud, check } = lines;
     let cloud_message = async {
         match cloud {
             Some(stream) => stream.messages.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let checked = async {
+        match check {
+            Some(check) => check.reply().await,
             None => std::future::pending().await,
         }
     };
@@ -48,6 +90,10 @@ pub(super) async fn next_event(
                 RelayEvent::CloudLost(CloudFault::Disconnected)
             }
         },
+        checked = checked => {
+            *check = None;
+            RelayEvent::Checked(checked)
+        }
         report = report => match report {
             Some(report) => RelayEvent::Engine(report),
             None => {

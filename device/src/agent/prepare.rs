@@ -10,6 +10,7 @@ use crate::local::{AnswerSpec, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
+use crate::receipt::SentRequest;
 use crate::relay::{CloudFault, Note, RelayConfig, RelayCore, RelayMode, TextRules};
 use baton_engine::prompt::Prompt;
 use baton_engine::stop::StopStrings;
@@ -37,6 +38,8 @@ pub(super) struct Prepared {
     pub(super) text_bytes: Option<usize>,
     /// The request to go on behind the device's text, if it was sent.
     pub(super) continued: Option<(RedactedRequest, OutgoingRequest)>,
+    /// The drafts of the answer that were sent.
+    pub(super) drafts: Vec<SentRequest>,
     pub(super) notes: Vec<Note>,
     pub(super) mode: RelayMode,
     pub(super) route: Option<RouteReport>,
@@ -180,6 +183,7 @@ impl Agent {
             // L is small, so a cloud that keeps writing for a lost device wastes little. A whole answer would
             // waste more.
             resume: !alone && self.cloud.as_ref().is_some_and(CloudClient::resumes),
+            verify: !alone && question.is_verified(),
         }
     }
 }
@@ -232,6 +236,7 @@ impl Preparation {
             redacted,
             request,
             is_sent: false,
+            drafts: Vec::new(),
             text_bytes,
             continued: None,
             notes,

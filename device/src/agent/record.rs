@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::prepare::Prepared;
 use super::{Agent, AnswerReport, RouteAudit};
-use crate::client::OutgoingRequest;
+use crate::client::{OutgoingDraft, OutgoingRequest};
 use crate::conversations::{Conversations, Sent, StoredAnswer, now};
 use crate::privacy::RedactedRequest;
 use crate::receipt::{
@@ -41,6 +41,8 @@ pub(super) struct Recorder {
 pub(super) struct Asked {
     /// The requests that were given to the network.
     bodies: Vec<SentBody>,
+    /// The drafts of the answer that were.
+    drafts: Vec<SentRequest>,
     by_cloud_alone: bool,
     adapter: Option<AdapterId>,
 }
@@ -49,6 +51,20 @@ pub(super) struct Asked {
 pub(super) struct SentBody {
     told: SentRequest,
     json: Box<RawValue>,
+}
+
+/// Returns what a receipt says of a draft. It has ids of tokens that a model wrote, and no text of the user.
+pub(super) fn sent_draft(url: String, draft: &OutgoingDraft) -> SentRequest {
+    let mark = BytesMark::of(draft.body());
+    SentRequest {
+        purpose: Purpose::Verify,
+        url,
+        id: draft.request_id(),
+        encoding: None,
+        body: mark,
+        json: mark,
+        texts: Vec::new(),
+    }
 }
 
 impl SentBody {
@@ -117,6 +133,7 @@ impl Agent {
         self.recorder.as_ref()?;
         Some(Asked {
             bodies: self.sent_bodies(prepared, None),
+            drafts: prepared.drafts.clone(),
             by_cloud_alone: prepared.mode == RelayMode::CloudOnly,
             adapter: prepared.adapter,
         })
@@ -145,8 +162,8 @@ impl Agent {
                 record: RecordDigests::of(&stored),
                 device: DeviceSide { program: PROGRAM.to_owned(), model: self.device_model(&asked).await },
                 cloud: report.timeline.cloud.clone(),
-                requests: asked.bodies.into_iter().map(|body| body.told).collect(),
-                tokens: Written::of(&report.timeline.shown),
+                requests: asked.bodies.into_iter().map(|body| body.told).chain(asked.drafts).collect(),
+                tokens: Written::of(&report.timeline.shown, report.timeline.verified_until()),
             };
             stored.receipt = signed(&receipt, &key);
         }

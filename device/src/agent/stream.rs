@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use baton_protocol::AssistEvent;
+use baton_protocol::{AssistEvent, VerifyReply};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::client::{CloudClient, OutgoingRequest};
+use crate::client::{CloudClient, OutgoingDraft, OutgoingRequest};
 use crate::relay::CloudFault;
 
 /// Cloud events that may wait for the core.
@@ -29,6 +29,27 @@ pub(super) enum CloudMessage {
 pub(super) struct CloudStream {
     pub(super) messages: mpsc::Receiver<CloudMessage>,
     task: JoinHandle<()>,
+}
+
+/// A draft on its way to the cloud and back. Dropping it closes the connection, which ends the check.
+pub(super) struct DraftCheck(JoinHandle<Result<VerifyReply, CloudFault>>);
+
+impl DraftCheck {
+    pub(super) fn send(client: CloudClient, draft: OutgoingDraft) -> Self {
+        Self(tokio::spawn(async move { client.verify(&draft).await }))
+    }
+
+    /// Waits for the reply. Can be cancelled without losing it.
+    pub(super) async fn reply(&mut self) -> Result<VerifyReply, CloudFault> {
+        // A task that panicked has already printed its message.
+        (&mut self.0).await.unwrap_or(Err(CloudFault::Disconnected))
+    }
+}
+
+impl Drop for DraftCheck {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 type Events = BoxStream<'static, Result<AssistEvent, CloudFault>>;
@@ -90,6 +111,7 @@ async fn forward_events(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::next::Lines;
     use crate::agent::next_event;
     use crate::local::{EngineReport, Message, PromptId, Reports};
     use crate::relay::RelayEvent;
@@ -100,23 +122,24 @@ mod tests {
         let (cloud_says, messages) = mpsc::channel(4);
         let (engine_says, reports) = Reports::channel();
         let (events, reader) = mpsc::channel(1);
-        let mut cloud = Some(CloudStream { messages, task: tokio::spawn(async {}) });
+        let cloud = Some(CloudStream { messages, task: tokio::spawn(async {}) });
+        let mut lines = Lines { cloud, check: None };
         let mut reports = Some(reports);
         let token =
             || CloudMessage::Event(AssistEvent::Token(TokenEvent { index: 0, id: 1, text: "a".into() }));
         for _ in 0..24 {
             engine_says.send(Message::Report(EngineReport::Ready { prompt: PromptId(1) })).unwrap();
             cloud_says.send(token()).await.unwrap();
-            let first = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let first = next_event(&mut lines, &mut reports, Some(Duration::ZERO), &events).await;
             assert!(matches!(first, RelayEvent::Cloud(_)), "{first:?}");
-            let second = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let second = next_event(&mut lines, &mut reports, Some(Duration::ZERO), &events).await;
             assert!(matches!(second, RelayEvent::Engine(_)), "{second:?}");
-            let third = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let third = next_event(&mut lines, &mut reports, Some(Duration::ZERO), &events).await;
             assert!(matches!(third, RelayEvent::Timer), "{third:?}");
         }
         drop(reader);
         cloud_says.send(token()).await.unwrap();
-        let last = next_event(&mut cloud, &mut reports, None, &events).await;
+        let last = next_event(&mut lines, &mut reports, None, &events).await;
         assert!(matches!(last, RelayEvent::Cancel), "{last:?}");
     }
 }

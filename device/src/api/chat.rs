@@ -238,6 +238,9 @@ fn ending(report: &AnswerReport, shape: &Shape) -> Ending {
     if let Some(record) = &report.record {
         baton["record"] = json!(record);
     }
+    if let Some(checked) = &report.timeline.verification {
+        baton["verification"] = json!(checked);
+    }
     let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, &shape.stops));
     Ending {
         stop: stop.map(str::to_owned),

@@ -217,12 +217,16 @@ fn show_request(request: &SentRequest) -> anyhow::Result<()> {
         Purpose::Answer => "for the answer",
         Purpose::Continue => "to go on with the answer",
         Purpose::Audit => "to compare routes",
+        Purpose::Verify => "to have a draft of the answer checked",
     };
     outln!("\nsent {purpose} to {}", request.url)?;
     let coded = request.encoding.as_deref().map(|name| format!(" with {name}")).unwrap_or_default();
     outln!("  body{coded}: {} bytes, {}", request.body.bytes, request.body.digest)?;
     if request.encoding.is_some() {
         outln!("  its JSON: {} bytes, {}", request.json.bytes, request.json.digest)?;
+    }
+    if request.purpose == Purpose::Verify {
+        return Ok(outln!("  ids of tokens that this device wrote, no text of yours")?);
     }
     let (sent, stayed) = request.given_bytes();
     outln!("  of the texts, {sent} bytes left as they are and {stayed} stayed here")?;

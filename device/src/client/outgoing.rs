@@ -1,7 +1,7 @@
 //! A request as it leaves the device: redacted text only, checked, and compressed if it is large.
 
 use crate::privacy::RedactedRequest;
-use baton_protocol::{RequestError, StreamChecksum};
+use baton_protocol::{RequestError, StreamChecksum, VerifyRequest};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use reqwest::header::HeaderValue;
@@ -84,6 +84,40 @@ impl OutgoingRequest {
     /// Returns whether the body is gzipped.
     pub fn gzipped(&self) -> bool {
         self.gzipped
+    }
+}
+
+/// A draft of the answer to a request, ready to send. It has ids of tokens only.
+#[derive(Debug, Clone)]
+pub struct OutgoingDraft {
+    request_id: Uuid,
+    scene: HeaderValue,
+    body: Vec<u8>,
+}
+
+impl OutgoingDraft {
+    /// Encodes a draft of the answer to `request`.
+    ///
+    /// # Errors
+    /// [`OutgoingError`] if it cannot be encoded.
+    pub fn new(request: &OutgoingRequest, draft: &VerifyRequest) -> Result<Self, OutgoingError> {
+        let body = serde_json::to_vec(draft).map_err(|err| OutgoingError::Encode(err.into()))?;
+        Ok(Self { request_id: request.request_id, scene: request.scene.clone(), body })
+    }
+
+    /// Returns the id of the request.
+    pub fn request_id(&self) -> Uuid {
+        self.request_id
+    }
+
+    /// Returns the scene's name as a header value.
+    pub fn scene(&self) -> &HeaderValue {
+        &self.scene
+    }
+
+    /// Returns the bytes of the body as sent.
+    pub fn body(&self) -> &[u8] {
+        &self.body
     }
 }
 

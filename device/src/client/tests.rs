@@ -27,6 +27,7 @@ fn request(text: &str) -> OutgoingRequest {
         refine: RefineOptions::default(),
         assist_tokens: None,
         resume: false,
+        verify: false,
     };
     OutgoingRequest::new(&Redactor::default().redact_request(&request).unwrap()).unwrap()
 }

@@ -89,6 +89,15 @@ pub enum EngineCommand {
         /// Answer index of the first token that the device writes.
         index: usize,
     },
+    /// Drops what was written behind the prompt, and writes on behind these tokens of the answer.
+    Draft {
+        /// A new id: reports of what was written before are out of date.
+        prompt: PromptId,
+        /// The answer so far, in this model's ids.
+        answer: Vec<TokenId>,
+        /// Tokens to write behind it, at most.
+        tokens_max: usize,
+    },
     /// Drops the answer. What the KV cache holds of it may serve a later one.
     Stop,
 }

@@ -113,6 +113,7 @@ impl Redactor {
             refine,
             assist_tokens,
             resume,
+            verify,
         } = request;
         let mut turn = Turn { segments: segments.clone(), tools: tools.clone(), format: format.clone() };
         let mut origins = Vec::new();
@@ -141,6 +142,7 @@ impl Redactor {
             refine: self.refine(refine)?,
             assist_tokens: *assist_tokens,
             resume: *resume,
+            verify: *verify,
         };
         Ok(RedactedRequest(request, origins))
     }
@@ -172,6 +174,7 @@ impl Redactor {
             refine: RefineOptions { ratio: Some(1.0), mode: Some("none".into()) },
             assist_tokens: tokens_max,
             resume: false,
+            verify: false,
             continue_from: Some(accepted),
             ..request.0.clone()
         };

@@ -239,6 +239,7 @@ fn a_value_may_lie_across_texts_that_follow_each_other() {
         refine: baton_protocol::RefineOptions::default(),
         assist_tokens: None,
         resume: false,
+        verify: false,
     };
     let redacted = Redactor::default().redact_request(&request).unwrap();
     let mut two = request.clone();

@@ -112,11 +112,15 @@ fn tokens_are_joined_by_writer() {
     let shown = |index, source| Shown { index, at_ms: 0.0, source };
     let (cloud, device) = (Source::Cloud, Source::Device);
     let all = [shown(0, cloud), shown(1, cloud), shown(2, device), shown(3, cloud)];
-    let written = Written::of(&all);
+    let written = Written::of(&all, 0);
     let told: Vec<_> = written.iter().map(|one| (one.from, one.to, one.by)).collect();
     assert_eq!(told, [(0, 2, cloud), (2, 3, device), (3, 4, cloud)]);
     assert_eq!(written.iter().map(Written::tokens).sum::<usize>(), all.len());
-    assert_eq!(Written::of(&[]), []);
+    assert!(written.iter().all(|one| one.verified_by.is_none()));
+    assert_eq!(Written::of(&[], 0), []);
+    let all = [shown(0, cloud), shown(1, device), shown(2, device), shown(3, device)];
+    let told: Vec<_> = Written::of(&all, 2).iter().map(|one| (one.from, one.to, one.verified_by)).collect();
+    assert_eq!(told, [(0, 1, None), (1, 2, Some(cloud)), (2, 4, None)]);
 }
 
 #[test]

@@ -257,6 +257,7 @@ impl RelayCore {
             let bound_by = first.assist_bound_by.chars().filter(|c| !c.is_control());
             self.timeline.assist_bound_by = Some(bound_by.take(BOUND_CHARS_MAX).collect());
             self.timeline.cloud_timing = Some(CloudTiming { first: first.timing, slot: None });
+            self.offered(&first);
             self.timeline.experiment = first.experiment;
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
@@ -379,6 +380,7 @@ impl RelayCore {
         if all_there {
             return self.cloud_part_over(false, now, fx);
         }
+        self.not_checked();
         if self.device_can_take_over() {
             self.cloud.refuses = fault.is_final().then(|| fault.clone());
             return fx.push(RelayEffect::Note(Note::WithoutCloud { fault, at: self.answer.len() }));

@@ -120,6 +120,13 @@ impl DeviceSide {
         self.prompt
     }
 
+    /// Returns a new id for what the engine writes behind the same prompt.
+    pub(super) fn another_job(&mut self) -> PromptId {
+        self.prompt = PromptId(self.next_prompt);
+        self.next_prompt += 1;
+        self.prompt
+    }
+
     /// Returns the tokens in the KV cache, the tokens of the whole prompt, and when the device's own first
     /// token is expected.
     pub(super) fn progress(&self, now: Millis) -> Option<(u64, u64, Millis)> {
@@ -239,6 +246,13 @@ impl RelayCore {
         if report.prompt() != self.device.prompt || self.ending.is_some() {
             return;
         }
+        let drafts_prompt = matches!(
+            report,
+            EngineReport::Prompt { .. } | EngineReport::Progress { .. } | EngineReport::Ready { .. }
+        );
+        if drafts_prompt && self.device.state == DeviceState::Decoding {
+            return;
+        }
         match report {
             EngineReport::Opened { tokens, prefix_tokens, .. } => {
                 self.device.whole_tokens = Some(tokens);
@@ -267,7 +281,13 @@ impl RelayCore {
                 self.timeline.prompt_ready_ms.get_or_insert(at_ms);
             }
             EngineReport::Verified { verified, .. } => self.on_verified(verified, now, fx),
+            EngineReport::Token { index, id, .. } if self.drafts() => {
+                if let Some(id) = self.on_draft(index, id, fx) {
+                    self.on_own_token(index, id, None, fx);
+                }
+            }
             EngineReport::Token { index, id, text, .. } => self.on_own_token(index, id, text, fx),
+            EngineReport::Ended { why, .. } if self.drafts() && !self.on_drafts_end(why, fx) => {}
             EngineReport::Ended { why, text, .. } => {
                 self.device.state = DeviceState::Over;
                 let ending = if why == EngineEnd::EndToken { Ending::Stop } else { Ending::Length };
@@ -318,6 +338,9 @@ impl RelayCore {
         self.timeline.ttft_device_ms.get_or_insert(at_ms);
         if verified.compared > 0 {
             self.timeline.agreement = Some(verified.agreed as f64 / verified.compared as f64);
+        }
+        if self.drafts() {
+            return self.begin_drafts(verified.agreed, verified.compared, fx);
         }
         let (keep, len) = self.correct(&verified);
         if len < self.answer.len() {
@@ -383,6 +406,7 @@ impl RelayCore {
             return;
         }
         self.device.state = DeviceState::Failed(reason.clone());
+        self.end_checks(fx);
         if !self.cloud_complete() {
             return;
         }

@@ -4,7 +4,7 @@ use super::note::{CloudFault, Note};
 use super::outcome::Outcome;
 use crate::local::{EngineCommand, EngineReport};
 use baton_pacing::Millis;
-use baton_protocol::{AssistEvent, ProgressStage};
+use baton_protocol::{AssistEvent, ProgressStage, VerifyReply, VerifyRequest};
 use serde::{Deserialize, Serialize};
 
 /// Who wrote a token.
@@ -41,6 +41,8 @@ pub enum RelayEvent {
     Cloud(AssistEvent),
     /// The cloud is lost: it refused, is unreachable or broken, or its stream closed without an `end`.
     CloudLost(CloudFault),
+    /// The reply to [`RelayEffect::Check`], or what went wrong with it.
+    Checked(Result<VerifyReply, CloudFault>),
     /// A report from the engine.
     Engine(EngineReport),
     /// The engine is gone and reports no more.
@@ -64,6 +66,10 @@ pub enum RelayEffect {
         /// Most tokens that it may still write.
         tokens_max: usize,
     },
+    /// Ask the cloud to check this draft. One request is in flight at a time.
+    Check(VerifyRequest),
+    /// Drop that request; no reply to it is used.
+    DropCheck,
     /// Drop the cloud's stream; nothing that still arrives is used.
     CancelCloud,
     /// Send this command to the engine.

@@ -190,6 +190,14 @@ pub enum Note {
         /// Number of replaced tokens.
         tokens: usize,
     },
+    /// The cloud checks the answer no more.
+    #[error("{fault}; from token {at} on the answer is not verified by the cloud")]
+    Unverified {
+        /// Why.
+        fault: CloudFault,
+        /// Index of the first token that is not verified.
+        at: usize,
+    },
     /// The scene could not be fetched.
     #[error("the scene `{scene}` was not fetched ({reason}); {used} settings are used")]
     SceneNotFetched {
@@ -226,6 +234,7 @@ impl Note {
             Self::PromptShortened { .. } => "prompt_shortened",
             Self::CloudContinues { .. } => "cloud_continues",
             Self::Corrected { .. } => "corrected",
+            Self::Unverified { .. } => "unverified",
             Self::SceneNotFetched { .. } => "scene_not_fetched",
             Self::AdapterMissing { .. } => "adapter_missing",
             Self::Redacted { .. } => "redacted",

@@ -3,7 +3,7 @@
 use super::event::Source;
 use super::note::AnswerError;
 use baton_pacing::Millis;
-use baton_protocol::{ArmEvent, SlotTiming, Timing, Usage};
+use baton_protocol::{ArmEvent, SlotTiming, Timing, Usage, VerifyReply};
 use serde::{Deserialize, Serialize};
 
 /// Why an answer ended.
@@ -70,6 +70,40 @@ pub struct CloudMark {
     pub tokenizer_sha256: Option<String>,
 }
 
+/// What came of the drafts that the cloud checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Verification {
+    /// Requests sent.
+    pub requests: usize,
+    /// Passes of the cloud's model, as it reports them.
+    pub passes: u64,
+    /// Drafted tokens that were judged.
+    pub drafted: usize,
+    /// Those that the cloud would have written too.
+    pub accepted: usize,
+    /// Drafts of which a token was rejected.
+    pub rejected: usize,
+    /// Tokens that the cloud wrote behind drafts.
+    pub written: usize,
+    /// Time in the cloud's slots, in milliseconds, as it reports it.
+    pub slot_ms: u64,
+    /// Index of the first token that was not verified, if the line was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unverified_from: Option<usize>,
+}
+
+impl Verification {
+    /// Counts a reply to a draft.
+    pub(super) fn took(&mut self, reply: &VerifyReply, drafted: usize) {
+        let accepted = (reply.accepted as usize).min(drafted);
+        self.passes += u64::from(reply.timing.passes);
+        self.slot_ms += reply.timing.slot_ms.max(0.0).round() as u64;
+        self.drafted += accepted + usize::from(accepted < drafted);
+        self.accepted += accepted;
+        self.written += reply.next.len();
+    }
+}
+
 /// The times and counts of one answer. Times are milliseconds since the question was asked.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timeline {
@@ -106,6 +140,9 @@ pub struct Timeline {
     pub mask_bytes: Option<usize>,
     /// Share of the cloud's tokens that the device would have written too.
     pub agreement: Option<f64>,
+    /// What came of verification, if the answer was verified behind L.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
     /// The times that the cloud reported.
     pub cloud_timing: Option<CloudTiming>,
     /// The usage that the cloud reported.
@@ -131,6 +168,12 @@ impl Timeline {
     pub fn is_read_whole(&self) -> bool {
         let is_whole = self.prompt_tokens.is_some() && self.prompt_tokens == self.prompt_tokens_refined;
         is_whole && self.prompt_ready_ms.is_some()
+    }
+
+    /// Returns the index behind the last token that the cloud has verified, if it wrote none itself; 0 if it
+    /// verifies none.
+    pub fn verified_until(&self) -> usize {
+        self.verification.map_or(0, |checked| checked.unverified_from.unwrap_or(usize::MAX))
     }
 
     /// Returns the times between successive shown tokens, in milliseconds.

@@ -13,6 +13,7 @@ pub(super) struct Display {
     told_available: usize,
     told_cloud_end: Option<usize>,
     told_finished: bool,
+    told_space_ms: f64,
 }
 
 impl Display {
@@ -59,7 +60,12 @@ impl RelayCore {
             events.push(PaceEvent::CloudEnds { count: cloud_end });
         }
         if let Some(ready_at) = self.device.handover_at(cloud_end, self.cloud.expected_end(count), now) {
-            events.push(PaceEvent::Handover { ready_at });
+            events.push(PaceEvent::Handover { ready_at: ready_at + Millis::new(self.first_check_ms()) });
+        }
+        let space_ms = self.space_ms().unwrap_or(0.0);
+        if space_ms != self.display.told_space_ms {
+            self.display.told_space_ms = space_ms;
+            events.push(PaceEvent::LeastGap(space_ms));
         }
         if count > self.display.told_available {
             self.display.told_available = count;

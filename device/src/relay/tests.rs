@@ -69,6 +69,7 @@ fn config() -> RelayConfig {
         refine: true,
         corrector: Corrector::Cloud,
         corrector_override: None,
+        verify: VerifyPolicy::Off,
         cost: DeviceCost {
             prefill_ms_per_token: 2.5,
             prefill_ms_per_token2: 0.0,
@@ -127,6 +128,7 @@ fn first(assist_tokens: u32) -> FirstEvent {
         tokenizer_sha256: Some(tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
         experiment: None,
+        verify: None,
         guide: None,
     }
 }

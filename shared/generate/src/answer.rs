@@ -433,6 +433,16 @@ impl Answer {
         Decided { kept, tokens: self.tokens.len(), end }
     }
 
+    /// Goes on behind those tokens of the verified part that the model would have written too. The answer
+    /// ends with the first token behind them, or later if it has fewer than `at_least` new ones then.
+    ///
+    /// Fails as [`Self::decide`].
+    pub fn agree(&mut self, at_least: usize, out: &mut Vec<Written>) -> Decided {
+        let agreed = self.verification.as_ref().map_or(0, Verification::agreed);
+        self.max_tokens = at_least.max(agreed + 1);
+        self.decide(Keep::Tokens(agreed), self.tokens.len() + agreed, out)
+    }
+
     /// Takes back the end of the accepted part, then takes the first own token. Returns whether nothing may
     /// follow it.
     fn form_goes_on(&mut self, back: usize, first: TokenId) -> Result<bool, Fault> {

@@ -51,6 +51,12 @@ pub enum Order {
         /// The index of the first token that is written behind it.
         index: usize,
     },
+    /// Of the accepted part, what the model would have written too stays. The order waits as
+    /// [`Self::Decide`]. The answer ends with the first token of its own, or later for `at_least`.
+    Agree {
+        /// New tokens at least, those that stay included, unless the answer ends by itself.
+        at_least: usize,
+    },
 }
 
 /// What a job found when it got its first slot.
@@ -129,6 +135,12 @@ pub trait Sink: Send {
     /// Returns whether the answer must begin or may end waiting for its reader.
     fn reading(&mut self) -> Option<Reading> {
         None
+    }
+
+    /// Returns whether another job is likely to go on behind this one. Its sequence is kept then, if there is
+    /// room.
+    fn is_continued(&self) -> bool {
+        true
     }
 
     /// The one end, instead of a last flush. `answer` is given back for whoever wants its tokens.

@@ -62,6 +62,11 @@ impl Unread {
         Unread { counts: Arc::new(counts), cancel }
     }
 
+    /// Returns the writing end of another answer to the same reader, in place of this one.
+    pub fn another(&self, cancel: CancelFlag) -> Unread {
+        Unread { counts: Arc::clone(&self.counts), cancel }
+    }
+
     /// Returns the reading end, which wakes this host if the answer is parked.
     pub fn mark(&self, handle: Option<HostHandle>) -> ReadMark {
         ReadMark { counts: Some(Arc::clone(&self.counts)), handle }

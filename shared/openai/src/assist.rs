@@ -68,6 +68,7 @@ impl ChatRequest {
             refine: RefineOptions { ratio: baton.ratio, mode: None },
             assist_tokens: baton.assist_tokens,
             resume: false,
+            verify: false,
         };
         request.check()?;
         Ok(request)

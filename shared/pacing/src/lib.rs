@@ -17,6 +17,7 @@
 //! | [`table`] | the optimizer's plan for every scene, device class, prompt length and network class |
 //! | [`takeover`] | the forecast of the device's own first token, from its prefill progress |
 //! | [`pacer`] | the speed controller: how many tokens to show now, and when to check again |
+//! | [`verify`] | how long a draft is that the cloud checks, and when it must be sent |
 //! | [`gaps`] | the gaps of an answer as shown, and the best possible in hindsight |
 //!
 //! Symbols are those of the P/D-Device paper:
@@ -38,6 +39,7 @@ pub mod refit;
 pub mod route;
 pub mod table;
 pub mod takeover;
+pub mod verify;
 
 pub use cost::{CloudCost, DeviceCost};
 pub use explain::{Explanation, Goal, Knob, Relaxation, explain};

@@ -73,6 +73,8 @@ pub enum PaceEvent {
     },
     /// A new estimate of `TPOT_d`, in milliseconds.
     DecodeMs(f64),
+    /// No planned gap is shorter than this, in milliseconds: what has arrived is a buffer for what is late.
+    LeastGap(f64),
     /// The answer is complete.
     Finished {
         /// Number of tokens in the answer.
@@ -107,6 +109,8 @@ pub struct Pacer {
     shown_at: Millis,
     /// The gap planned before the last shown token; 0 if there is none.
     pace_ms: f64,
+    /// No planned gap is shorter.
+    least_gap_ms: f64,
     /// The wake-up that the last step asked for.
     wake_at: Option<Millis>,
     cloud: Rate,
@@ -128,6 +132,7 @@ impl Pacer {
             arrived_at: Millis::ZERO,
             shown_at: Millis::ZERO,
             pace_ms: 0.0,
+            least_gap_ms: 0.0,
             wake_at: None,
             cloud: Rate::unknown(),
             device: Rate::new(sane(config.decode_ms)),
@@ -191,6 +196,7 @@ impl Pacer {
             PaceEvent::CloudEnds { count } => self.cloud_end = Some(count),
             PaceEvent::Handover { ready_at } if ready_at.is_finite() => self.ready_at = Some(ready_at),
             PaceEvent::DecodeMs(ms) if ms.is_finite() && ms >= 0.0 => self.device.set(ms),
+            PaceEvent::LeastGap(ms) => self.least_gap_ms = sane(ms),
             PaceEvent::Finished { count } => self.finished = Some(count),
             PaceEvent::Available { .. }
             | PaceEvent::Handover { .. }
@@ -224,7 +230,7 @@ impl Pacer {
         } else {
             wanted.max(GAP_SHRINK * self.pace_ms).min((GAP_GROWTH * self.pace_ms).max(self.least_growth_ms()))
         };
-        gradual.min(GAP_MAX_MS)
+        gradual.max(self.least_gap_ms).min(GAP_MAX_MS)
     }
 
     /// Returns a gap that is always allowed, because growth by a factor cannot start from a gap near zero.

@@ -14,6 +14,7 @@ use crate::progress::ProgressEvent;
 use crate::range::{NumberRange, OutOfRange};
 use crate::request::{json_field, json_place, limits};
 use crate::scene::Corrector;
+use crate::verify::VerifyOffer;
 
 /// Most bytes of text of one token.
 const TOKEN_TEXT_BYTES_MAX: usize = 4096;
@@ -77,6 +78,9 @@ pub struct FirstEvent {
     /// The arm of an experiment that the answer takes part in, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experiment: Option<ArmEvent>,
+    /// That the cloud checks what the device writes behind L, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<VerifyOffer>,
     /// Data for the application (plan, template, next action), carried unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guide: Option<Value>,
@@ -280,7 +284,8 @@ impl FirstEvent {
         MILLIS.check("timing.queue_ms", queue_ms)?;
         MILLIS.check("timing.prefill_ms", prefill_ms)?;
         MILLIS.check("timing.refine_ms", refine_ms)?;
-        MILLIS.check("timing.decode_ms", decode_ms)
+        MILLIS.check("timing.decode_ms", decode_ms)?;
+        self.verify.iter().try_for_each(VerifyOffer::check)
     }
 }
 
@@ -327,6 +332,7 @@ mod tests {
             tokenizer_sha256: None,
             timing: Timing { queue_ms: 1.5, prefill_ms: 200.0, refine_ms: 3.0, decode_ms: 20.0 },
             experiment: None,
+            verify: None,
             guide: Some(serde_json::json!({"plan": ["a", 1]})),
         }
     }

@@ -23,6 +23,7 @@ mod scene;
 mod segmenter;
 mod shape;
 mod tools;
+mod verify;
 
 pub mod lines;
 
@@ -48,6 +49,10 @@ pub use scene::{
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
 pub use shape::{MARKS_MAX, NAME_BYTES_MAX, SMALL_TEXT_BYTES_MAX, ShapeError, check_shape};
 pub use tools::{AnswerFormat, Markup, PastCall, Tool, ToolChoice, ToolUse};
+pub use verify::{
+    AT_LEAST_MAX, DRAFT_TOKENS_MAX, VerifyError, VerifyOffer, VerifyPolicy, VerifyReply, VerifyRequest,
+    VerifyTiming, answer_digest,
+};
 
 /// Version of the assist protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -201,6 +201,10 @@ pub struct AssistRequest {
     /// The device may resume the stream after a disconnect.
     #[serde(default)]
     pub resume: bool,
+    /// The device will have the tokens checked that it writes itself. A cloud that can do so says it in its
+    /// scenes ([`crate::SceneSettings::verify`]); others refuse the field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verify: bool,
 }
 
 /// What the device reports about itself, for the optimizer. Times are in milliseconds.

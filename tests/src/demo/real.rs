@@ -24,7 +24,7 @@ pub(super) const QUESTION: &str = "How many trees and species of trees does the 
 pub(super) const WORDS: [&str; 2] = ["16,000", "species"];
 
 /// Returns the article (tests/data/README.md).
-pub(super) fn article() -> PathBuf {
+pub fn article() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/amazon-rainforest.txt")
 }
 

@@ -136,6 +136,7 @@ impl Answer {
             refine: scene.refine,
             corrector: scene.corrector,
             corrector_override: question.corrector,
+            verify: baton_protocol::VerifyPolicy::Off,
             cost,
             hedge_after_ms: question.hedge_after_ms as f64,
             first_timeout_ms: 60_000.0,
@@ -241,6 +242,7 @@ fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistReque
         refine: if alone { none } else { RefineOptions::default() },
         assist_tokens: if alone { u32::try_from(question.tokens_max).ok() } else { question.assist_tokens },
         resume: question.resume,
+        verify: false,
     }
 }
 
@@ -252,7 +254,7 @@ impl Seen {
                 self.prompts.push((*prompt, Arc::clone(&spec.segments)));
             }
             EngineCommand::Prefill { prompt, segments } => self.prompts.push((*prompt, Arc::clone(segments))),
-            EngineCommand::Verify { .. } | EngineCommand::Stop => {}
+            EngineCommand::Verify { .. } | EngineCommand::Draft { .. } | EngineCommand::Stop => {}
             EngineCommand::Decode { prompt, .. } => self.decoded = Some(*prompt),
         }
     }

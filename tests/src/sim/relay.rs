@@ -81,6 +81,8 @@ impl World {
                     Err(fault) => answer.inbox.push_back(RelayEvent::CloudLost(fault)),
                 }
             }
+            // No scene of a scenario has answers verified.
+            RelayEffect::Check(_) | RelayEffect::DropCheck => {}
             RelayEffect::CancelCloud => self.hang_up(number),
             RelayEffect::Engine(command) => {
                 answer.seen.command(&command);

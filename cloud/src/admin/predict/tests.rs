@@ -196,6 +196,7 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
         content_tokens: content,
         prefix_tokens: input.prompt.prefix_tokens as usize,
         room_tokens: 65_536,
+        draft_tokens: None,
     };
     let planned =
         crate::learn::planning::plan(settings, crate::learn::planning::Wish::default(), situation).unwrap();

@@ -54,6 +54,46 @@ pub(in super::super) struct AssistBody {
     /// Whether the stream is kept, so that it can be resumed after a disconnect.
     #[schema(nullable = false)]
     resume: Option<bool>,
+    /// Whether the device goes on behind L and has its drafts checked, if the scene's `verify` allows it.
+    #[schema(nullable = false)]
+    verify: Option<bool>,
+}
+
+/// A draft of the device.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in super::super) struct VerifyBody {
+    /// Index of the first drafted token: the number of answer tokens before it.
+    #[schema(minimum = 1)]
+    from: u32,
+    /// SHA-256 digest of these tokens' ids as 32-bit little-endian numbers, in hexadecimal.
+    #[schema(pattern = "^[0-9a-f]{64}$")]
+    digest: String,
+    /// Ids of the drafted tokens.
+    #[schema(max_items = 32)]
+    draft: Vec<u32>,
+    /// How many tokens the reply must bring, drafted ones included, unless the answer ends.
+    #[schema(minimum = 1, maximum = 64)]
+    at_least: u32,
+}
+
+/// What the cloud would have written.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in super::super) struct VerifyReplyBody {
+    /// The request's `from`.
+    from: u32,
+    /// How many of the drafted tokens the cloud would have written, from the first on.
+    accepted: u32,
+    /// Ids of the tokens that the cloud writes behind them.
+    next: Vec<u32>,
+    /// Whether the answer ends behind these.
+    ended: bool,
+    /// Digest of the whole answer then.
+    #[schema(pattern = "^[0-9a-f]{64}$")]
+    digest: String,
+    /// `queue_ms`, `slot_ms`, and the `passes` of the model.
+    #[schema(value_type = Object)]
+    timing: Value,
 }
 
 /// One part of the prompt.
@@ -239,6 +279,12 @@ pub(super) struct FirstBody {
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     experiment: Option<Value>,
+    /// That drafts of the device are checked by `POST /v1/assist/{id}/verify`. One pass checks `draft_max`
+    /// tokens. The answer is forgotten after `kept_ms` without a request. A pass is expected to take
+    /// `pass_ms`, and `row_ms` for each further token.
+    #[schema(value_type = Option<Object>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verify: Option<Value>,
     /// Any data for the application.
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -85,6 +85,8 @@ fn full() -> Metrics {
     metrics.model_loaded("base", "loaded", Duration::from_secs(2));
     metrics.model_unloaded("base");
     metrics.pair_refused();
+    metrics.verified(8, 6, 1);
+    metrics.open_kv("acme", 2e6);
     metrics
 }
 
@@ -103,6 +105,7 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
         engines: vec![engine],
         models: vec![of("base", 2), of("other", 3)],
         scenes: vec![("doc-qa".into(), 3)],
+        open_answers: 2,
     };
     let (kinds, samples) = read(&metrics.render(&usage));
     let want: BTreeMap<String, String> = METRICS

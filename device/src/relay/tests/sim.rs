@@ -143,6 +143,7 @@ impl VirtualEngine for ScriptedEngine {
                     EngineReport::Prompt { prompt, tokens: total, cached: 0, shortened: None },
                 ]
             }
+            EngineCommand::Draft { .. } => unreachable!("no scripted cloud offers to check drafts"),
             EngineCommand::Prefill { prompt, segments } => {
                 assert!(self.open, "prefill without an answer");
                 (self.prompt, self.prefix_only, self.total) = (prompt, false, Self::tokens(&segments));
@@ -361,6 +362,9 @@ impl<E: VirtualEngine> Sim<E> {
         assert!(finishes.is_none_or(|at| at + 1 == effects.len()), "an effect after the end: {effects:?}");
         for effect in effects {
             match effect {
+                RelayEffect::Check(_) | RelayEffect::DropCheck => {
+                    unreachable!("no scripted cloud offers to check drafts")
+                }
                 RelayEffect::Ask => self.asked = true,
                 RelayEffect::AskToContinue { accepted, .. } => {
                     self.closed = false;

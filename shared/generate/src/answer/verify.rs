@@ -147,6 +147,11 @@ impl Verification {
         }
     }
 
+    /// Returns how many of the accepted ids the model would have written too, from the first on.
+    pub(super) fn agreed(&self) -> usize {
+        self.ids.iter().zip(&self.choices).take_while(|(id, choice)| id == choice).count()
+    }
+
     /// Returns whether every row was taken.
     pub(super) fn is_complete(&self) -> bool {
         self.choices.len() == self.ids.len() + 1

@@ -6,7 +6,7 @@ use tracing::{debug, error};
 
 use super::idle::{Idle, common};
 use super::{Entry, Host, chain};
-use crate::answer::{Accepted, Keep, Written};
+use crate::answer::{Accepted, Answer, Decided, Keep, Written};
 use crate::hooks::Fault;
 use crate::job::{JobEvent, Opened, Order};
 use crate::planted::{self, Bug};
@@ -34,7 +34,7 @@ impl Entry {
     /// Returns the next order that can be done now.
     fn next_order(&mut self) -> Option<Order> {
         match self.orders.front()? {
-            Order::Decide { .. } if self.is_verifying() => None,
+            Order::Decide { .. } | Order::Agree { .. } if self.is_verifying() => None,
             _ => self.orders.pop_front(),
         }
     }
@@ -107,6 +107,7 @@ impl<S: Sequences> Host<S> {
             let idle = Idle { seq, scope: entry.scope, adapter: entry.adapter };
             match closed.reason {
                 CloseReason::Cancelled if planted::is(Bug::SlotLeaked) => {}
+                _ if !entry.sink.is_continued() => self.engine.release(seq),
                 CloseReason::Stop | CloseReason::Cap | CloseReason::Cancelled => {
                     self.idle.keep(&mut self.engine, idle);
                 }
@@ -145,7 +146,13 @@ impl<S: Sequences> Host<S> {
                 self.told(id, Event::Accept { id, accepted });
             }
             Order::Decide { keep, index } => {
-                let event = self.decide(id, keep, index)?;
+                let wrong = planted::is(Bug::WrongIndex) && keep != Keep::All;
+                let index = index + usize::from(wrong);
+                let event = self.decide(id, |answer, out| answer.decide(keep, index, out))?;
+                self.told(id, event);
+            }
+            Order::Agree { at_least } => {
+                let event = self.decide(id, |answer, out| answer.agree(at_least, out))?;
                 self.told(id, event);
             }
         }
@@ -200,15 +207,18 @@ impl<S: Sequences> Host<S> {
     }
 
     /// Goes on from the verified part; returns what to tell the scheduler.
-    fn decide(&mut self, id: JobId, keep: Keep, index: usize) -> Result<Event, Fault> {
+    fn decide(
+        &mut self,
+        id: JobId,
+        how: impl FnOnce(&mut Answer, &mut Vec<Written>) -> Decided,
+    ) -> Result<Event, Fault> {
         let unknown = || Fault::Engine("there is nothing to decide".to_owned());
         let entry = self.jobs.get_mut(&id).ok_or_else(unknown)?;
         if !matches!(entry.goal, Goal::Verify { .. }) {
             return Err(unknown());
         }
         let mut written = Vec::new();
-        let wrong = planted::is(Bug::WrongIndex) && keep != Keep::All;
-        let decided = entry.answer.decide(keep, index + usize::from(wrong), &mut written);
+        let decided = how(&mut entry.answer, &mut written);
         (entry.goal, entry.verified) = (Goal::Write, false);
         if let Some(seq) = entry.seq {
             let kept = entry.answer.prompt().len() + decided.kept;

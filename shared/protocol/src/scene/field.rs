@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::Corrector;
 use crate::range::{Bounded, NumberRange, OutOfRange};
+use crate::verify::VerifyPolicy;
 
 /// The longest text of a scene, in bytes.
 pub const SCENE_TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -164,6 +165,12 @@ impl Setting for bool {
 }
 
 impl Setting for Corrector {
+    fn value(&self) -> Value {
+        self.as_str().into()
+    }
+}
+
+impl Setting for VerifyPolicy {
     fn value(&self) -> Value {
         self.as_str().into()
     }

@@ -13,6 +13,7 @@ use super::field::{
 };
 use crate::range::{NumberRange, OutOfRange};
 use crate::request::limits::{self, NAME_BYTES_MAX};
+use crate::verify::VerifyPolicy;
 
 /// The name of the mode by which a new scene ranks sentences.
 pub const DEFAULT_MODE: &str = "attention";
@@ -27,14 +28,14 @@ const ANY_MODEL: Absent = Absent { word: "default", meaning: "the service's defa
 const NO_ADAPTER: Absent = Absent { word: "none", meaning: "none" };
 
 macro_rules! settings {
-    ($($(#[doc = $help:literal])+ $name:ident: $type:ty = $default:expr, $field:expr;)+) => {
+    ($($(#[doc = $help:literal])+ $(#[serde($given:meta)])? $name:ident: $type:ty = $default:expr, $field:expr;)+) => {
         /// The settings of one version of a scene. A version never changes.
         ///
         /// In JSON, every setting that always has a value must be there, and unknown ones are refused.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct SceneSettings {
-            $($(#[doc = $help])+ pub $name: $type,)+
+            $($(#[doc = $help])+ $(#[serde($given)])? pub $name: $type,)+
         }
 
         impl Default for SceneSettings {
@@ -100,6 +101,10 @@ settings! {
     /// Whose token is used if cloud and device disagree
     corrector: Corrector = Corrector::Cloud,
         SettingField::new("Corrector", Group::Refiner, Kind::Word(&Corrector::NAMES));
+    /// Whether the cloud checks what the device writes: off, on while the line holds, or strict
+    #[serde(default)]
+    verify: VerifyPolicy = VerifyPolicy::Off,
+        SettingField::new("Verify", Group::Refiner, Kind::Word(&VerifyPolicy::NAMES));
     /// Model that answers, by its name in the API
     model: Option<String> = None,
         SettingField::new("Model", Group::Model, Kind::Model).or(ANY_MODEL);

@@ -6,7 +6,7 @@ use baton_protocol::{
     AnswerFormat, ArmEvent, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason,
     FirstEvent, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions,
     Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing,
-    TokenEvent, Tool, ToolChoice, ToolUse, Usage,
+    TokenEvent, Tool, ToolChoice, ToolUse, Usage, VerifyOffer, VerifyReply, VerifyRequest, VerifyTiming,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -69,6 +69,17 @@ fn requests_are_written_down_whole() {
         refine: RefineOptions::default(),
         assist_tokens: None,
         resume: false,
+        verify: true,
+    });
+    let draft = VerifyRequest { from: 1, digest: String::new(), draft: vec![1], at_least: 1 };
+    same_fields::<VerifyBody>(&draft);
+    same_fields::<VerifyReplyBody>(&VerifyReply {
+        from: 1,
+        accepted: 1,
+        next: vec![2],
+        ended: false,
+        digest: String::new(),
+        timing: VerifyTiming::default(),
     });
 }
 
@@ -98,6 +109,7 @@ fn replies_are_written_down_whole() {
         tokenizer_sha256: None,
         timing: Timing::default(),
         experiment: Some(ArmEvent { id: "e".into(), arm: "a".into(), feedback: None }),
+        verify: Some(VerifyOffer { draft_max: 8, kept_ms: 1, pass_ms: 1.0, row_ms: 1.0 }),
         guide: Some(json!({})),
     };
     same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));

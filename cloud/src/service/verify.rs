@@ -1,0 +1,373 @@
+//! Answers that devices go on with: kept without a slot, and checked draft by draft.
+//!
+//! A device drafts what follows the cloud's part. Each draft goes through the model in one pass, beside other
+//! requests. What the model would have written too is accepted, and the first token that differs is the
+//! model's own. Sampling is keyed by seed and index. So what was checked is what the cloud alone would have
+//! written, at any temperature.
+//!
+//! Never: holds a slot between two drafts, or text. Always: an answer belongs to one owner. It is forgotten
+//! after [`KEPT`] without a request, or when there are too many; its keys and values are given up before a
+//! running answer lacks room.
+
+mod check;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use baton_engine::sampling::SamplingParams;
+use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, PrefixScope};
+use baton_generate::scheduler::CloseReason;
+use baton_generate::speculation::K_MAX;
+use baton_protocol::{
+    AssistRequest, VerifyOffer, VerifyPolicy, VerifyReply, VerifyRequest, VerifyTiming, answer_digest,
+};
+use uuid::Uuid;
+
+use self::check::{Check, CheckResult, Checked};
+use super::{CloudService, Served, ServiceError, Terms};
+use crate::gate::Payer;
+use crate::observe::metrics::Metrics;
+use crate::scene::Scene;
+use baton_generate::clock::Clock;
+
+/// How long an answer is kept without a request.
+pub(crate) const KEPT: Duration = Duration::from_secs(30);
+/// The most answers of one model whose keys and values are kept.
+pub(super) const SEQUENCES_MAX: usize = 64;
+/// The most answers that are kept in all, and of one owner.
+const OPEN_MAX: usize = 1024;
+const OPEN_OF_OWNER_MAX: usize = 256;
+
+/// An answer by its owner and its request.
+type OpenId = (u128, Uuid);
+
+/// What decides how an answer goes on, and what is known of it.
+#[derive(Debug)]
+pub(crate) struct OpenAnswer {
+    served: Weak<Served>,
+    /// Name of its model.
+    pub(super) model: String,
+    tenant: String,
+    prompt: Vec<TokenId>,
+    prefixes: PrefixScope,
+    adapter: Option<AdapterId>,
+    sampling: SamplingParams,
+    kv_token_bytes: usize,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    phase: Phase,
+    /// The answer so far, as the model writes it.
+    known: Vec<TokenId>,
+    /// When it was last asked about.
+    used_at: Duration,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Phase {
+    /// The cloud's first part is not complete.
+    #[default]
+    Begins,
+    /// The device goes on.
+    Open,
+    /// The answer ends behind the tokens that are known.
+    Over,
+    /// The first part was cancelled, or has failed.
+    Lost,
+}
+
+/// What an answer is made of.
+pub(super) struct OpenParts<'a> {
+    pub(super) served: &'a Arc<Served>,
+    pub(super) tenant: String,
+    pub(super) prompt: Vec<TokenId>,
+    pub(super) prefixes: PrefixScope,
+    pub(super) adapter: Option<AdapterId>,
+    pub(super) sampling: SamplingParams,
+}
+
+impl OpenAnswer {
+    pub(super) fn new(parts: OpenParts<'_>) -> OpenAnswer {
+        let OpenParts { served, tenant, prompt, prefixes, adapter, sampling } = parts;
+        OpenAnswer {
+            served: Arc::downgrade(served),
+            model: served.name.clone(),
+            tenant,
+            prompt,
+            prefixes,
+            adapter,
+            sampling,
+            kv_token_bytes: served.kv_token_bytes,
+            clock: served.clock.clone(),
+            metrics: served.metrics.clone(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the cloud's first part, which has ended for this reason.
+    pub(crate) fn begun(&self, tokens: &[TokenId], reason: CloseReason) {
+        let mut state = self.state();
+        state.known = tokens.to_vec();
+        state.phase = match reason {
+            CloseReason::Cap => Phase::Open,
+            CloseReason::Stop => Phase::Over,
+            _ => Phase::Lost,
+        };
+        state.used_at = self.clock.now();
+    }
+
+    /// Counts the keys and values that were kept since the answer was last used, in byte-seconds.
+    fn count_kept(&self, state: &mut State) {
+        let now = self.clock.now();
+        let kept = now.saturating_sub(std::mem::replace(&mut state.used_at, now));
+        if state.phase == Phase::Open {
+            let bytes = (self.prompt.len() + state.known.len()) * self.kv_token_bytes;
+            self.metrics.open_kv(&self.tenant, bytes as f64 * kept.as_secs_f64());
+        }
+    }
+
+    /// Returns whether nobody can ask about it any more. An answer that has ended is kept as long as others,
+    /// so that a request that is sent again gets its reply.
+    fn is_forgotten(&self) -> bool {
+        let state = self.state();
+        let is_old = self.clock.now().saturating_sub(state.used_at) > KEPT;
+        match state.phase {
+            Phase::Begins => self.served.strong_count() == 0,
+            Phase::Open | Phase::Over => is_old,
+            Phase::Lost => true,
+        }
+    }
+
+    /// Returns the reply if it is known already, or what of the draft is to be checked.
+    fn known_reply(&self, request: &VerifyRequest) -> Result<Known, ServiceError> {
+        let mut state = self.state();
+        if state.phase == Phase::Begins {
+            return Err(ServiceError::NotBegun);
+        }
+        self.count_kept(&mut state);
+        let from = request.from as usize;
+        let before = state.known.get(..from).ok_or(ServiceError::OtherAnswer { field: "from" })?;
+        if answer_digest(before.iter().copied()) != request.digest {
+            return Err(ServiceError::OtherAnswer { field: "digest" });
+        }
+        let rest = &state.known[from..];
+        let accepted =
+            rest.iter().zip(&request.draft).take_while(|(known, drafted)| known == drafted).count();
+        let is_all_known = accepted < rest.len() || state.phase != Phase::Open;
+        if is_all_known {
+            let next = rest[accepted..].to_vec();
+            return Ok(Known::Reply(reply(request, &state, accepted, next, VerifyTiming::default())));
+        }
+        Ok(Known::Until { known: state.known.clone(), drafted: accepted })
+    }
+
+    /// Takes what a check has found behind the first `known` tokens; returns the reply.
+    fn learn(&self, request: &VerifyRequest, behind: Behind, checked: &Checked) -> VerifyReply {
+        let written = checked.tokens.len() - checked.accepted;
+        self.metrics.verified(behind.checked, checked.accepted, written);
+        let Behind { known, drafted, .. } = behind;
+        let mut state = self.state();
+        self.count_kept(&mut state);
+        // Another request may have learned the same tokens, and more of them, at the same time.
+        if known + checked.tokens.len() >= state.known.len() {
+            state.known.truncate(known);
+            state.known.extend_from_slice(&checked.tokens);
+            state.phase = if checked.ended { Phase::Over } else { Phase::Open };
+        }
+        let accepted = drafted + checked.accepted;
+        let from = request.from as usize;
+        let next = state.known[from + accepted..].to_vec();
+        reply(request, &state, accepted, next, checked.timing)
+    }
+}
+
+/// What is known of a draft without a pass.
+enum Known {
+    /// Everything.
+    Reply(VerifyReply),
+    /// The draft agrees with all that is known of the answer.
+    Until {
+        known: Vec<TokenId>,
+        /// Drafted tokens that are known already.
+        drafted: usize,
+    },
+}
+
+fn reply(
+    request: &VerifyRequest,
+    state: &State,
+    accepted: usize,
+    next: Vec<TokenId>,
+    timing: VerifyTiming,
+) -> VerifyReply {
+    VerifyReply {
+        from: request.from,
+        accepted: u32::try_from(accepted).unwrap_or(u32::MAX),
+        digest: answer_digest(state.known.iter().copied()),
+        next,
+        ended: state.phase == Phase::Over,
+        timing,
+    }
+}
+
+/// The answers that devices go on with.
+#[derive(Debug, Default)]
+pub(super) struct OpenAnswers(Mutex<BTreeMap<OpenId, Arc<OpenAnswer>>>);
+
+impl OpenAnswers {
+    fn answers(&self) -> MutexGuard<'_, BTreeMap<OpenId, Arc<OpenAnswer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an answer; returns whether there is room for it.
+    pub(super) fn keep(&self, id: OpenId, answer: Arc<OpenAnswer>) -> bool {
+        let mut answers = self.answers();
+        answers.retain(|_, answer| !answer.is_forgotten());
+        let of_owner = answers.keys().filter(|(owner, _)| *owner == id.0).count();
+        let has_room = answers.len() < OPEN_MAX && of_owner < OPEN_OF_OWNER_MAX;
+        if has_room {
+            answers.insert(id, answer);
+        }
+        has_room
+    }
+
+    /// Returns the answer of this request, unless it is forgotten.
+    fn find(&self, id: OpenId) -> Result<Arc<OpenAnswer>, ServiceError> {
+        let mut answers = self.answers();
+        let answer = answers.get(&id).ok_or(ServiceError::NotOpen)?;
+        if answer.is_forgotten() {
+            answers.remove(&id);
+            return Err(ServiceError::NotOpen);
+        }
+        Ok(answer.clone())
+    }
+
+    /// Forgets an answer that was not accepted.
+    pub(super) fn forget(&self, id: OpenId) {
+        self.answers().remove(&id);
+    }
+
+    /// Returns the number of answers.
+    pub(super) fn len(&self) -> usize {
+        self.answers().len()
+    }
+}
+
+/// Returns whether the answer to this request is checked behind L.
+pub(super) fn is_verified(served: &Served, scene: &Scene, request: &AssistRequest) -> bool {
+    let same_ids = request.tokenizer_sha256.as_deref() == Some(served.model.tokenizer().digest_hex());
+    let is_plain = request.tools.is_none() && request.format.is_text() && request.continue_from.is_none();
+    let wanted = request.verify && scene.settings.verify != VerifyPolicy::Off;
+    wanted && same_ids && is_plain && served.upstream.is_none()
+}
+
+/// Returns what a device is told of the checks.
+pub(super) fn offer(served: &Served) -> VerifyOffer {
+    let measured = served.figures.measured();
+    let known = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
+    VerifyOffer {
+        draft_max: K_MAX as u32,
+        kept_ms: KEPT.as_millis() as u64,
+        pass_ms: known(measured.decode_ms),
+        row_ms: known(measured.prefill_ms_per_token),
+    }
+}
+
+impl CloudService {
+    /// Returns the name of the model that writes this answer.
+    ///
+    /// # Errors
+    /// [`ServiceError::NotOpen`] if the answer is not kept here.
+    pub fn verified_by(&self, owner: u128, id: Uuid) -> Result<String, ServiceError> {
+        Ok(self.inner.open.find((owner, id))?.model.clone())
+    }
+
+    /// Begins to check a draft of an answer that the device goes on with. A request that is sent again gets
+    /// the same tokens.
+    ///
+    /// # Errors
+    /// [`ServiceError`] if the answer is not kept, the draft belongs to another answer, or there is no room.
+    pub fn verify(
+        &self,
+        id: Uuid,
+        request: VerifyRequest,
+        terms: Terms,
+        payer: Option<&Payer>,
+    ) -> Result<DraftCheck, ServiceError> {
+        let open = self.inner.open.find((terms.owner, id))?;
+        let (known, drafted) = match open.known_reply(&request)? {
+            Known::Reply(reply) => return Ok(DraftCheck(Progress::Known(Box::new(reply)))),
+            Known::Until { known, drafted } => (known, drafted),
+        };
+        let served = open.served.upgrade().ok_or(ServiceError::NotOpen)?;
+        let draft = &request.draft[drafted.min(request.draft.len())..];
+        let at_least = (request.at_least as usize).saturating_sub(drafted).max(1);
+        let check = Check::begin(&served, &open, (&known, draft), at_least, payer)?;
+        let (job, orders, result) = check.into_job(terms, self.deadline());
+        let (job_id, checked) = (job.spec.id, draft.len());
+        served.handle.submit(job).map_err(|refused| self.refused(refused))?;
+        orders.into_iter().for_each(|order| served.handle.order(job_id, order));
+        let behind = Behind { known: known.len(), drafted, checked };
+        Ok(DraftCheck(Progress::Runs { open, request, behind, result }))
+    }
+}
+
+/// Where the tokens that are checked begin.
+#[derive(Debug, Clone, Copy)]
+struct Behind {
+    /// Answer tokens before them.
+    known: usize,
+    /// Drafted tokens before them.
+    drafted: usize,
+    /// Their number.
+    checked: usize,
+}
+
+/// A draft that is being checked. Dropping it ends the check.
+#[derive(Debug)]
+pub struct DraftCheck(Progress);
+
+#[derive(Debug)]
+enum Progress {
+    /// The reply was known.
+    Known(Box<VerifyReply>),
+    /// A pass of the model finds it.
+    Runs { open: Arc<OpenAnswer>, request: VerifyRequest, behind: Behind, result: CheckResult },
+}
+
+impl DraftCheck {
+    /// Waits for the reply.
+    ///
+    /// # Errors
+    /// [`ServiceError`] if the deadline passed, the engine failed, or the service is stopping.
+    pub async fn reply(self) -> Result<VerifyReply, ServiceError> {
+        match self.0 {
+            Progress::Known(reply) => Ok(*reply),
+            Progress::Runs { open, request, behind, mut result } => {
+                let checked = result.wait().await?;
+                Ok(open.learn(&request, behind, &checked))
+            }
+        }
+    }
+
+    /// Returns the reply if it is there; for callers that drive the engine themselves.
+    pub fn try_reply(&mut self) -> Option<Result<VerifyReply, ServiceError>> {
+        match &mut self.0 {
+            Progress::Known(reply) => Some(Ok((**reply).clone())),
+            Progress::Runs { open, request, behind, result } => {
+                let checked = result.look()?;
+                Some(checked.map(|checked| open.learn(request, *behind, &checked)))
+            }
+        }
+    }
+}
