@@ -17,8 +17,10 @@ use crate::access::Caller;
 ///
 /// The answer must have been requested with `verify`, and its `first` event must have `verify`. The reply
 /// says how many drafted tokens the cloud would have written, and which tokens follow them: at least one,
-/// unless the answer ends. The same draft sent again gets the same tokens. An answer is forgotten (410) some time
-/// after its last request, and by a restart of the service; then the device goes on alone.
+/// unless the answer ends. The same draft sent again gets the same tokens.
+///
+/// An answer is forgotten (410) some time after its last request, and by a restart of the service. Then the
+/// device goes on alone.
 #[utoipa::path(
     post,
     path = "/v1/assist/{id}/verify",
