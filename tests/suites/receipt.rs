@@ -257,8 +257,7 @@ async fn a_verified_answer_is_the_clouds_and_its_receipt_has_each_draft() {
     let (is_set, said) = run(&mut set).await;
     assert!(is_set, "{said}");
     let model = models_folder().join("demo-cloud.gguf");
-    let cloud =
-        CloudProcess::start(&model, &["--database".into(), database.into()]).await.expect("the cloud starts");
+    let cloud = CloudProcess::start_on(&model, &database, &[]).await.expect("the cloud starts");
     let document = document(7_100_000, 200);
     let path = folder.path().join("document.md");
     std::fs::write(&path, &document.text).expect("write the document");

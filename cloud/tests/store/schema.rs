@@ -2,6 +2,7 @@
 
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Expected, Store, testing};
+use baton_protocol::VerifyPolicy;
 
 use crate::world::{ann, on_each, special};
 
@@ -49,7 +50,7 @@ fn special_row(id: &str, version: u32) -> String {
 
 /// Returns settings that the columns of before can hold.
 fn in_columns() -> SceneSettings {
-    SceneSettings { least_value: None, ..special() }
+    SceneSettings { least_value: None, verify: VerifyPolicy::Off, ..special() }
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl RelayCore {
         let space_ms = self.space_ms().unwrap_or(0.0);
         if space_ms != self.display.told_space_ms {
             self.display.told_space_ms = space_ms;
-            events.push(PaceEvent::LeastGap(space_ms));
+            events.push(PaceEvent::Steady(space_ms));
         }
         if count > self.display.told_available {
             self.display.told_available = count;

@@ -35,7 +35,7 @@ const LOST_MS_MAX: f64 = 5_000.0;
 const LOST_STRICT_MS: f64 = 20_000.0;
 /// How long to wait before a request is sent again, in milliseconds.
 const AGAIN_MS: f64 = 100.0;
-/// Planned gaps are at least this share of tau, so that what is verified early is a buffer.
+/// Planned gaps are this share of tau, so that what is verified early is a buffer.
 const SPACE: f64 = 0.9;
 
 /// A request in flight.
@@ -135,7 +135,7 @@ impl RelayCore {
         self.verifier.is_some()
     }
 
-    /// Returns the shortest planned gap, if verified tokens are to be a buffer.
+    /// Returns the planned gap, if verified tokens are to be a buffer.
     pub(super) fn space_ms(&self) -> Option<f64> {
         self.verifying().map(|_| SPACE * self.timeline.tau_ms)
     }

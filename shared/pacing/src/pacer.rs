@@ -8,7 +8,8 @@
 //! What always holds:
 //! - it shows only tokens that have arrived, and the count never falls;
 //! - the first token is shown at once, and so is a token that arrives when all earlier ones are shown;
-//! - a planned gap is at most [`GAP_GROWTH`] times the one before, so that it grows gradually;
+//! - a planned gap is at most [`GAP_GROWTH`] times the one before, so that it grows gradually, unless
+//!   [`PaceEvent::Steady`] gives it;
 //! - while a token is left to show, it asks for a wake-up, so it always finishes;
 //! - in [`PaceMode::Instant`] every token is shown when it arrives.
 
@@ -73,8 +74,9 @@ pub enum PaceEvent {
     },
     /// A new estimate of `TPOT_d`, in milliseconds.
     DecodeMs(f64),
-    /// No planned gap is shorter than this, in milliseconds: what has arrived is a buffer for what is late.
-    LeastGap(f64),
+    /// Every planned gap is this long from now on, in milliseconds, whatever is forecast: what has arrived is
+    /// a buffer for what is late. Zero ends it.
+    Steady(f64),
     /// The answer is complete.
     Finished {
         /// Number of tokens in the answer.
@@ -109,8 +111,8 @@ pub struct Pacer {
     shown_at: Millis,
     /// The gap planned before the last shown token; 0 if there is none.
     pace_ms: f64,
-    /// No planned gap is shorter.
-    least_gap_ms: f64,
+    /// The planned gap, if it is not forecast; else zero.
+    steady_ms: f64,
     /// The wake-up that the last step asked for.
     wake_at: Option<Millis>,
     cloud: Rate,
@@ -132,7 +134,7 @@ impl Pacer {
             arrived_at: Millis::ZERO,
             shown_at: Millis::ZERO,
             pace_ms: 0.0,
-            least_gap_ms: 0.0,
+            steady_ms: 0.0,
             wake_at: None,
             cloud: Rate::unknown(),
             device: Rate::new(sane(config.decode_ms)),
@@ -196,7 +198,7 @@ impl Pacer {
             PaceEvent::CloudEnds { count } => self.cloud_end = Some(count),
             PaceEvent::Handover { ready_at } if ready_at.is_finite() => self.ready_at = Some(ready_at),
             PaceEvent::DecodeMs(ms) if ms.is_finite() && ms >= 0.0 => self.device.set(ms),
-            PaceEvent::LeastGap(ms) => self.least_gap_ms = sane(ms),
+            PaceEvent::Steady(ms) => self.steady_ms = sane(ms),
             PaceEvent::Finished { count } => self.finished = Some(count),
             PaceEvent::Available { .. }
             | PaceEvent::Handover { .. }
@@ -222,6 +224,9 @@ impl Pacer {
 
     /// Plans the gap between the last shown token and the next one, at `now`.
     fn planned_gap_ms(&self, now: Millis) -> f64 {
+        if self.steady_ms > 0.0 {
+            return self.steady_ms.min(GAP_MAX_MS);
+        }
         let even = self.even_gap_ms(now, Allowance::NONE);
         let cautious = self.even_gap_ms(now, Allowance::cautious(self.tau_ms));
         let wanted = even.max(cautious.min(CAUTION_CAP * self.tau_ms));
@@ -230,7 +235,7 @@ impl Pacer {
         } else {
             wanted.max(GAP_SHRINK * self.pace_ms).min((GAP_GROWTH * self.pace_ms).max(self.least_growth_ms()))
         };
-        gradual.max(self.least_gap_ms).min(GAP_MAX_MS)
+        gradual.min(GAP_MAX_MS)
     }
 
     /// Returns a gap that is always allowed, because growth by a factor cannot start from a gap near zero.

@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(draft_tokens(1.0, costs, 8), 8);
         assert!(draft_tokens(0.8, costs, 32) >= 7, "four tokens for each pass");
         assert_eq!(draft_tokens(0.0, costs, 8), 1);
-        let dear = PassCosts { pass_ms: 1.0, row_ms: 20.0 };
+        let dear = PassCosts { pass_ms: 20.0, row_ms: 5.0 };
         assert!(draft_tokens(0.5, dear, 8) < draft_tokens(0.9, dear, 8));
         for acceptance in [0.0, 0.3, 0.8, 1.0, f64::NAN] {
             let chosen = draft_tokens(acceptance, PassCosts { pass_ms: f64::NAN, row_ms: -1.0 }, 0);

@@ -160,6 +160,25 @@ fn cloud_cut_off_stretches_the_buffer_to_the_takeover() {
 }
 
 #[test]
+fn a_steady_pace_keeps_a_buffer_whatever_is_forecast() {
+    let mut pacer = pacer(PaceMode::Paced);
+    let at = Millis::new;
+    // Forty tokens at once and in bursts, before a takeover that is far away, or near.
+    let bursts = (1..5).map(|burst| (at(f64::from(burst) * 800.0), 8 + 8 * burst as usize));
+    let mut events = vec![
+        (at(500.0), PaceEvent::Steady(90.0)),
+        (at(500.0), PaceEvent::CloudEnds { count: 8 }),
+        (at(500.0), PaceEvent::Handover { ready_at: at(60_000.0) }),
+        (at(500.0), PaceEvent::Available { count: 8 }),
+    ];
+    events.extend(bursts.map(|(at, count)| (at, PaceEvent::Available { count })));
+    events.push((at(3_300.0), PaceEvent::Finished { count: 40 }));
+    let gaps = gaps(&drive(&mut pacer, &events, 40));
+    assert_eq!(gaps.len(), 39);
+    assert!(gaps.iter().all(|&gap| (gap - 90.0).abs() < 1e-6), "{gaps:?}");
+}
+
+#[test]
 fn instant_mode_shows_all_there_is() {
     let mut pacer = pacer(PaceMode::Instant);
     for count in [1, 5, 5, 3, 9] {

@@ -274,6 +274,7 @@ mod tests {
             ("refine", "yes"),
             ("mode", "attention"),
             ("corrector", "cloud"),
+            ("verify", "off"),
             ("model", ""),
             ("adapter", " law "),
             ("system", "You answer. "),
@@ -308,6 +309,7 @@ mod tests {
         assert_eq!(field(&[("xi", "NaN")]), "xi");
         assert_eq!(field(&[("mode", "best")]), "mode");
         assert_eq!(field(&[("corrector", "both")]), "corrector");
+        assert_eq!(field(&[("verify", "maybe")]), "verify");
         assert_eq!(field(&[("adapter", "a b")]), "adapter");
     }
 

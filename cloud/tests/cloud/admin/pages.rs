@@ -114,6 +114,7 @@ fn fields<'a>(revision: &'a str, changes: &[(&'a str, &'a str)]) -> Vec<(&'a str
         ("refine", "yes"),
         ("mode", "attention"),
         ("corrector", "cloud"),
+        ("verify", "off"),
         ("system", "You answer from the document."),
         ("question_prefix", "\r\n\r\nQuestion: "),
         ("network", "wifi"),
