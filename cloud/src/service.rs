@@ -21,6 +21,7 @@ mod served;
 mod submit;
 mod trial;
 
+pub mod citations;
 pub mod completion;
 pub mod experiments;
 pub mod logprobs;

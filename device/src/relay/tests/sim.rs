@@ -143,7 +143,7 @@ impl VirtualEngine for ScriptedEngine {
                     EngineReport::Prompt { prompt, tokens: total, cached: 0, shortened: None },
                 ]
             }
-            EngineCommand::Prefill { prompt, segments } => {
+            EngineCommand::Prefill { prompt, segments, .. } => {
                 assert!(self.open, "prefill without an answer");
                 (self.prompt, self.prefix_only, self.total) = (prompt, false, Self::tokens(&segments));
                 (self.accepted, self.decide, self.next) = (None, None, None);
