@@ -204,7 +204,7 @@ impl Bed {
         };
         let heads = (0..8).map(|at| HeadId { layer: at * layers / 8, head: at % heads }).collect();
         let last = prompt - (prompt - 1) / CHUNK * CHUNK;
-        let capture = Capture { heads, window: last.saturating_sub(32)..last };
+        let capture = Capture { heads, window: last.saturating_sub(32)..last, each: false };
         let ids = self.ids(prompt);
         let mut best = f64::INFINITY;
         for _ in 0..=turns {

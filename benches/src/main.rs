@@ -16,6 +16,7 @@ mod cloud;
 mod copied;
 mod demo;
 mod engine;
+mod evidence;
 mod gpu;
 mod host;
 mod hostile;
@@ -65,6 +66,8 @@ enum Bench {
     /// Worker process of `engine`
     #[command(hide = true)]
     EngineWorker(engine::worker::Args),
+    /// Evidence: whether citations name what an answer stands on, and what their record costs
+    Evidence(evidence::Args),
     /// A model on a GPU: logits beside the CPU's, speed, shares of the GPU's rates, and time in slots
     Gpu(gpu::Args),
     /// Several answers at once: on a device, with proposed tokens in the cloud, and the host's own cost
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         Bench::Demo(args) => demo::run(&args),
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
+        Bench::Evidence(args) => evidence::run(&args),
         Bench::Gpu(args) => gpu::run(&args),
         Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),

@@ -278,6 +278,7 @@ fn capture(plan: &CapturePlan, tokens: usize) -> Capture {
     Capture {
         window: tokens.saturating_sub(plan.window)..tokens,
         heads: plan.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect(),
+        each: false,
     }
 }
 

@@ -313,6 +313,7 @@ impl Run<'_> {
             constraint: None,
             logprobs: None,
             window: Some(window),
+            evidence: None,
         });
         let (scope, cancel) = (PrefixScope::default(), CancelFlag::default());
         Ok(Job { spec, answer, scope, adapter: None, cancel, sink: Box::new(()) })

@@ -22,6 +22,7 @@ mod submit;
 mod trial;
 mod verify;
 
+pub mod citations;
 pub mod completion;
 pub mod experiments;
 pub mod logprobs;

@@ -15,7 +15,7 @@ const read = (key, otherwise) => {
     return otherwise;
   }
 };
-const options = { key: "", system: "", tokens: 512, temperature: 0, ...read(OPTIONS, {}) };
+const options = { key: "", system: "", tokens: 512, temperature: 0, cites: false, ...read(OPTIONS, {}) };
 let conversations = read(STORE, []);
 let current = null;
 let attached = [];
@@ -119,6 +119,22 @@ function factsOf(message, at) {
   return facts;
 }
 
+/** Turns the ranges of citations, which are bytes, into texts. */
+function quoted(citations, messages, answer) {
+  const part = (text, [start, end]) => new TextDecoder().decode(new TextEncoder().encode(text).slice(start, end));
+  return citations.map(({ answer: range, sources }) => ({
+    text: part(answer, range),
+    sources: sources.map(({ message, bytes, score }) => ({ text: part(messages[message].content, bytes), score })),
+  }));
+}
+
+/** The sentences that an answer stands on, below it. */
+function evidenceOf({ citations }) {
+  const rows = citations.map(({ text, sources }) => make("li", { textContent: text }, make("ul", {}, ...sources.map((source) =>
+    make("li", { textContent: `“${source.text}”`, title: `score ${source.score.toFixed(2)}` })))));
+  return make("details", { className: "cited" }, make("summary", { textContent: "What this stands on" }), make("ol", {}, ...rows));
+}
+
 /** Shows what left this device for an answer, with the placeholders of private values marked; again hides it. */
 async function tellSent(facts, record) {
   const shown = facts.parentElement.querySelector(".sent");
@@ -183,6 +199,7 @@ function item(message, at) {
   row.append(make("div", { className: "text", textContent: message.text }));
   if (message.error) row.append(make("div", { className: "error", textContent: message.error }));
   if (message.role === "assistant") {
+    if (message.citations?.length) row.append(evidenceOf(message));
     row.append(factsOf(message, at));
     if (message.facts?.times?.length) row.append(timeline(message.facts));
   } else if (!running) {
@@ -256,7 +273,7 @@ async function answer() {
   const message = { role: "assistant", text: "" };
   const body = {
     messages: sent(), stream: true, stream_options: { include_usage: true, include_progress: true },
-    max_tokens: Number(options.tokens), temperature: Number(options.temperature),
+    max_tokens: Number(options.tokens), temperature: Number(options.temperature), citations: options.cites,
   };
   current.messages.push(message);
   if (!conversations.includes(current)) conversations.unshift(current);
@@ -265,7 +282,7 @@ async function answer() {
   const times = [];
   const begun = performance.now();
   const since = () => performance.now() - begun;
-  let [source, tokens, record] = [null, 0, undefined];
+  let [source, tokens, record, cited] = [null, 0, undefined, undefined];
   try {
     for await (const event of events(await ask("v1/chat/completions", body, running.signal))) {
       if (event.error) throw new Error(event.error.message);
@@ -277,6 +294,7 @@ async function answer() {
       const choice = event.choices?.[0];
       source = event.baton?.source ?? choice?.baton?.source ?? source;
       record = event.baton?.record ?? choice?.baton?.record ?? record;
+      cited = event.baton?.citations ?? choice?.baton?.citations ?? cited;
       const text = choice?.delta?.content;
       if (!text) continue;
       times.push(since());
@@ -295,6 +313,7 @@ async function answer() {
     const rate = (written - 1) / Math.max((times.at(-1) - times[0]) / 1000, 1e-3);
     message.facts = { source, record, first: times[0], gap: Math.max(0, ...gaps), rate, total: times.at(-1), times: times.map(Math.round) };
   }
+  if (cited) message.citations = quoted(cited, body.messages, message.text);
   running = null;
   say("");
   save();
@@ -375,6 +394,11 @@ for (const name of ["key", "system", "tokens", "temperature"]) {
     if (name === "key") about();
   };
 }
+$("cites").checked = options.cites;
+$("cites").onchange = () => {
+  options.cites = $("cites").checked;
+  localStorage.setItem(OPTIONS, JSON.stringify(options));
+};
 $("ask").onsubmit = (event) => { event.preventDefault(); submit(); };
 $("question").onkeydown = (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }

@@ -8,6 +8,7 @@ mod audit;
 mod commands;
 mod config;
 mod error;
+mod evidence;
 mod fit;
 mod form;
 mod idle;
@@ -27,8 +28,9 @@ use self::next::{Lines, next_event};
 use ahead::Reading;
 use audit::Audits;
 pub use audit::RouteAudit;
-use commands::Commands;
+use commands::{Commands, Ended};
 pub use error::AgentError;
+pub use evidence::{AnswerCitation, CitedSource};
 use form::Forms;
 use prepare::Prepared;
 use recent::Recent;
@@ -41,14 +43,13 @@ use stream::{CloudStream, DraftCheck};
 
 use crate::client::{CloudClient, Feedback, OutgoingDraft, OutgoingRequest};
 use crate::fleet::PairLease;
-use crate::local::{EngineCommand, Reports};
+use crate::local::{CitingHeads, EngineCommand, Reports};
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PrivateNames, RedactError};
 use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
 use crate::worker::EngineWorker;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
-use baton_generate::speculation::SpeculationStats;
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
     AnswerFormat, Corrector, ErrorCode, ModelPair, ProgressStage, RefineOptions, Sampling, SceneInfo,
@@ -56,7 +57,7 @@ use baton_protocol::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::task::JoinSet;
@@ -104,6 +105,8 @@ pub struct Question {
     /// The prompt's ids in place of the segments, if it is a text that is continued as it is. Only a model on
     /// this device does that.
     pub own: Option<Arc<[TokenId]>>,
+    /// Whether the answer cites sentences of the prompt.
+    pub cites: bool,
 }
 
 /// What the reader of an answer receives, in order.
@@ -135,12 +138,19 @@ pub struct DeviceModel {
     pub adapters: BTreeMap<String, AdapterId>,
     /// What of earlier prompts is kept on the disk.
     pub kept: Option<Arc<Kept>>,
+    /// The heads that show what an answer stands on, once one has asked for them.
+    pub citing: OnceLock<CitingHeads>,
 }
 
 impl DeviceModel {
     /// Makes a device model without adapters.
     pub fn new(worker: EngineWorker, model: Arc<Model>) -> DeviceModel {
-        DeviceModel { worker: Arc::new(worker), model, adapters: BTreeMap::new(), kept: None }
+        DeviceModel::shared(Arc::new(worker), model)
+    }
+
+    /// Makes a device model without adapters, of a worker that others use too.
+    pub(crate) fn shared(worker: Arc<EngineWorker>, model: Arc<Model>) -> DeviceModel {
+        DeviceModel { worker, model, adapters: BTreeMap::new(), kept: None, citing: OnceLock::new() }
     }
 }
 
@@ -290,7 +300,7 @@ impl Agent {
         }
         let table = prepared.redactor.table();
         let running = (!table.is_empty()).then(|| self.running.begin(Arc::clone(&table)));
-        let (outcome, speculation) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
+        let (outcome, ended) = self.drive(&mut prepared, &events, &mut notes, running.as_ref()).await;
         *self.used() = Instant::now();
         let bytes = prepared.request.as_ref().map(|request| request.body().len());
         let request_id = prepared.request.as_ref().map(OutgoingRequest::request_id);
@@ -304,7 +314,7 @@ impl Agent {
             let learn = move || memory.learn_answer(&table, &answer);
             tokio::task::spawn_blocking(learn).await.map_err(AgentError::Prepare)?;
         }
-        report.speculation = speculation.map(Into::into);
+        ended.told_in(&mut report, prepared.citing.take());
         let asked = self.asked(&prepared);
         report.record = self.record(asked, &report).await;
         drop(turn);
@@ -365,7 +375,7 @@ impl Agent {
         events: &mpsc::Sender<AnswerEvent>,
         notes: &mut Vec<Note>,
         running: Option<&Running>,
-    ) -> (Outcome, Option<SpeculationStats>) {
+    ) -> (Outcome, Ended) {
         let mut queue = VecDeque::from([RelayEvent::Begin]);
         let (commands, mut reports) = self.attach(&mut queue).unzip();
         let origin = Instant::now();
@@ -414,11 +424,11 @@ impl Agent {
                         RelayEffect::WakeAt(at) => wake = at,
                         RelayEffect::Finish(outcome) => {
                             lines.close().await;
-                            let speculation = match commands {
+                            let ended = match commands {
                                 Some(commands) => commands.end().await,
-                                None => None,
+                                None => Ended::default(),
                             };
-                            return (*outcome, speculation);
+                            return (*outcome, ended);
                         }
                     }
                 }

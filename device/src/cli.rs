@@ -3,6 +3,7 @@
 
 mod ask;
 mod chat;
+mod citations;
 mod config;
 mod conversations;
 mod doctor;
@@ -309,6 +310,9 @@ struct AnswerArgs {
     /// Print a timeline of the answer
     #[arg(long, help_heading = heading::SHOWN)]
     trace: bool,
+    /// Name the sentences of the document that each sentence of the answer stands on
+    #[arg(long, help_heading = heading::SHOWN)]
+    citations: bool,
 }
 
 impl AnswerArgs {

@@ -15,6 +15,7 @@
 
 mod command;
 mod driven;
+mod evidence;
 mod form;
 mod reader;
 mod shorten;
@@ -28,6 +29,7 @@ use baton_engine::tokenizer::TokenId;
 use baton_engine::{BLOCK_TOKENS, Model, PrefixScope, Sequences, StepSize};
 use baton_generate::answer::{Answer, AnswerOptions, TextMode};
 use baton_generate::clock::Clock;
+use baton_generate::evidence::Evidence;
 use baton_generate::host::{Host, HostHandle, HostOptions, NotTaken, PassWatch, Stage};
 use baton_generate::job::{Job, Order};
 use baton_generate::scheduler::{BacklogBound, Goal, JobId, JobSpec, Limits, MixedTokens, Share, StepBudget};
@@ -41,12 +43,14 @@ pub use self::command::{
     Accepted, AnswerSpec, EngineCommand, EngineEnd, EngineReport, Keep, PromptId, Scope, Verified,
 };
 pub use self::driven::Driven;
+pub use self::evidence::{Attended, CitingHeads};
+use self::evidence::{Kept, evidence};
 pub use self::form::OnceForm;
 #[cfg(test)]
 pub(crate) use self::reader::Message;
 pub use self::reader::Reports;
 use self::reader::{Line, OfPrompt, Reader};
-use self::shorten::prompt_of;
+use self::shorten::{Shorter, prompt_of};
 pub(crate) use self::shorten::{assembled, shortened};
 
 /// A prompt is prefilled in at least this many passes, unless it is very short.
@@ -220,6 +224,8 @@ struct HostPrompt {
     ids: Vec<TokenId>,
     /// Its tokens before it was shortened, and the most that fit.
     shortened: Option<(usize, usize)>,
+    /// Records what is attended to of it.
+    evidence: Option<Evidence>,
 }
 
 impl HostPrompt {
@@ -283,7 +289,9 @@ impl LocalAnswer {
         let (prompt, done) = match command {
             EngineCommand::Stop => return self.end(),
             EngineCommand::Open { prompt, spec, scope } => (prompt, self.open(prompt, spec, scope)),
-            EngineCommand::Prefill { prompt, segments } => (prompt, self.prefill(prompt, &segments)),
+            EngineCommand::Prefill { prompt, segments, kept } => {
+                (prompt, self.prefill(prompt, &segments, kept.as_deref()))
+            }
             EngineCommand::Verify { prompt, accepted } => return self.verify(prompt, accepted),
             EngineCommand::Decode { prompt, keep, index } => (prompt, self.decode(prompt, keep, index)),
             EngineCommand::Draft { prompt, answer, tokens_max } => {
@@ -301,6 +309,13 @@ impl LocalAnswer {
     pub fn speculation(&self) -> Option<SpeculationStats> {
         let running = self.job.and_then(|job| self.local.handle.speculation_of(job));
         running.or_else(|| self.line.state().speculation)
+    }
+
+    /// Ends the answer; returns what it attended to, if it records that. Waits for the pass that runs.
+    pub fn attended(&mut self) -> Option<Attended> {
+        self.spec.as_ref()?.cites.as_ref()?;
+        self.end();
+        self.job.and_then(|_| self.line.attended())
     }
 
     fn open(&mut self, prompt: PromptId, spec: AnswerSpec, scope: Scope) -> Result<(), Refusal> {
@@ -322,10 +337,10 @@ impl LocalAnswer {
                 self.check_room(prefix, tokens_max)?;
                 let mut ids = whole.ids;
                 ids.truncate(prefix.max(1));
-                (HostPrompt { ids, shortened: None }, Goal::Hold { upto: prefix })
+                (HostPrompt { ids, shortened: None, evidence: None }, Goal::Hold { upto: prefix })
             }
             Scope::Whole => {
-                let fitted = self.fit(&segments, whole)?;
+                let fitted = self.fit(&segments, None, whole)?;
                 let goal = fitted.all_but_last();
                 (fitted, goal)
             }
@@ -382,6 +397,7 @@ impl LocalAnswer {
                 constraint,
                 logprobs: None,
                 window: None,
+                evidence: fitted.evidence,
             }),
             scope: self.scope,
             cancel: self.cancel.clone(),
@@ -398,11 +414,16 @@ impl LocalAnswer {
         }
     }
 
-    fn prefill(&mut self, prompt: PromptId, segments: &[Segment]) -> Result<(), Refusal> {
+    fn prefill(
+        &mut self,
+        prompt: PromptId,
+        segments: &[Segment],
+        kept: Option<&[bool]>,
+    ) -> Result<(), Refusal> {
         let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
         let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing().into()) };
         let tokens_max = spec.tokens_max;
-        let fitted = self.fit(segments, prompt_of(&self.local.model, segments, spec)?)?;
+        let fitted = self.fit(segments, kept, prompt_of(&self.local.model, segments, spec)?)?;
         self.prompt = prompt;
         self.ids.clone_from(&fitted.ids);
         self.line.order(OfPrompt { prompt, whole: true, shortened: fitted.shortened })?;
@@ -410,6 +431,7 @@ impl LocalAnswer {
             max_tokens: self.room_behind(fitted.ids.len(), tokens_max),
             goal: fitted.all_but_last(),
             pass_tokens: fitted.pass_tokens(),
+            evidence: fitted.evidence,
             ids: fitted.ids,
         };
         self.local.handle.order(job, order);
@@ -449,23 +471,33 @@ impl LocalAnswer {
         }
         let of = OfPrompt { prompt, whole: true, shortened: None };
         let reader = self.reader(of, answer.len() + tokens_max);
-        let fitted = HostPrompt { ids, shortened: None };
+        let fitted = HostPrompt { ids, shortened: None, evidence: None };
         self.submit(fitted, answer, Goal::Write, sampler, (reader, tokens_max))
     }
 
-    /// Returns the prompt; shortened if it is too long and the answer allows it.
-    fn fit(&self, segments: &[Segment], assembled: Prompt) -> Result<HostPrompt, Refusal> {
+    /// Returns the prompt; shortened if it is too long and the answer allows it. `kept` are the sentences of
+    /// the answer's own segments that `segments` are made of, if not all.
+    fn fit(
+        &self,
+        segments: &[Segment],
+        kept: Option<&[bool]>,
+        assembled: Prompt,
+    ) -> Result<HostPrompt, Refusal> {
         let Some(spec) = &self.spec else { return Err("no answer is open".to_owned().into()) };
         let tokens = assembled.ids.len();
+        let refined: Option<Kept<'_>> = kept.map(|kept| (&*spec.segments, kept));
         let Err(limit) = self.room_for(tokens, spec.tokens_max) else {
-            return Ok(HostPrompt { ids: assembled.ids, shortened: None });
+            let evidence = evidence(spec, (segments, &assembled), refined.as_slice());
+            return Ok(HostPrompt { ids: assembled.ids, shortened: None, evidence });
         };
         let shorter = match spec.shorten && spec.own.is_none() {
             true => shortened(&self.local.model, (segments, spec.offered()), &assembled, limit)?,
             false => None,
         };
-        let shorter = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
-        Ok(HostPrompt { ids: shorter.prompt.ids, shortened: Some((tokens, limit)) })
+        let Shorter { kept, segments: left, prompt } = shorter.ok_or(Refusal::TooLong { tokens, limit })?;
+        let changes: Vec<Kept<'_>> = [(segments, kept.as_slice())].into_iter().chain(refined).collect();
+        let evidence = evidence(spec, (&left, &prompt), &changes);
+        Ok(HostPrompt { ids: prompt.ids, shortened: Some((tokens, limit)), evidence })
     }
 
     fn check_room(&self, tokens: usize, tokens_max: usize) -> Result<(), Refusal> {

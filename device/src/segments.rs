@@ -18,7 +18,6 @@ pub const QUESTION_TOKENS_MAX: usize = 128;
 pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segment> {
     let last_user = messages.iter().rposition(|m| m.role == Role::User);
     let mut segments = Vec::with_capacity(messages.len() + 1);
-    let is_there = |message: &ChatMessage| !message.text.is_empty() || message.is_about_tools();
     for (i, message) in messages.iter().enumerate().filter(|(_, message)| is_there(message)) {
         let is_newest = i + 1 == messages.len();
         let may_refine = match message.role {
@@ -45,6 +44,29 @@ pub fn mark(messages: &[ChatMessage], count: impl Fn(&str) -> usize) -> Vec<Segm
         }
     }
     segments
+}
+
+/// Returns the message that each segment of [`mark`] comes from, and the byte of the message at which it
+/// begins.
+pub fn places(messages: &[ChatMessage], segments: &[Segment]) -> Vec<(usize, usize)> {
+    let there = messages.iter().enumerate().filter(|(_, message)| is_there(message));
+    let mut left = there.map(|(index, message)| (index, message.text.len()));
+    let mut now: Option<(usize, usize)> = None;
+    let mut at = 0;
+    let place = |segment: &Segment| {
+        if now.is_none_or(|(_, len)| at >= len) {
+            (now, at) = (left.next(), 0);
+        }
+        let start = at;
+        at += segment.text.len();
+        now.map(|(index, _)| (index, start))
+    };
+    segments.iter().map_while(place).collect()
+}
+
+/// Returns whether a message gives a segment.
+fn is_there(message: &ChatMessage) -> bool {
+    !message.text.is_empty() || message.is_about_tools()
 }
 
 /// Returns the byte at which the protected end of the last user message begins, including white space before

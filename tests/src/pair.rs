@@ -292,6 +292,7 @@ impl Pair {
             own: None,
             whole: None,
             known_max: None,
+            cites: None,
         };
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),

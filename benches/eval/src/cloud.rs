@@ -233,7 +233,7 @@ impl Cloud {
         let seq = engine.create();
         let held = engine.reuse_prefix(seq, &ids[..start]);
         let window = 0..run.window_end() - start;
-        let capture = (!heads.is_empty()).then_some(Capture { window, heads });
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads, each: false });
         let result = prefill(engine, seq, &ids[held..], start - held, capture.as_ref(), control)
             .map_err(RunError::from)
             .and_then(|(logits, scores)| {

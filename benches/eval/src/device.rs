@@ -159,6 +159,7 @@ impl<'a> Conversation<'a> {
             own: None,
             whole: None,
             known_max: None,
+            cites: None,
         };
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();

@@ -90,6 +90,7 @@ pub fn write(
         constraint: None,
         logprobs: None,
         window: None,
+        evidence: None,
     });
     let first = StepRow::Prefill { id, tokens: 0..begun.prompt.len(), end: PrefillEnd::Sampled };
     let (mut lookups, mut out) = (Lookups::default(), Vec::new());

@@ -246,7 +246,7 @@ impl Worker {
         let seq = self.kept_prefill(before)?;
         let ids = self.tokens(CHUNK_TOKENS);
         let window = CHUNK_TOKENS - WINDOW_TOKENS..CHUNK_TOKENS;
-        let capture = (!heads.is_empty()).then_some(Capture { window, heads });
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads, each: false });
         let start = Instant::now();
         self.extend(seq, &ids, capture.as_ref())?;
         let seconds = start.elapsed().as_secs_f64();

@@ -129,6 +129,7 @@ impl Alone {
             constraint: None,
             logprobs: None,
             window: None,
+            evidence: None,
         });
         let (scope, cancel) = (PrefixScope::default(), CancelFlag::default());
         Ok(Job { spec, answer, scope, adapter: None, cancel, sink: Box::new(()) })

@@ -164,6 +164,7 @@ async fn ask(agent: &Agent, messages: &[ChatMessage]) -> anyhow::Result<String> 
         tools: None,
         format: baton_protocol::AnswerFormat::Text,
         own: None,
+        cites: false,
     };
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let drain = async { while events.recv().await.is_some() {} };

@@ -109,9 +109,8 @@ pub(crate) fn run(args: &RealArgs) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Opens a model and calibrates its heads, as an operator does.
-fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
-    let model = Model::open(path).with_context(|| format!("open model `{}`", path.display()))?;
+/// Calibrates the heads of a model, as an operator does.
+pub(crate) fn calibrated(path: &Path) -> anyhow::Result<Calibration> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let heads = folder.path().join("heads.json");
     let done = cpu_program("baton-cloud")?
@@ -123,8 +122,14 @@ fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
         bail!("baton-cloud calibrate failed: {}", String::from_utf8_lossy(&done.stderr).trim());
     }
     let heads = std::fs::read_to_string(&heads).context("read the calibrated heads")?;
+    Ok(Calibration::from_json(&heads)?)
+}
+
+/// Opens a model and calibrates its heads.
+fn setup(path: &Path) -> anyhow::Result<(String, Setup)> {
+    let model = Model::open(path).with_context(|| format!("open model `{}`", path.display()))?;
     let setup = Setup {
-        calibration: Some(Arc::new(Calibration::from_json(&heads)?)),
+        calibration: Some(Arc::new(calibrated(path)?)),
         devices: vec![DeviceSpec { name: SAME.to_owned(), model: model.clone(), window: None }],
         cloud: model,
         workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),

@@ -9,6 +9,7 @@ use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, PrefixScope};
 use baton_generate::answer::{Answer, AnswerOptions, TextMode, Window};
+use baton_generate::evidence::Evidence;
 use baton_generate::hooks::{Constraint as Form, LogprobSink};
 use baton_generate::scheduler::{Goal, JobSpec, Share};
 use baton_generate::speculation::K_MAX;
@@ -28,6 +29,7 @@ use crate::learn::planning::{Planned, Situation, Wish, plan};
 use crate::observe::report::Observer;
 use crate::observe::trace::TraceParent;
 use crate::scene::Scene;
+use crate::service::citations::Citations;
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
 use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
@@ -182,6 +184,8 @@ pub(crate) struct Extras {
     pub(crate) penalties: Penalties,
     pub(crate) constraint: Option<Constraint>,
     pub(crate) logprobs: Option<Logprobs>,
+    pub(crate) citations: Option<Citations>,
+    pub(crate) evidence: Option<Evidence>,
     /// Whether the answer continues a text that no template laid out: the end of a turn does not end it.
     pub(crate) verbatim: bool,
 }
@@ -268,6 +272,7 @@ impl Draft {
             max_tokens: self.max_tokens,
             clock: served.clock.clone(),
             figures: served.figures.clone(),
+            citations: self.extras.citations,
             sink,
         });
         let tokenizer = served.model.tokenizer();
@@ -286,6 +291,7 @@ impl Draft {
             constraint: self.extras.constraint.map(|constraint| Box::new(constraint) as Box<dyn Form>),
             logprobs: self.extras.logprobs.map(|logprobs| Box::new(logprobs) as Box<dyn LogprobSink>),
             window: self.window,
+            evidence: self.extras.evidence,
         });
         let (prefixes, adapter) = (self.prefixes, self.adapter);
         Ok((Prepared { spec, answer, prefixes, adapter, reader, upstream }, stream))

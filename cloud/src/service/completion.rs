@@ -4,6 +4,7 @@ use baton_constrain::tools;
 use baton_engine::PrefixScope;
 use baton_engine::prompt::verbatim;
 use baton_engine::tokenizer::TokenId;
+use baton_generate::evidence::Evidence;
 use baton_openai::{AnswerFormat, ChatMessage, Penalties, Prompt, ToolUse};
 use baton_protocol::{Sampling, Segment};
 
@@ -12,6 +13,7 @@ use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::{
     AskParts, Draft, Extras, check_text, check_upstream, constraint, first_event, room,
 };
+use crate::service::citations::Citations;
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{MaskSource, Prepared};
 use crate::service::stream::AssistStream;
@@ -37,6 +39,8 @@ pub struct CompletionRequest {
     pub tools: Option<ToolUse>,
     /// Receives the log probabilities of the answer's tokens, if they were requested.
     pub logprobs: Option<Logprobs>,
+    /// Receives the sentences that the answer stands on, if they were requested.
+    pub citations: Option<Citations>,
 }
 
 impl CompletionRequest {
@@ -51,6 +55,7 @@ impl CompletionRequest {
             format: AnswerFormat::Text,
             tools: None,
             logprobs: None,
+            citations: None,
         }
     }
 
@@ -80,11 +85,15 @@ pub(crate) fn prepare(
 ) -> Result<(Prepared, AssistStream), ServiceError> {
     request.sampling.check()?;
     check_upstream(served, request.tools.as_ref(), request.logprobs.is_some())?;
+    if request.citations.is_some() && served.upstream.is_some() {
+        let message = "the engine of this model does not tell what it attends to";
+        return Err(ServiceError::EngineCannot { field: "citations", message });
+    }
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
     check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
     let constraint = constraint(served, request.tools.as_ref(), &request.format)?;
-    let prompt = prompt(served, request)?;
+    let (prompt, evidence) = prompt(served, request)?;
     let room = room(served, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
     let planned = Planned {
@@ -114,6 +123,8 @@ pub(crate) fn prepare(
             penalties: request.penalties,
             constraint,
             logprobs: request.logprobs.clone(),
+            citations: request.citations.clone(),
+            evidence,
             verbatim: matches!(request.prompt, Prompt::Text { .. }),
         },
     };
@@ -132,12 +143,20 @@ fn ask_parts(request: &CompletionRequest) -> AskParts {
     AskParts { prompt, format: request.format.clone(), has_tools }
 }
 
-fn prompt(served: &Served, request: &CompletionRequest) -> Result<Vec<TokenId>, ServiceError> {
+/// Returns the prompt's ids, and what records the answer's citations, if there are any.
+fn prompt(
+    served: &Served,
+    request: &CompletionRequest,
+) -> Result<(Vec<TokenId>, Option<Evidence>), ServiceError> {
     let messages = match &request.prompt {
         Prompt::Chat(messages) => messages,
-        Prompt::Text { text, .. } => return Ok(verbatim(served.model.tokenizer(), text)?),
+        Prompt::Text { text, .. } => return Ok((verbatim(served.model.tokenizer(), text)?, None)),
     };
     let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
     let segments: Vec<Segment> = messages.iter().cloned().map(Segment::from).collect();
-    Ok(tools::prompt(served.model.tokenizer(), served.model.template(), &segments, offered)?.ids)
+    let prompt = tools::prompt(served.model.tokenizer(), served.model.template(), &segments, offered)?;
+    let evidence = request.citations.as_ref().map(|citations| {
+        citations.record(served.model.config(), served.calibration.as_deref(), segments, &prompt)
+    });
+    Ok((prompt.ids, evidence))
 }

@@ -23,6 +23,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::gate::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
 use crate::observe::report::Observer;
+use crate::service::citations::Citations;
 use crate::service::figures::Figures;
 use crate::service::refining::MaskJob;
 use crate::service::stream::{Batch, EventSink};
@@ -146,6 +147,8 @@ pub(crate) struct CloudReader {
     pub(crate) arrived_at: Duration,
     pub(crate) clock: Clock,
     pub(crate) figures: Arc<Figures>,
+    /// Where the answer's citations go, if it has any.
+    citations: Option<Citations>,
     pub(crate) sink: EventSink,
     /// The tenant's quota reserved for this answer, if there is one.
     reservation: Option<Reservation>,
@@ -170,12 +173,14 @@ pub(crate) struct ReaderParts {
     pub(crate) max_tokens: usize,
     pub(crate) clock: Clock,
     pub(crate) figures: Arc<Figures>,
+    pub(crate) citations: Option<Citations>,
     pub(crate) sink: EventSink,
 }
 
 impl CloudReader {
     pub(crate) fn new(parts: ReaderParts) -> CloudReader {
-        let ReaderParts { observer, mask, first, prompt_tokens, max_tokens, clock, figures, sink } = parts;
+        let ReaderParts { observer, mask, first, prompt_tokens, max_tokens, clock, figures, citations, sink } =
+            parts;
         CloudReader {
             observer,
             mask,
@@ -185,6 +190,7 @@ impl CloudReader {
             arrived_at: clock.now(),
             clock,
             figures,
+            citations,
             sink,
             reservation: None,
             open: None,
@@ -279,6 +285,9 @@ impl CloudReader {
         }
         let index = u32::try_from(written.index).expect("a context is shorter than 2^32");
         let (id, text) = (written.id, written.text.unwrap_or_default());
+        if let Some(citations) = &self.citations {
+            citations.wrote(&text);
+        }
         if let Some(reservation) = &mut self.reservation {
             reservation.write();
         }
@@ -428,10 +437,13 @@ impl Sink for CloudReader {
         self.open.is_some()
     }
 
-    fn closed(self: Box<Self>, closed: &Closed, answer: Answer) {
+    fn closed(self: Box<Self>, closed: &Closed, mut answer: Answer) {
         // Known before the device sees the end, because it may send a draft at once.
         if let Some(open) = &self.open {
             open.begun(answer.tokens(), closed.reason);
+        }
+        if let Some(citations) = &self.citations {
+            citations.ended(&mut answer);
         }
         let fault = answer.fault();
         self.log_fault(closed, fault);

@@ -71,6 +71,52 @@ async fn a_schema_is_followed_whole_and_streamed_alone_and_beside_others() {
     assert!(object["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'));
 }
 
+/// Checks that citations name whole sentences of the first message, and text of the answer.
+fn check_citations(citations: &Value, document: &str, answer: &str) {
+    let citations = citations.as_array().unwrap();
+    assert!(!citations.is_empty(), "{answer}");
+    let range = |range: &Value| {
+        let at = |end: usize| range[end].as_u64().unwrap() as usize;
+        at(0)..at(1)
+    };
+    let sentences = baton_protocol::sentences(document);
+    let sentences: Vec<&str> = sentences.into_iter().map(|range| document[range].trim()).collect();
+    for citation in citations {
+        assert!(!answer[range(&citation["answer"])].trim().is_empty());
+        let sources = citation["sources"].as_array().unwrap();
+        assert!((1..=2).contains(&sources.len()));
+        for source in sources {
+            assert_eq!(source["message"], 1);
+            assert!(sentences.contains(&&document[range(&source["bytes"])]), "{source}");
+            assert!((0.0..=1.0).contains(&source["score"].as_f64().unwrap()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_cites_sentences_of_the_messages_whole_and_streamed() {
+    let server = Server::start().await;
+    let text = "Dor has bells. The toys of Fen are kites! Alb sings.\n\nWhat are the toys of Fen?";
+    let document = text.split("\n\n").next().unwrap();
+    let messages =
+        json!([{ "role": "system", "content": "Be brief. Cite." }, { "role": "user", "content": text }]);
+    let asked = json!({ "messages": messages, "citations": true, "max_tokens": 60 });
+    let whole = ask(&server, asked.clone()).await;
+    let answer = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    check_citations(&whole["baton"]["citations"], document, answer);
+    let mut streamed = asked.clone();
+    streamed["stream"] = json!(true);
+    let chunks = ask(&server, streamed).await;
+    let last = chunks.as_array().unwrap().iter().rfind(|chunk| !chunk["baton"].is_null()).unwrap();
+    assert_eq!(last["baton"]["citations"], whole["baton"]["citations"]);
+    let plain = ask(&server, json!({ "messages": messages, "max_tokens": 60 })).await;
+    assert_eq!(plain["choices"][0]["message"]["content"], answer, "citations change no text");
+    assert!(plain["baton"].is_null());
+    let request = json!({ "model": "tiny", "messages": messages, "citations": true, "tools": weather() });
+    let refused = server.post("/v1/chat/completions", &request).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("citations")));
+}
+
 #[tokio::test]
 async fn a_demanded_call_comes_as_one() {
     let server = Server::start().await;

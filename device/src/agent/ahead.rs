@@ -60,6 +60,7 @@ impl Conversation {
             own: None,
             whole: Some(Arc::new(whole)),
             known_max: None,
+            cites: None,
         })
     }
 }

@@ -7,7 +7,7 @@ use baton_generate::speculation::SpeculationStats;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::local::{EngineCommand, LocalAnswer};
+use crate::local::{Attended, EngineCommand, LocalAnswer};
 
 /// Most commands that may wait; an answer has a handful.
 const COMMANDS_MAX: usize = 64;
@@ -15,7 +15,16 @@ const COMMANDS_MAX: usize = 64;
 /// Takes the commands of one answer. Dropping it ends the answer.
 pub(super) struct Commands {
     sender: mpsc::Sender<EngineCommand>,
-    task: JoinHandle<Option<SpeculationStats>>,
+    task: JoinHandle<Ended>,
+}
+
+/// What the device's own answer leaves.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// What came of proposals.
+    pub(super) speculation: Option<SpeculationStats>,
+    /// What the answer attended to.
+    pub(super) attended: Option<Attended>,
 }
 
 impl Commands {
@@ -25,7 +34,7 @@ impl Commands {
             while let Some(command) = commands.blocking_recv() {
                 answer.command(command);
             }
-            answer.speculation()
+            Ended { attended: answer.attended(), speculation: answer.speculation() }
         });
         Commands { sender, task }
     }
@@ -35,10 +44,10 @@ impl Commands {
         self.sender.send(command).await.is_ok()
     }
 
-    /// Waits until all commands are done, and ends the answer; returns what came of proposals.
-    pub(super) async fn end(self) -> Option<SpeculationStats> {
+    /// Waits until all commands are done, and ends the answer; returns what it leaves.
+    pub(super) async fn end(self) -> Ended {
         drop(self.sender);
         // A task that panicked has already printed its message.
-        self.task.await.ok().flatten()
+        self.task.await.unwrap_or_default()
     }
 }

@@ -1,12 +1,13 @@
 //! Makes a question ready: redacts it, tokenizes it once, chooses its route, and sets up the relay's core.
 
 use super::config::{relay_config, sampling_params, tools_and_format};
+use super::evidence::Citing;
 use super::form::{AnswerForms, Forms};
 use super::recent::Recent;
 use super::route::{self, Known, RouteReport, Routes};
 use super::{Agent, AgentError, PROMPTS_PER_ANSWER, Question, fit, no_cloud, unchecked};
 use crate::client::{CloudClient, OutgoingRequest};
-use crate::local::{AnswerSpec, PromptId, assembled, room_for};
+use crate::local::{AnswerSpec, CitingHeads, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
@@ -46,6 +47,8 @@ pub(super) struct Prepared {
     /// The tokens of the whole prompt, if this device knows them.
     pub(super) whole: Option<Arc<[TokenId]>>,
     pub(super) adapter: Option<AdapterId>,
+    /// How citations lead back to the question's texts, if the answer has any.
+    pub(super) citing: Option<Citing>,
 }
 
 /// What a question is made ready with, on a thread that may block.
@@ -69,6 +72,8 @@ struct Preparation {
     quoting: Quoting,
     routing: Option<Routing>,
     again: Option<Again>,
+    /// The heads to cite by, if the answer cites sentences.
+    cites: Option<CitingHeads>,
 }
 
 /// How a turn is answered again for an audit.
@@ -117,6 +122,7 @@ impl Agent {
             forms: self.forms.clone(),
             quoting: question.quoting(self.call_markup(&question.scene)),
             routing: self.routing(&question, mode).filter(|_| again.is_none()),
+            cites: self.citing_heads(&question).await?,
             again,
             mode,
             question,
@@ -229,7 +235,12 @@ impl Preparation {
             Err(_) => self.question.segments.clone(),
         };
         let (adapter, text_bytes) = (self.adapter, redacted.as_ref().ok().map(text_bytes));
-        let core = self.core(mode, segments, whole, (tools, forms), table);
+        let rules = self.rules(table);
+        let citing = self.cites.as_ref().map(|_| {
+            let origins = redacted.as_ref().ok().map(|redacted| redacted.origins().to_vec());
+            Citing::new(&segments, origins, rules.clone())
+        });
+        let core = self.core(mode, segments, whole, (tools, forms), rules);
         Ok(Prepared {
             core,
             redactor,
@@ -244,6 +255,7 @@ impl Preparation {
             route,
             whole: ids,
             adapter,
+            citing,
         })
     }
 
@@ -295,13 +307,19 @@ impl Preparation {
         })
     }
 
+    /// Returns how the answer's tokens become the text that is shown.
+    fn rules(&self, table: Arc<PlaceholderTable>) -> TextRules {
+        let restorer = Restorer::new(table).with_quoting(self.quoting);
+        TextRules { tokenizer: self.tokenizer.clone(), restorer, stop: self.stop.clone() }
+    }
+
     fn core(
         self,
         mode: RelayMode,
         segments: Vec<Segment>,
         whole: Option<Prompt>,
         (tools, forms): (Option<ToolUse>, AnswerForms),
-        table: Arc<PlaceholderTable>,
+        rules: TextRules,
     ) -> RelayCore {
         let config = RelayConfig {
             mode,
@@ -322,9 +340,8 @@ impl Preparation {
             own: self.question.own,
             whole: whole.map(Arc::new),
             known_max: self.again.map(|again| again.known),
+            cites: self.cites,
         };
-        let restorer = Restorer::new(table).with_quoting(self.quoting);
-        let rules = TextRules { tokenizer: self.tokenizer, restorer, stop: self.stop };
         RelayCore::new(config, spec, rules).with_guard(forms.guard)
     }
 }

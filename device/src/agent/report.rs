@@ -1,5 +1,6 @@
 //! Reports one answer as a JSON object, for `--json`, the demo and tests.
 
+use super::evidence::AnswerCitation;
 use super::route::RouteReport;
 use crate::relay::{Ending, Note, Outcome, Source, Timeline};
 use baton_generate::speculation::SpeculationStats;
@@ -39,6 +40,9 @@ pub struct AnswerReport {
     /// Results of speculative decoding; absent if no tokens are proposed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationReport>,
+    /// What each sentence of the answer stands on; absent if that was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub citations: Option<Vec<AnswerCitation>>,
     /// Times and counts.
     #[serde(flatten)]
     pub timeline: Timeline,
@@ -104,6 +108,7 @@ impl AnswerReport {
             record: None,
             route: None,
             speculation: None,
+            citations: None,
             timeline,
         }
     }

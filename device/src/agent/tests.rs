@@ -1,5 +1,6 @@
 //! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
+mod evidence;
 mod receipt;
 mod ring;
 mod route;
@@ -144,6 +145,7 @@ pub(crate) fn question(text: &str, mode: RelayMode) -> Question {
         tools: None,
         format: baton_protocol::AnswerFormat::Text,
         own: None,
+        cites: false,
     }
 }
 

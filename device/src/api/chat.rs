@@ -6,7 +6,7 @@ use super::steady::{STEADIED, steady};
 use super::{ANSWERS_MAX, ApiState};
 use crate::agent::{AgentError, AnswerEvent, AnswerReport, Question};
 use crate::relay::{RelayMode, TOO_LONG, Timeline};
-use crate::segments::mark;
+use crate::segments::{mark, places};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -96,6 +96,8 @@ struct Shape {
     dialect: Dialect,
     /// The request's stop strings.
     stops: Vec<String>,
+    /// The message and byte at which each segment of the question begins.
+    places: Vec<(usize, usize)>,
     /// Lines of the system prompt that were made equal to those of other requests.
     steadied: usize,
     asked_at: Instant,
@@ -129,6 +131,7 @@ fn prepared(
     check_room(state, context_min)?;
     let steadied = steadied(state, &mut request);
     let question = question(state, &request)?;
+    let places = places(request.prompt.messages(), &question.segments);
     // A prompt that cannot be laid out fails when it is answered, with a better message.
     let prompt_tokens = match counts_prompt {
         true => state.agent.prompt_tokens(&question).map_or(0, |tokens| tokens as u64),
@@ -144,7 +147,8 @@ fn prepared(
         _ => None,
     };
     let stops = request.sampling.stop;
-    let shape = Shape { writer: writer.with(facts), echo, calls, dialect, stops, steadied, asked_at };
+    let writer = writer.with(facts);
+    let shape = Shape { writer, echo, calls, dialect, stops, places, steadied, asked_at };
     Ok(Box::new((question, shape, streamed)))
 }
 
@@ -192,6 +196,7 @@ pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Questi
         tools: request.tools.clone(),
         format: request.format.clone(),
         own,
+        cites: request.citations,
     })
 }
 
@@ -240,6 +245,10 @@ fn ending(report: &AnswerReport, shape: &Shape) -> Ending {
     }
     if let Some(checked) = &report.timeline.verification {
         baton["verification"] = json!(checked);
+    }
+    if let Some(citations) = &report.citations {
+        let cited = citations.iter().map(|citation| citation.of_messages(&shape.places));
+        baton["citations"] = cited.collect();
     }
     let stop = report.timeline.stopped_text.as_deref().and_then(|text| first_stop(text, &shape.stops));
     Ending {

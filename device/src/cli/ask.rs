@@ -3,7 +3,7 @@
 use super::interrupts::{Interrupts, Stopped};
 use super::open::{Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
-use super::{AnswerArgs, CommonArgs, document, terminal};
+use super::{AnswerArgs, CommonArgs, citations, document, terminal};
 use crate::agent::AnswerReport;
 use anyhow::{Context, bail};
 use baton_protocol::{Role, SceneInfo, Segment};
@@ -89,14 +89,15 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
         errln!("note: {note}");
     }
     let segments = document_segments(&scene, document, &args.question);
-    let asked = question(&args.answer, opened.mode, scene, segments);
+    let asked = question(&args.answer, opened.mode, scene, segments.clone());
     let Shown { mut report, stopped } = terminal::show(&opened, asked, args.json, interrupts).await?;
     report.notes.splice(0..0, note);
     if args.answer.trace {
         terminal::print_trace(&report);
     }
-    if args.json {
-        terminal::print_json(&report)?;
+    match args.json {
+        true => terminal::print_json(&report)?,
+        false => citations::print(&report, &segments)?,
     }
     if let Some((path, file)) = args.report.as_deref().zip(report_file) {
         write_report(&report, file).with_context(|| format!("write `{}`", path.display()))?;

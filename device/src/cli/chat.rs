@@ -6,7 +6,7 @@ use super::conversations::file;
 use super::interrupts::{Interrupts, Signal, Stopped};
 use super::open::{Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
-use super::{AnswerArgs, CommonArgs, terminal};
+use super::{AnswerArgs, CommonArgs, citations, terminal};
 use crate::agent::AnswerReport;
 use crate::conversations::{Conversations, Exchange};
 use crate::segments::mark;
@@ -73,7 +73,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         messages.push(ChatMessage::new(Role::User, line));
         let tokenizer = opened.agent.tokenizer();
         let segments = mark(messages, |text| tokenizer.encode(text).len());
-        let asked = question(&args.answer, opened.mode, scene.clone(), segments);
+        let asked = question(&args.answer, opened.mode, scene.clone(), segments.clone());
         let Shown { report, stopped } = match terminal::show(&opened, asked, false, interrupts).await {
             Ok(shown) => shown,
             // If a question cannot be asked, the conversation goes on; if an answer cannot be shown, it ends.
@@ -84,6 +84,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             }
             Err(err) => return Err(err),
         };
+        citations::print(&report, &segments)?;
         if args.answer.trace {
             terminal::print_trace(&report);
         }

@@ -159,7 +159,7 @@ impl Loading {
         let adapters = add_adapters(&mut head, adapters)?;
         // A ring computes every live sequence again when it loses a device, so it keeps few.
         let worker = Arc::new(EngineWorker::start(head, self.local(kv_tokens, proposer, 1))?);
-        let device = DeviceModel { worker, model, adapters, kept: None };
+        let device = DeviceModel { adapters, ..DeviceModel::shared(worker, model) };
         Ok((device, Some(RingView { handle, current_plan })))
     }
 
@@ -186,7 +186,7 @@ impl Loading {
         let (engine, local, adapters) = make()?;
         let again = move || make().map(|(engine, local, _)| (engine, local));
         let worker = Arc::new(EngineWorker::restartable((engine, local), again)?);
-        Ok(DeviceModel { worker, model, adapters, kept: Some(kept) })
+        Ok(DeviceModel { adapters, kept: Some(kept), ..DeviceModel::shared(worker, model) })
     }
 }
 

@@ -270,5 +270,6 @@ pub(super) fn question(
         tools: None,
         format: baton_protocol::AnswerFormat::Text,
         own: None,
+        cites: args.citations,
     }
 }

@@ -1,5 +1,6 @@
 //! Commands from the relay to the local engine, and the engine's reports.
 
+use super::evidence::CitingHeads;
 use super::form::OnceForm;
 use baton_engine::AdapterId;
 use baton_engine::prompt::Prompt;
@@ -45,6 +46,8 @@ pub struct AnswerSpec {
     pub whole: Option<Arc<Prompt>>,
     /// The most leading tokens that are taken from what this device has computed before; `None` for all.
     pub known_max: Option<usize>,
+    /// The heads whose attention is recorded, if the answer cites sentences of the prompt.
+    pub cites: Option<CitingHeads>,
 }
 
 impl AnswerSpec {
@@ -72,6 +75,8 @@ pub enum EngineCommand {
         prompt: PromptId,
         /// Its segments: refined, or all of the prompt.
         segments: Arc<[Segment]>,
+        /// The units of the whole prompt that are in them, if they are refined.
+        kept: Option<Arc<[bool]>>,
     },
     /// The cloud's part is complete: runs it through the model in the last prefill pass.
     Verify {

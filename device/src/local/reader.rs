@@ -5,7 +5,7 @@
 //! reports.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_generate::answer::Answer;
@@ -16,6 +16,10 @@ use baton_generate::unread::{ReadMark, Unread};
 use tokio::sync::mpsc;
 
 use super::command::{EngineEnd, EngineReport, PromptId};
+use super::evidence::Attended;
+
+/// Longest wait for the pass that an answer ends with. Without its end there are no citations.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// What goes from the host's thread to the reader.
 #[derive(Debug)]
@@ -45,6 +49,8 @@ pub(super) struct State {
     pub(super) verified: bool,
     /// What came of proposals, once the answer has ended.
     pub(super) speculation: Option<SpeculationStats>,
+    /// What the answer attended to, once it has ended.
+    attended: Option<Attended>,
     /// Why the host has ended the answer.
     over: Option<String>,
 }
@@ -54,6 +60,8 @@ pub(super) struct State {
 pub(super) struct Line {
     messages: mpsc::UnboundedSender<Message>,
     state: Mutex<State>,
+    /// Told when the answer has ended.
+    ended: Condvar,
 }
 
 impl Line {
@@ -65,6 +73,13 @@ impl Line {
     pub(super) fn send(&self, report: EngineReport) {
         // If nobody reads any more, the answer is about to be dropped.
         let _unread = self.messages.send(Message::Report(report));
+    }
+
+    /// Waits until the host has ended the answer; returns what it attended to.
+    pub(super) fn attended(&self) -> Option<Attended> {
+        let is_open = |state: &mut State| state.over.is_none();
+        let waited = self.ended.wait_timeout_while(self.state(), END_LIMIT, is_open);
+        waited.unwrap_or_else(PoisonError::into_inner).0.attended.take()
     }
 
     /// Notes that a prompt is ordered.
@@ -85,7 +100,8 @@ impl Line {
 /// Makes a line and its reading end.
 pub(super) fn line(mark: ReadMark) -> (Arc<Line>, Reports) {
     let (messages, receiver) = mpsc::unbounded_channel();
-    (Arc::new(Line { messages, state: Mutex::default() }), Reports::new(receiver, mark))
+    let line = Line { messages, state: Mutex::default(), ended: Condvar::new() };
+    (Arc::new(line), Reports::new(receiver, mark))
 }
 
 /// The reports of one answer.
@@ -230,12 +246,15 @@ impl Sink for Reader {
         self.unread.reading()
     }
 
-    fn closed(mut self: Box<Self>, closed: &Closed, answer: Answer) {
+    fn closed(mut self: Box<Self>, closed: &Closed, mut answer: Answer) {
         let of = {
             let mut state = self.line.state();
             state.speculation = closed.speculation;
+            let evidence = answer.take_evidence();
+            state.attended = evidence.map(|evidence| Attended { evidence, ids: answer.tokens().to_vec() });
             let over = answer.fault().map_or_else(|| "the answer has ended".to_owned(), ToString::to_string);
             state.over = Some(over);
+            self.line.ended.notify_all();
             state.ordered.back().copied().unwrap_or(self.of)
         };
         let last = self.last(closed, &answer, of);
@@ -250,6 +269,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         if !self.closed {
             self.line.state().over = Some("the engine has ended".to_owned());
+            self.line.ended.notify_all();
             // If nobody reads any more, nobody misses the engine.
             let _unread = self.line.messages.send(Message::Lost);
         }

@@ -18,6 +18,8 @@ const STEP: f32 = 0.85;
 pub(crate) struct Shorter {
     /// One flag for each unit of the sentence map: whether it is kept.
     pub(crate) kept: Vec<bool>,
+    /// The shortened texts.
+    pub(crate) segments: Vec<Segment>,
     /// The shortened prompt with its token ids.
     pub(crate) prompt: Prompt,
 }
@@ -85,7 +87,7 @@ pub(crate) fn shortened(
         let shorter = rebuild(segments, &map, &refined.kept);
         let prompt = assembled(model, &shorter, offered)?;
         if prompt.ids.len() <= limit {
-            return Ok(Some(Shorter { kept: refined.kept, prompt }));
+            return Ok(Some(Shorter { kept: refined.kept, segments: shorter, prompt }));
         }
         ratio *= STEP;
     }

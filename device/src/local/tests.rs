@@ -91,6 +91,7 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     }
 }
 
@@ -181,7 +182,7 @@ fn a_shared_prefix_stays_in_the_cache() {
     let EngineReport::Opened { prefix_tokens, .. } = reports[0] else { panic!("{reports:?}") };
     run(&mut engine);
     let segments = spec("Item 3 is red.", 8, false).segments;
-    engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
+    engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments, kept: None });
     let reports = run(&mut engine);
     let EngineReport::Prompt { prompt: PromptId(2), cached, .. } = reports[0] else { panic!("{reports:?}") };
     assert!(cached >= prefix_tokens, "{cached} of {prefix_tokens}");
@@ -226,7 +227,7 @@ fn commands_out_of_place_are_refused() {
     assert_eq!(run(&mut engine), [], "it has ended");
     // What comes after a failure fails too.
     let segments = spec("Item 2.", 4, false).segments;
-    let reports = engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments });
+    let reports = engine.command(EngineCommand::Prefill { prompt: PromptId(2), segments, kept: None });
     assert!(matches!(&reports[..], [EngineReport::Failed { prompt: PromptId(2), .. }]), "{reports:?}");
 }
 

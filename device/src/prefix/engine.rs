@@ -231,6 +231,10 @@ fn threads() -> usize {
 impl Sequences for Remembering {
     baton_engine::ask_engine!();
 
+    fn captures(&self) -> bool {
+        self.engine.captures()
+    }
+
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         let fingerprint = adapter.fingerprint();
         let id = self.engine.add_adapter(adapter)?;

@@ -103,6 +103,15 @@ impl Origin {
         }
     }
 
+    /// Returns the bytes of the given text that these bytes of what is sent come from, from the first to the
+    /// last. A placeholder stands for its whole value. `None` if there are none.
+    pub fn given(&self, sent: &Range<usize>) -> Option<Range<usize>> {
+        let ranges = cut(&self.parts, sent).into_iter().filter_map(|span| span.range());
+        ranges
+            .map(|[start, end]| start..end)
+            .reduce(|all, more| all.start.min(more.start)..all.end.max(more.end))
+    }
+
     /// Leaves out what is not among the pieces of the text that is sent.
     pub(super) fn keep(&mut self, pieces: &[Piece]) {
         let whole = std::mem::take(&mut self.parts);

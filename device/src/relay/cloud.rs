@@ -218,7 +218,8 @@ impl RelayCore {
                 self.timeline.refined_ratio = Some(f64::from(mask.ratio));
                 self.timeline.prompt_ratio = Some(f64::from(mask.prompt_ratio));
                 let refined = baton_refine::rebuild(&self.spec.segments, &self.map, &kept);
-                self.use_refined_prompt(Arc::from(refined), f64::from(mask.prompt_ratio), fx);
+                let refined = (Arc::from(refined), Arc::from(kept));
+                self.use_refined_prompt(refined, f64::from(mask.prompt_ratio), fx);
             }
             Err(err) => {
                 self.note_mask(err.to_string(), fx);

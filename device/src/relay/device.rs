@@ -181,7 +181,8 @@ impl RelayCore {
             DeviceState::Prefix => {
                 let prompt = self.device.new_prompt();
                 self.device.state = DeviceState::Prompt;
-                self.send(EngineCommand::Prefill { prompt, segments: self.spec.segments.clone() }, fx);
+                let segments = self.spec.segments.clone();
+                self.send(EngineCommand::Prefill { prompt, segments, kept: None }, fx);
             }
             _ => {}
         }
@@ -196,7 +197,7 @@ impl RelayCore {
     /// Prefills the refined prompt, unless the whole prompt (begun as a hedge) is closer to its end.
     pub(super) fn use_refined_prompt(
         &mut self,
-        refined: Arc<[Segment]>,
+        (refined, kept): (Arc<[Segment]>, Arc<[bool]>),
         prompt_ratio: f64,
         fx: &mut Vec<RelayEffect>,
     ) {
@@ -217,7 +218,7 @@ impl RelayCore {
         self.device.state = DeviceState::Prompt;
         self.device.refined = true;
         self.device.segments = refined.clone();
-        self.send(EngineCommand::Prefill { prompt, segments: refined }, fx);
+        self.send(EngineCommand::Prefill { prompt, segments: refined, kept: Some(kept) }, fx);
     }
 
     /// Requests the verification pass as soon as the cloud's part is complete.

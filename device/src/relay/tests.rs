@@ -96,6 +96,7 @@ fn spec(tokens_max: usize) -> AnswerSpec {
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     }
 }
 

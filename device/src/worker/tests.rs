@@ -30,6 +30,7 @@ fn open(words: usize) -> EngineCommand {
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     };
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }

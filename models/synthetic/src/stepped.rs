@@ -34,6 +34,10 @@ where
 {
     baton_engine::ask_engine!();
 
+    fn captures(&self) -> bool {
+        self.engine.captures()
+    }
+
     fn add_adapter(&mut self, adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         Sequences::add_adapter(&mut self.engine, adapter)
     }

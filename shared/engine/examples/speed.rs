@@ -59,7 +59,7 @@ fn measure(engine: &mut Engine, model: &Model) -> Result<(), Box<dyn Error>> {
     let begun = Instant::now();
     for chunk in ids.chunks(CHUNK_TOKENS) {
         let window = chunk.len().saturating_sub(16)..chunk.len();
-        let capture = (chunk.len() >= 16).then(|| Capture { window, heads: heads.clone() });
+        let capture = (chunk.len() >= 16).then(|| Capture { window, heads: heads.clone(), each: false });
         engine
             .step(&[StepSeq { seq, ids: chunk, logits: Wanted::Last, capture: capture.as_ref() }], &mut ())?;
     }

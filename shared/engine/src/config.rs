@@ -305,6 +305,12 @@ impl ModelConfig {
         self.recurrent.as_ref().is_none_or(|recurrent| !recurrent.layers[layer])
     }
 
+    /// Returns whether a layer attends to the whole sequence. If none does, true for each with attention.
+    pub fn sees_all(&self, layer: usize) -> bool {
+        let is_wide = |layer: usize| self.has_attention(layer) && self.window_at(layer).is_none();
+        is_wide(layer) || self.has_attention(layer) && !(0..self.n_layers).any(is_wide)
+    }
+
     /// Returns the sliding window of a layer, if it has one.
     pub fn window_at(&self, layer: usize) -> Option<SlidingWindow> {
         self.window.filter(|_| self.local.is_none() || self.is_local(layer))

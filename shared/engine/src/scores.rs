@@ -25,6 +25,8 @@ pub struct Capture {
     pub window: Range<usize>,
     /// The heads, each at most once.
     pub heads: Vec<HeadId>,
+    /// Whether each query's weights are returned by themselves, and not the mean over the window.
+    pub each: bool,
 }
 
 /// The scores of one sequence.
@@ -35,8 +37,17 @@ pub struct AttentionScores {
     /// Number of keys: all tokens of the sequence, including those of this pass.
     pub keys: usize,
     /// `[heads, keys]`: the mean, over the window's queries, of the softmax weight they give to each key. A
-    /// key that a query does not see (later ones, and those outside a sliding window) counts as zero.
+    /// key that a query does not see (later ones, and those outside a sliding window) counts as zero. With
+    /// [`Capture::each`] it is `[queries, heads, keys]`, and no mean.
     pub mean: Vec<f32>,
+}
+
+impl AttentionScores {
+    /// Returns what there is of each query: the rows of all heads, `[heads, keys]`. Without [`Capture::each`]
+    /// it is one item, the means.
+    pub fn of_queries(&self) -> impl Iterator<Item = &[f32]> {
+        self.mean.chunks_exact((self.heads.len() * self.keys).max(1))
+    }
 }
 
 /// Why a [`Capture`] was refused.

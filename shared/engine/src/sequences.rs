@@ -117,6 +117,11 @@ pub trait Sequences: Send {
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, SequenceError>;
 
+    /// Returns whether steps capture attention scores.
+    fn captures(&self) -> bool {
+        true
+    }
+
     /// Returns the number of prompt tokens below which a step leaves devices idle.
     fn pass_tokens_min(&self) -> usize {
         1
@@ -304,6 +309,10 @@ impl<S: Sequences + ?Sized> Sequences for Box<S> {
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, SequenceError> {
         (**self).step(batch, control)
+    }
+
+    fn captures(&self) -> bool {
+        (**self).captures()
     }
 
     fn pass_tokens_min(&self) -> usize {

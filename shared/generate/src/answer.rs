@@ -5,6 +5,7 @@
 //! the decisions of a takeover; proposals only change how many come from one pass. Text that is held back
 //! because it may begin a stop string is given out with the last token at the latest.
 
+mod attended;
 mod form;
 mod takeover;
 mod verify;
@@ -20,6 +21,7 @@ use self::form::AnswerForm;
 use self::takeover::{Model, OwnText, sample_agreeing};
 use self::verify::Verification;
 pub use self::verify::{Accepted, Keep, Verified};
+use crate::evidence::Evidence;
 use crate::hooks::{Constraint, Fault, LogprobSink};
 use crate::planted::{self, Bug};
 use crate::scheduler::{Goal, PrefillEnd, StepRow};
@@ -49,6 +51,8 @@ pub struct AnswerOptions {
     pub logprobs: Option<Box<dyn LogprobSink>>,
     /// Scores that the last prompt pass captures.
     pub window: Option<Window>,
+    /// Records what the answer attends to. Passes that capture a window give no evidence.
+    pub evidence: Option<Evidence>,
 }
 
 /// The scores that the last prompt pass captures.
@@ -159,6 +163,7 @@ pub struct Answer {
     form: Option<AnswerForm>,
     logprobs: Option<Box<dyn LogprobSink>>,
     window: Option<Window>,
+    evidence: Option<Evidence>,
     /// All answer tokens so far.
     tokens: Vec<TokenId>,
     /// The index that the next token gets. It differs from the number of tokens after a takeover by text.
@@ -186,6 +191,7 @@ impl Answer {
             form: options.constraint.map(AnswerForm::new),
             logprobs: options.logprobs,
             window: options.window,
+            evidence: options.evidence,
             index: options.continued.len(),
             tokens: options.continued,
             verification: None,
@@ -271,18 +277,20 @@ impl Answer {
             StepRow::Prefill { tokens, end, .. } => Rows {
                 ids: self.feed(tokens.clone()),
                 logits: if *end == PrefillEnd::Sampled { self.wanted() } else { Wanted::None },
-                capture: if *end == PrefillEnd::More { None } else { self.capture(tokens) },
+                capture: self.capture_of_prompt(tokens, *end),
             },
             StepRow::Verify { tokens, .. } => {
                 let logits = if tokens.len() == 1 { Wanted::Last } else { Wanted::All };
-                Rows { ids: self.feed(tokens.clone()), logits, capture: None }
+                let capture = self.capture_of_accepted(tokens);
+                Rows { ids: self.feed(tokens.clone()), logits, capture }
             }
             StepRow::Decode { .. } => {
                 let all = self.feed_tokens();
                 let mut ids = self.feed(all.saturating_sub(1)..all);
                 ids.extend_from_slice(proposed);
                 let logits = if proposed.is_empty() { self.wanted() } else { Wanted::All };
-                Rows { ids, logits, capture: None }
+                let capture = self.capture_of_own(ids.len());
+                Rows { ids, logits, capture }
             }
         }
     }
@@ -353,9 +361,10 @@ impl Answer {
         outcome
     }
 
-    /// Takes another prompt of the same answer. What was accepted or written for the one before is dropped.
-    pub fn set_prompt(&mut self, prompt: Vec<TokenId>) {
-        self.prompt = prompt;
+    /// Takes another prompt of the same answer, and what records the attention to it. What was accepted or
+    /// written for the one before is dropped.
+    pub fn set_prompt(&mut self, prompt: Vec<TokenId>, evidence: Option<Evidence>) {
+        (self.prompt, self.evidence) = (prompt, evidence);
         self.tokens.truncate(self.continued);
         self.index = self.continued;
         self.verification = None;
@@ -463,16 +472,6 @@ impl Answer {
 
     fn model(&self) -> Model<'_> {
         Model { tokenizer: &self.tokenizer, sampler: &self.sampler, vocab_len: self.vocab_len }
-    }
-
-    /// Returns the scores that the last prompt pass, of these tokens, captures.
-    fn capture(&self, tokens: &Range<usize>) -> Option<Capture> {
-        let Window { tokens: window, heads } = self.window.as_ref().filter(|_| self.behind().is_empty())?;
-        let inside = tokens.start <= window.start && window.end <= tokens.end;
-        inside.then(|| Capture {
-            window: window.start - tokens.start..window.end - tokens.start,
-            heads: heads.clone(),
-        })
     }
 
     /// Notes why the answer cannot go on.

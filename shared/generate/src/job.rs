@@ -9,6 +9,7 @@ use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, AttentionScores, PrefixScope};
 
 use crate::answer::{Accepted, Answer, Keep, Verified, Written};
+use crate::evidence::Evidence;
 use crate::scheduler::{Closed, Goal, JobSpec};
 use crate::unread::CancelFlag;
 
@@ -35,6 +36,8 @@ pub enum Order {
     Prompt {
         /// Its ids, at least one.
         ids: Vec<TokenId>,
+        /// Records what the answer attends to of it.
+        evidence: Option<Evidence>,
         /// Answer tokens at most, at least 1.
         max_tokens: usize,
         /// How far it is to be computed for now.

@@ -5,6 +5,7 @@
 
 pub mod answer;
 pub mod clock;
+pub mod evidence;
 pub mod hooks;
 pub mod host;
 pub mod job;

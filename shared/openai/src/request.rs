@@ -89,6 +89,8 @@ pub struct ChatRequest {
     pub logprobs: Option<usize>,
     /// Whether a prompt that does not fit is shortened.
     pub shorten: bool,
+    /// Whether the answer cites sentences of the messages.
+    pub citations: bool,
     /// The field `baton`: assistance by a scene.
     pub baton: Option<BatonBody>,
 }
@@ -172,6 +174,7 @@ fn options(
         tools,
         logprobs,
         shorten: wire.truncation.as_deref() == Some("auto"),
+        citations: wire.citations == Some(true),
         baton: wire.baton,
     };
     request.check_baton()?;

@@ -91,6 +91,9 @@ pub struct ChatCompletionRequest {
     /// Baton's own field, for the device agent: `auto` shortens a prompt that does not fit; `disabled` (the
     /// default) refuses it.
     pub(crate) truncation: Option<String>,
+    /// Baton's own field: the end of the answer names the sentences of the messages that it stands on, as
+    /// `citations` in the field `baton`. Not with the field `baton`, tools, or engines elsewhere.
+    pub(crate) citations: Option<bool>,
     /// Not supported, answers are never stored; must not be true.
     pub(crate) store: Option<bool>,
     /// Baton's own field, for the cloud service: assistance by a scene, up to L tokens.

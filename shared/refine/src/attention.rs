@@ -7,7 +7,7 @@ use crate::content::Content;
 use crate::refine::{RefineError, Scores};
 
 /// Attention sinks: the first positions of a prompt draw attention whatever they contain.
-const SINK_TOKENS: usize = 4;
+pub(crate) const SINK_TOKENS: usize = 4;
 /// Minimum number of top tokens that make up a sentence's value.
 const TOP_TOKENS_MIN: usize = 4;
 /// A shorter sentence counts as if it had this many tokens.

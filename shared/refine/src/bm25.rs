@@ -34,11 +34,15 @@ struct Posting {
 impl TermIndex {
     /// Indexes the units' texts. Cost: linear in the text, and a sort of each unit's terms.
     pub(crate) fn new(segments: &[Segment], map: &SentenceMap) -> Self {
+        Self::of_texts(map.units().iter().map(|unit| &segments[unit.segment].text[unit.bytes.clone()]))
+    }
+
+    /// Indexes texts; each is a unit.
+    pub(crate) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
         let mut postings: HashMap<String, Vec<Posting>> = HashMap::new();
-        let mut lengths = Vec::with_capacity(map.len());
-        let mut distinct = Vec::with_capacity(map.len());
-        for (at, unit) in map.units().iter().enumerate() {
-            let mut terms = terms(&segments[unit.segment].text[unit.bytes.clone()]);
+        let (mut lengths, mut distinct) = (Vec::new(), Vec::new());
+        for (at, text) in texts.enumerate() {
+            let mut terms = terms(text);
             lengths.push(terms.len());
             terms.sort_unstable();
             for same in terms.chunk_by(|a, b| a == b) {
@@ -90,8 +94,8 @@ impl TermIndex {
     }
 }
 
-/// Returns one value per unit of the map.
-pub(crate) fn values(segments: &[Segment], map: &SentenceMap, question: &str) -> Vec<f64> {
+/// Returns the BM25 value of each unit of the map against a question.
+pub fn values(segments: &[Segment], map: &SentenceMap, question: &str) -> Vec<f64> {
     let query = distinct_terms(question);
     let query: Vec<(&str, f64)> = query.iter().map(|term| (term.as_str(), 1.0)).collect();
     TermIndex::new(segments, map).values(&query)

@@ -164,7 +164,7 @@ fn segment_units(map: &SentenceMap, segment: usize) -> Range<usize> {
 
 /// Returns whether the characters that overlap the span contain a letter or a digit. A token may be a part of
 /// a character.
-fn is_wordy(text: &str, span: &Range<usize>) -> bool {
+pub(crate) fn is_wordy(text: &str, span: &Range<usize>) -> bool {
     text[text.floor_char_boundary(span.start)..text.ceil_char_boundary(span.end)]
         .chars()
         .any(char::is_alphanumeric)

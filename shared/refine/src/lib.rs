@@ -30,19 +30,22 @@ mod calibration;
 mod capture;
 mod content;
 mod curve;
+mod evidence;
 mod mode;
 mod probe;
 mod rebuild;
 mod refine;
 mod words;
 
+pub use bm25::values as bm25_values;
 pub use calibration::{Calibration, CalibrationError, WeightedHead};
-pub use capture::{AttentionShape, CapturePlan, capture_plan};
+pub use capture::{AttentionShape, CapturePlan, capture_plan, citing};
 pub use content::{Content, ContentTokens, Token};
 pub use curve::{
     CurveError, CurvePoint, LossBy, MeanScore, ModelMark, PairedLoss, QualityCurve, QualityCurves,
 };
+pub use evidence::{Attended, Changes, Citation, Cited, Source, Sources, cited};
 pub use mode::{Mode, UnknownMode};
 pub use probe::{HeadGains, Probe};
-pub use rebuild::{Piece, pieces, rebuild};
+pub use rebuild::{Piece, pieces, rebuild, source_byte};
 pub use refine::{RefineError, RefineInput, Refined, Scores, refine};

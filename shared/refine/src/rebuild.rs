@@ -70,6 +70,26 @@ pub fn pieces(segments: &[Segment], map: &SentenceMap, kept: &[bool]) -> Vec<Opt
     rebuilt.into_iter().map(|text| text.map(Pieces::ended)).collect()
 }
 
+/// Returns the byte of the source text that stands at byte `at` of the text that the pieces make; `None` for
+/// a separator, or beyond the end.
+pub fn source_byte(pieces: &[Piece], at: usize) -> Option<usize> {
+    let mut before = 0;
+    for piece in pieces {
+        let len = match piece {
+            Piece::Kept(range) => range.len(),
+            Piece::Separator(text) => text.len(),
+        };
+        if at < before + len {
+            return match piece {
+                Piece::Kept(range) => Some(range.start + at - before),
+                Piece::Separator(_) => None,
+            };
+        }
+        before += len;
+    }
+    None
+}
+
 /// A text that is rebuilt.
 struct Pieces<'a> {
     source: &'a str,

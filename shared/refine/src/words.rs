@@ -19,7 +19,7 @@ use crate::bm25::{TermIndex, distinct_terms};
 /// Weight of the question's words; that of attention is 1. This weight and the next were chosen from six
 /// pairs by recall on 24 generated documents of each length (seeds from 4,000,000). `./x bench quality`
 /// measures on other documents.
-const WORDS_SHARE: f64 = 1.5;
+pub(crate) const WORDS_SHARE: f64 = 1.5;
 /// Weight of bridge words.
 const BRIDGE_SHARE: f64 = 0.4;
 /// Number of best sentences whose words can be bridge words.
@@ -44,13 +44,13 @@ pub(crate) fn joined(segments: &[Segment], map: &SentenceMap, question: &str, at
 }
 
 /// Divides the values by the largest and multiplies them by `share`; all zeros if no value is positive.
-fn scaled(values: &[f64], share: f64) -> Vec<f64> {
+pub(crate) fn scaled(values: &[f64], share: f64) -> Vec<f64> {
     let most = values.iter().copied().fold(0.0, f64::max);
     let factor = if most > 0.0 { share / most } else { 0.0 };
     values.iter().map(|value| factor * value).collect()
 }
 
-fn add(values: &mut [f64], more: &[f64]) {
+pub(crate) fn add(values: &mut [f64], more: &[f64]) {
     for (value, more) in values.iter_mut().zip(more) {
         *value += more;
     }

@@ -155,6 +155,7 @@ impl Answer {
             own: None,
             whole: None,
             known_max: None,
+            cites: None,
         };
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let rules = TextRules {
@@ -253,7 +254,9 @@ impl Seen {
             EngineCommand::Open { prompt, spec, .. } => {
                 self.prompts.push((*prompt, Arc::clone(&spec.segments)));
             }
-            EngineCommand::Prefill { prompt, segments } => self.prompts.push((*prompt, Arc::clone(segments))),
+            EngineCommand::Prefill { prompt, segments, .. } => {
+                self.prompts.push((*prompt, Arc::clone(segments)));
+            }
             EngineCommand::Verify { .. } | EngineCommand::Draft { .. } | EngineCommand::Stop => {}
             EngineCommand::Decode { prompt, .. } => self.decoded = Some(*prompt),
         }

@@ -139,6 +139,7 @@ fn offered_by_one() -> Vec<Row> {
         row("a frequency penalty", json!({ "frequency_penalty": 1.5 }), Answer, no("frequency_penalty")),
         row("a presence penalty", json!({ "presence_penalty": -1 }), Answer, no("presence_penalty")),
         row("a scene", json!({ "baton": { "scene": "chat", "assist_tokens": 4 } }), Answer, no("baton")),
+        row("an answer that cites", json!({ "citations": true }), Answer, Answer),
         row("a prompt that may be shortened", json!({ "truncation": "auto" }), no("truncation"), Answer),
         row("no model", json!({ "model": null }), no("model"), Answer),
         row("a high limit", json!({ "max_tokens": 65_537, "stop": vowels }), Answer, no("max_tokens")),

@@ -16,6 +16,7 @@ use baton_protocol::{AssistEvent, EndEvent, EndReason, FirstEvent, MaskEvent};
 use serde_json::{Value, json};
 
 use super::work::ChatWork;
+use crate::service::citations::Citations;
 use crate::service::logprobs::Logprobs;
 
 /// The model's vocabulary, for log probabilities.
@@ -38,6 +39,7 @@ pub(super) struct Reply {
     echo: Option<String>,
     /// Data of the assist protocol, if the request had the field `baton`.
     baton: Option<Baton>,
+    citations: Option<Citations>,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +53,8 @@ impl Reply {
         let vocabulary = Arc::new(Vocabulary(model.tokenizer().clone()));
         match work {
             ChatWork::Assisted(..) => {
-                Reply { vocabulary, parser: None, logprobs: None, echo: None, baton: Some(Baton::default()) }
+                let baton = Some(Baton::default());
+                Reply { vocabulary, parser: None, logprobs: None, echo: None, baton, citations: None }
             }
             ChatWork::Whole(completion) => {
                 let parser = completion.tools.as_ref().map(|tools| {
@@ -62,13 +65,16 @@ impl Reply {
                     Prompt::Text { text, echo: true } => Some(text.clone()),
                     _ => None,
                 };
-                Reply { vocabulary, parser, logprobs: completion.logprobs.clone(), echo, baton: None }
+                let (logprobs, citations) = (completion.logprobs.clone(), completion.citations.clone());
+                Reply { vocabulary, parser, logprobs, echo, baton: None, citations }
             }
         }
     }
 
-    /// Returns how the answer ended, with this content of the field `baton`.
+    /// Returns how the answer ended, with this content of the field `baton`, or with its citations.
     pub(super) fn ending(&self, end: &EndEvent, baton: Option<Value>) -> Ending {
+        let cited = || Some(json!({ "citations": self.citations.as_ref()?.json() }));
+        let baton = baton.or_else(cited);
         let calls = self.parser.as_ref().map_or(0, ToolParser::calls);
         Ending { baton, ..Ending::new(FinishReason::of(end.reason, calls), end.usage) }
     }

@@ -3,6 +3,7 @@
 use baton_openai::{ChatRequest, FieldError};
 use baton_protocol::AssistRequest;
 
+use crate::service::citations::Citations;
 use crate::service::completion::CompletionRequest;
 use crate::service::logprobs::Logprobs;
 
@@ -34,6 +35,7 @@ impl ChatWork {
             format: request.format,
             tools: request.tools,
             logprobs: request.logprobs.map(Logprobs::new),
+            citations: request.citations.then(Citations::default),
         })))
     }
 }

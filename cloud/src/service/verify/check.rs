@@ -78,6 +78,7 @@ impl<'a> Check<'a> {
             constraint: None,
             logprobs: None,
             window: None,
+            evidence: None,
         });
         let reservation = reservation.transpose()?;
         Ok(Check { served, answer, open, known: known.len(), prompt_tokens, draft, at_least, reservation })

@@ -149,6 +149,7 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     }
 }
 

@@ -38,6 +38,7 @@ fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> Answe
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     }
 }
 

@@ -144,7 +144,7 @@ impl VirtualEngine for ScriptedEngine {
                 ]
             }
             EngineCommand::Draft { .. } => unreachable!("no scripted cloud offers to check drafts"),
-            EngineCommand::Prefill { prompt, segments } => {
+            EngineCommand::Prefill { prompt, segments, .. } => {
                 assert!(self.open, "prefill without an answer");
                 (self.prompt, self.prefix_only, self.total) = (prompt, false, Self::tokens(&segments));
                 (self.accepted, self.decide, self.next) = (None, None, None);

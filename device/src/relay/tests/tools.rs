@@ -36,6 +36,7 @@ fn asked(tools: &ToolUse) -> AnswerSpec {
         own: None,
         whole: None,
         known_max: None,
+        cites: None,
     }
 }
 

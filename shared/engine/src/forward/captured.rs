@@ -18,16 +18,20 @@ impl<B: Backend> Pass<'_, B> {
         let PassInput { backend, spans, captures, .. } = self.input;
         for ((span, capture), scores) in spans.iter().zip(captures).zip(&mut self.scores) {
             let (Some(capture), Some(scores)) = (capture, scores) else { continue };
-            let sums = scores.mean.chunks_exact_mut(scores.keys);
-            let mut targets: Vec<_> = capture
-                .heads
-                .iter()
-                .zip(sums)
-                .filter(|(id, _)| id.layer == layer)
-                .map(|(id, sum)| ScoreTarget { head: id.head, sum })
-                .collect();
-            if !targets.is_empty() {
-                let rows = rows_of(span, capture);
+            if !capture.heads.iter().any(|id| id.layer == layer) {
+                continue;
+            }
+            let all = rows_of(span, capture);
+            let keys = scores.keys;
+            for (query, own) in scores.mean.chunks_exact_mut(capture.heads.len() * keys).enumerate() {
+                let rows = if capture.each { all.start + query..all.start + query + 1 } else { all.clone() };
+                let mut targets: Vec<_> = capture
+                    .heads
+                    .iter()
+                    .zip(own.chunks_exact_mut(keys))
+                    .filter(|(id, _)| id.layer == layer)
+                    .map(|(id, sum)| ScoreTarget { head: id.head, sum })
+                    .collect();
                 backend.score(kv, layer, shape, &self.q, &self.lse, span, rows, &mut targets)?;
             }
         }
@@ -35,13 +39,15 @@ impl<B: Backend> Pass<'_, B> {
     }
 }
 
-/// Divides sums of softmax weights by the number of queries.
+/// Divides sums of softmax weights by the number of queries, unless each query has its own.
 pub(super) fn means(
     mut scores: Vec<Option<AttentionScores>>,
     captures: &[Option<&Capture>],
 ) -> Vec<Option<AttentionScores>> {
     for (scores, capture) in scores.iter_mut().zip(captures) {
-        if let (Some(scores), Some(capture)) = (scores, capture) {
+        if let (Some(scores), Some(capture)) = (scores, capture)
+            && !capture.each
+        {
             scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
         }
     }
@@ -58,6 +64,8 @@ pub(super) fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
 pub(super) fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<AttentionScores> {
     capture.map(|capture| {
         let keys = span.start + span.rows.len();
-        AttentionScores { heads: capture.heads.clone(), keys, mean: vec![0.0; capture.heads.len() * keys] }
+        let queries = if capture.each { capture.window.len() } else { 1 };
+        let mean = vec![0.0; queries * capture.heads.len() * keys];
+        AttentionScores { heads: capture.heads.clone(), keys, mean }
     })
 }

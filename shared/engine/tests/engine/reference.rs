@@ -31,7 +31,7 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
         .filter(|id| id.layer < model.n_layers as usize && id.head < model.n_heads as usize)
         .filter(|id| opened.config().has_attention(id.layer))
         .collect();
-    let capture = Capture { window: 25..45, heads: heads.clone() };
+    let capture = Capture { window: 25..45, heads: heads.clone(), each: false };
     let mut have = all_logits(&mut engine, seq, &ids[..100]);
     let last = one(&mut engine, seq, &ids[100..], Some(&capture));
     have.extend(last.logits);
@@ -52,6 +52,38 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
                 "{id:?} key {key}: {have} for {want}"
             );
         }
+    }
+}
+
+/// Each query of a window has its own weights, in a chunk and by itself.
+#[test]
+fn each_query_has_its_own_weights() {
+    for name in FAMILIES {
+        let model = family(name, Format::F32);
+        let (ids, opened) = (prompt(3, 60), open(&model));
+        let want = reference(&model, &ids, None);
+        let layers = (0..opened.config().n_layers).filter(|layer| opened.config().has_attention(*layer));
+        let heads: Vec<HeadId> = layers.map(|layer| HeadId { layer, head: 1 + layer % 2 }).collect();
+        let mut engine = engine(&opened, 2, exact());
+        let seq = engine.create();
+        let mut rows: Vec<Vec<f32>> = Vec::new();
+        for tokens in [0..40, 40..59, 59..60] {
+            let first = tokens.len().saturating_sub(19);
+            let capture = Capture { window: first..tokens.len(), heads: heads.clone(), each: true };
+            let scores = one(&mut engine, seq, &ids[tokens.clone()], Some(&capture)).scores.unwrap();
+            assert_eq!((scores.keys, scores.of_queries().count()), (tokens.end, tokens.len() - first));
+            rows.extend(scores.of_queries().map(<[f32]>::to_vec));
+        }
+        for (query, row) in (21..).zip(&rows) {
+            let keys = row.len() / heads.len();
+            for (id, have) in heads.iter().zip(row.chunks(keys)) {
+                let want = &want.weights[id.layer][id.head][query];
+                let near =
+                    |(have, want): (&f32, &f64)| (f64::from(*have) - want).abs() <= 3e-5 * (want + 0.02);
+                assert!(have.iter().zip(want).all(near), "{name} {id:?} query {query}");
+            }
+        }
+        assert_eq!(rows.len(), 39);
     }
 }
 
@@ -183,7 +215,7 @@ fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
         let model = open(&family(name, Format::F32));
         let layers = (0..3).filter(|layer| model.config().has_attention(*layer));
         let heads: Vec<HeadId> = layers.map(|layer| HeadId { layer, head: 4 }).collect();
-        let captures = [12..30, 80..90].map(|window| Capture { window, heads: heads.clone() });
+        let captures = [12..30, 80..90].map(|window| Capture { window, heads: heads.clone(), each: false });
         for capture in &captures {
             let mut engine = engine(&model, 2, exact());
             let seq = engine.create();

@@ -364,7 +364,7 @@ fn steps_that_make_no_sense_are_refused_and_change_nothing() {
     let err = refused(&[step(seq, &[1; 401])]);
     assert!(matches!(err, StepError::ContextFull { tokens: 401, context_len: 400 }), "{err}");
     for (window, layer, head) in [(0..0, 0, 0), (0..3, 0, 0), (0..1, 3, 0), (0..1, 0, 6)] {
-        let capture = Capture { window, heads: vec![HeadId { layer, head }] };
+        let capture = Capture { window, heads: vec![HeadId { layer, head }], each: false };
         let err = refused(&[StepSeq { capture: Some(&capture), ..step(seq, &[1, 2]) }]);
         assert!(matches!(err, StepError::Capture(_)), "{err}");
     }

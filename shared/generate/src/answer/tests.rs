@@ -113,6 +113,7 @@ fn plain(model: &FakeModel, sampler: &Sampler, prompt: Vec<TokenId>) -> AnswerOp
         constraint: None,
         logprobs: None,
         window: None,
+        evidence: None,
     }
 }
 

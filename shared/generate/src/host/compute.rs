@@ -140,12 +140,16 @@ impl<S: Sequences> Host<S> {
         let id = planned.id();
         let entry = self.jobs.get(&id)?;
         let seq = entry.seq?;
+        let mut rows = entry.answer.rows(planned, &proposed);
+        if rows.capture.as_ref().is_some_and(|capture| capture.each) && !self.engine.captures() {
+            rows.capture = None;
+        }
         Some(Row {
             id,
             planned: planned.clone(),
             seq,
             held: self.engine.len(seq).ok()?,
-            rows: entry.answer.rows(planned, &proposed),
+            rows,
             proposed,
             begins: !entry.begun && !matches!(planned, StepRow::Decode { .. }),
         })
@@ -164,7 +168,8 @@ impl<S: Sequences> Host<S> {
         // earlier. But this would save only a part of the last chunk, which is the same for any length of
         // prompt. It is 16 % of the time to the first token at 512 tokens, 4 % at 2,048 (`./x bench
         // refiner`).
-        if let Some(scores) = output.scores.take() {
+        let scores = output.scores.take();
+        if let Some(scores) = scores.and_then(|scores| entry.answer.attended(&row.planned, scores)) {
             entry.sink.event(JobEvent::Scores(scores));
         }
         let has_logits = row.rows.logits != Wanted::None;

@@ -7,6 +7,7 @@ use tracing::{debug, error};
 use super::idle::{Idle, common};
 use super::{Entry, Host, chain};
 use crate::answer::{Accepted, Answer, Decided, Keep, Written};
+use crate::evidence::Evidence;
 use crate::hooks::Fault;
 use crate::job::{JobEvent, Opened, Order};
 use crate::planted::{self, Bug};
@@ -137,8 +138,9 @@ impl<S: Sequences> Host<S> {
 
     fn follow(&mut self, id: JobId, order: Order) -> Result<(), Fault> {
         match order {
-            Order::Prompt { ids, max_tokens, goal, pass_tokens } => {
-                let (prompt_tokens, kept) = (ids.len(), self.set_prompt(id, ids, goal, max_tokens)?);
+            Order::Prompt { ids, evidence, max_tokens, goal, pass_tokens } => {
+                let prompt_tokens = ids.len();
+                let kept = self.set_prompt(id, (ids, evidence), goal, max_tokens)?;
                 self.told(id, Event::Prompt { id, prompt_tokens, max_tokens, pass_tokens, kept, goal });
             }
             Order::Accept(accepted) => {
@@ -172,7 +174,7 @@ impl<S: Sequences> Host<S> {
     fn set_prompt(
         &mut self,
         id: JobId,
-        ids: Vec<TokenId>,
+        (ids, evidence): (Vec<TokenId>, Option<Evidence>),
         goal: Goal,
         max_tokens: usize,
     ) -> Result<usize, Fault> {
@@ -180,7 +182,7 @@ impl<S: Sequences> Host<S> {
         if matches!(entry.goal, Goal::Write) || entry.verified {
             return Err(Fault::Engine("the answer is decided already and takes no other prompt".to_owned()));
         }
-        entry.answer.set_prompt(ids);
+        entry.answer.set_prompt(ids, evidence);
         entry.sink.another_prompt();
         (entry.goal, entry.max_tokens, entry.begun, entry.told) = (goal, max_tokens, false, false);
         let Some(seq) = entry.seq else { return Ok(0) };

@@ -127,7 +127,7 @@ impl Sim {
                 let ids = self.ask.prompt.clone();
                 let goal = Goal::Hold { upto: ids.len() - 1 };
                 let (max_tokens, pass_tokens) = (self.ask.max_tokens, 8 + random.below(20));
-                handle.order(self.id, Order::Prompt { ids, max_tokens, goal, pass_tokens });
+                handle.order(self.id, Order::Prompt { ids, evidence: None, max_tokens, goal, pass_tokens });
                 relay.next = Next::Accept;
             }
             Next::Accept => {

@@ -4,6 +4,7 @@
 
 mod admission;
 mod drafts;
+mod evidence;
 mod fairness;
 mod host;
 mod orders;

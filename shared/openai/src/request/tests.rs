@@ -88,9 +88,11 @@ fn what_asks_for_nothing_is_accepted_by_both() {
         json!({ "stream": true, "stream_options": { "brand_new": null } }),
         json!({ "stream": true, "stream_options": { "continuous_usage_stats": true }, "ignore_eos": true }),
         json!({ "min_tokens": 4, "skip_special_tokens": false, "chat_template_kwargs": { "a": 1 } }),
-        json!({ "continue_final_message": false }),
+        json!({ "continue_final_message": false, "citations": false }),
     ];
     check_both(rows.map(|extra| (extra, Yes)));
+    check_both([(json!({ "citations": true, "tools": [] }), Yes)]);
+    assert!(cloud(json!({ "citations": true })).citations && !cloud(json!({})).citations);
     let request = cloud(json!({ "tools": weather(), "tool_choice": "none", "logprobs": false }));
     assert!(request.tools.is_none() && request.logprobs.is_none() && request.format == AnswerFormat::Text);
 }
@@ -126,6 +128,16 @@ fn what_only_the_cloud_offers_is_refused_by_the_device_in_one_form() {
         (json!({ "response_format": schema }), Yes, No("response_format", "cannot hold an answer to JSON")),
         (json!({ "baton": { "scene": "s" } }), Yes, No("baton", "does not assist by scenes; leave it out")),
         (json!({ "truncation": "auto" }), No("truncation", "does not shorten prompts"), Yes),
+        (
+            json!({ "citations": true, "tools": weather() }),
+            No("citations", "not with `tools`"),
+            No("tools", no_tools),
+        ),
+        (
+            json!({ "citations": true, "baton": { "scene": "s" } }),
+            No("citations", "not with `baton`"),
+            No("baton", "leave it out"),
+        ),
         (json!({ "max_tokens": 65_537 }), Yes, No("max_tokens", "is 65537, must be 1 to 65536")),
         (json!({ "max_completion_tokens": 1_000_000 }), Yes, No("max_completion_tokens", "1 to 65536")),
         (json!({ "model": null }), No("model", "is missing"), Yes),

@@ -75,6 +75,8 @@ fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> 
     let only_text = wire.modalities.as_ref().is_none_or(|kinds| kinds.iter().all(|kind| kind == "text"));
     let truncation = wire.truncation.as_deref().is_none_or(|word| matches!(word, "auto" | "disabled"));
     let top = wire.top_logprobs.unwrap_or(0);
+    let cites_nothing = wire.citations != Some(true);
+    let no_tools = wire.tools.as_ref().is_none_or(Vec::is_empty);
     let rules = [
         ("n", wire.n.is_none_or(|n| n == 1), "only 1 is supported"),
         ("functions", wire.functions.as_ref().is_none_or(Vec::is_empty), "was replaced by `tools`"),
@@ -89,6 +91,8 @@ fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> 
             wire.continue_final_message != Some(true),
             "the last message is never continued; leave it out",
         ),
+        ("citations", cites_nothing || wire.baton.is_none(), "not with `baton`"),
+        ("citations", cites_nothing || no_tools, "not with `tools`"),
         ("store", wire.store != Some(true), "answers are never stored"),
         ("stream_options", wire.stream_options.is_none() || wire.stream == Some(true), "needs `stream`"),
     ];

@@ -456,6 +456,10 @@ impl Sequences for RingHead {
     }
 
     /// Enough for each device to have several chunks of one pass.
+    fn captures(&self) -> bool {
+        false
+    }
+
     fn pass_tokens_min(&self) -> usize {
         self.monitor.look(HeadCore::pass_tokens_min)
     }

@@ -159,6 +159,10 @@ impl<S: Sequences, C: Fn() -> Duration + Send> RingOver<S, C> {
 impl<S: Sequences, C: Fn() -> Duration + Send> Sequences for RingOver<S, C> {
     baton_engine::ask_engine!();
 
+    fn captures(&self) -> bool {
+        false
+    }
+
     fn add_adapter(&mut self, _adapter: Arc<Adapter>) -> Result<AdapterId, SequenceError> {
         Err(RingError::Fault(RingFault::Adapters).into())
     }

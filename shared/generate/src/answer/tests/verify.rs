@@ -175,7 +175,7 @@ fn another_prompt_forgets_what_was_accepted() {
     let mut answer = Answer::new(plain(&model, sampler, vec![1, 2, 3]));
     answer.accept(Accepted::Ids(vec![9, 9])).unwrap();
     verify(&mut answer, &model, 2, &mut SplitMix64::new(2));
-    answer.set_prompt(vec![1, 7]);
+    answer.set_prompt(vec![1, 7], None);
     assert_eq!((answer.prompt(), answer.feed_tokens(), answer.verified()), (&[1, 7][..], 2, None));
     assert_eq!(answer.feed(0..9), [1, 7]);
     let mut out = Vec::new();

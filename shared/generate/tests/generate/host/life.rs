@@ -216,7 +216,7 @@ fn an_order_that_does_not_fit_ends_its_job_alone() {
     let orders = [
         Order::Accept(Accepted::Ids(vec![1])),
         Order::Decide { keep: Keep::All, index: 0 },
-        Order::Prompt { ids: vec![1; 9], max_tokens: 2, goal: Goal::Write, pass_tokens: 8 },
+        Order::Prompt { ids: vec![1; 9], evidence: None, max_tokens: 2, goal: Goal::Write, pass_tokens: 8 },
     ];
     for order in orders {
         let (other, beside) = submit(&host, &ask);

@@ -118,6 +118,7 @@ impl Ask {
             constraint: None,
             logprobs: None,
             window: None,
+            evidence: None,
         })
     }
 

@@ -1,0 +1,132 @@
+//! What of its prompt an answer attends to while it is written.
+//!
+//! Pure: sums of softmax weights over groups of keys, which its caller names. Never: knows sentences or
+//! ranks anything. Always: a token's sums are those of the row that it was chosen from, whichever pass
+//! computed it, and however many tokens that pass had.
+
+use std::ops::Range;
+
+use baton_engine::{AttentionScores, Capture, HeadId};
+
+/// A prompt's tokens by the group that each belongs to, and the heads whose attention counts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyGroups {
+    /// The heads, each at most once, with their weights.
+    pub heads: Vec<(HeadId, f32)>,
+    /// For each position of the prompt, the group that it belongs to, if it counts.
+    pub of_key: Vec<Option<u32>>,
+    /// Number of groups; all that `of_key` names are smaller.
+    pub count: usize,
+}
+
+/// The attention of one answer's tokens, by groups of its prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evidence {
+    heads: Vec<HeadId>,
+    groups: KeyGroups,
+    /// By the answer's own tokens, from the first behind the prompt: `[groups]`, empty if not known.
+    rows: Vec<Vec<f32>>,
+}
+
+impl Evidence {
+    /// Makes the record of an answer behind this prompt.
+    pub fn new(groups: KeyGroups) -> Evidence {
+        let heads = groups.heads.iter().map(|(head, _)| *head).collect();
+        Evidence { heads, groups, rows: Vec::new() }
+    }
+
+    /// Returns the groups.
+    pub fn groups(&self) -> &KeyGroups {
+        &self.groups
+    }
+
+    /// Returns the sums of each token, from the first behind the prompt on: `[groups]`, or empty if the
+    /// token's row was not seen.
+    pub fn rows(&self) -> &[Vec<f32>] {
+        &self.rows
+    }
+
+    /// Returns what a pass must capture: each query of this window.
+    pub(crate) fn capture(&self, window: Range<usize>) -> Option<Capture> {
+        let is_wanted = !self.heads.is_empty() && self.groups.count > 0 && !window.is_empty();
+        is_wanted.then(|| Capture { window, heads: self.heads.clone(), each: true })
+    }
+
+    /// Takes the weights of rows that the tokens from `first` on were, or will be, chosen from.
+    pub(crate) fn take(&mut self, first: usize, scores: &AttentionScores) {
+        for (query, weights) in scores.of_queries().enumerate() {
+            let at = first + query;
+            if self.rows.len() <= at {
+                self.rows.resize(at + 1, Vec::new());
+            }
+            self.rows[at] = self.groups.sums(weights, scores.keys);
+        }
+    }
+
+    /// Forgets tokens that the answer does not have.
+    pub(crate) fn cut(&mut self, tokens: usize) {
+        self.rows.truncate(tokens);
+    }
+}
+
+impl KeyGroups {
+    /// Sums the weights of one query, `[heads, keys]`, over the keys of each group and over the heads.
+    fn sums(&self, weights: &[f32], keys: usize) -> Vec<f32> {
+        let mut sums = vec![0.0; self.count];
+        for (row, (_, share)) in weights.chunks_exact(keys).zip(&self.heads) {
+            for (weight, group) in row.iter().zip(&self.of_key) {
+                if let Some(group) = group {
+                    sums[*group as usize] += share * weight;
+                }
+            }
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heads(shares: &[f32]) -> Vec<(HeadId, f32)> {
+        shares.iter().enumerate().map(|(head, share)| (HeadId { layer: 1, head }, *share)).collect()
+    }
+
+    fn evidence() -> Evidence {
+        let of_key = vec![None, Some(0), Some(0), None, Some(1)];
+        Evidence::new(KeyGroups { heads: heads(&[0.5, 0.25]), of_key, count: 2 })
+    }
+
+    /// Scores of queries over six keys; the last is the answer's own.
+    fn scores(queries: &[[f32; 12]]) -> AttentionScores {
+        let heads = heads(&[0.5, 0.25]).into_iter().map(|(head, _)| head).collect();
+        AttentionScores { heads, keys: 6, mean: queries.concat() }
+    }
+
+    #[test]
+    fn sums_are_over_the_keys_of_a_group_and_the_heads() {
+        let mut evidence = evidence();
+        let one = [9.0, 1.0, 2.0, 9.0, 4.0, 9.0, 9.0, 8.0, 0.0, 9.0, 16.0, 9.0];
+        evidence.take(0, &scores(&[one]));
+        assert_eq!(evidence.rows(), [vec![3.5, 6.0]]);
+    }
+
+    #[test]
+    fn a_row_that_is_computed_again_counts_once_and_unknown_ones_are_empty() {
+        let mut evidence = evidence();
+        evidence.take(2, &scores(&[[1.0; 12], [2.0; 12]]));
+        evidence.take(3, &scores(&[[4.0; 12]]));
+        assert_eq!(evidence.rows(), [vec![], vec![], vec![1.5, 0.75], vec![6.0, 3.0]]);
+        evidence.cut(3);
+        assert_eq!(evidence.rows().len(), 3);
+        assert_eq!(evidence.capture(0..2).map(|capture| (capture.window, capture.each)), Some((0..2, true)));
+        assert_eq!(evidence.capture(1..1), None);
+    }
+
+    #[test]
+    fn nothing_is_captured_without_groups_or_heads() {
+        let empty = |heads, count| Evidence::new(KeyGroups { heads, of_key: vec![None], count });
+        assert_eq!(empty(heads(&[1.0]), 0).capture(0..1), None);
+        assert_eq!(empty(Vec::new(), 1).capture(0..1), None);
+    }
+}
