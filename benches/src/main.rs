@@ -16,6 +16,7 @@ mod cloud;
 mod demo;
 mod engine;
 mod gpu;
+mod handoff;
 mod host;
 mod hostile;
 mod make_model;
@@ -65,6 +66,8 @@ enum Bench {
     EngineWorker(engine::worker::Args),
     /// A model on a GPU: logits beside the CPU's, speed, shares of the GPU's rates, and time in slots
     Gpu(gpu::Args),
+    /// Keys and values of the cloud in place of a prefill: equal bits, times by line and form, and quality
+    Handoff(handoff::Args),
     /// Several answers at once: on a device, with proposed tokens in the cloud, and the host's own cost
     Host(host::Args),
     /// Attacks on the cloud service: how much they delay and cost others
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Bench::Engine(args) => engine::run(&args),
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
         Bench::Gpu(args) => gpu::run(&args),
+        Bench::Handoff(args) => handoff::run(&args),
         Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),
         Bench::MakeModel(args) => make_model::run(&args),

@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod fit;
 mod form;
+mod handoff;
 mod idle;
 mod next;
 mod own;
@@ -30,6 +31,7 @@ pub use audit::RouteAudit;
 use commands::Commands;
 pub use error::AgentError;
 use form::Forms;
+use handoff::KvFetch;
 use prepare::Prepared;
 use recent::Recent;
 use record::Recorder;
@@ -370,6 +372,7 @@ impl Agent {
         let (commands, mut reports) = self.attach(&mut queue).unzip();
         let origin = Instant::now();
         let mut cloud: Option<CloudStream> = None;
+        let mut kv: Option<KvFetch> = None;
         let mut wake: Option<Millis> = None;
         loop {
             while let Some(event) = queue.pop_front() {
@@ -392,18 +395,16 @@ impl Agent {
                                 stream.close().await;
                             }
                         }
+                        RelayEffect::FetchKv(ticket) => kv = Some(self.fetch_kv(prepared, ticket)),
+                        RelayEffect::DropKv => handoff::end(&mut kv).await,
                         RelayEffect::Engine(command) => {
                             queue.extend(tell(commands.as_ref(), command).await);
                         }
                         RelayEffect::Show { index, text, source } => {
-                            running.inspect(|running| running.shows(&text));
-                            let event = AnswerEvent::Text { index: Some(index), text, source };
-                            queue.extend(deliver(events, event).await);
+                            queue.extend(show(events, running, (Some(index), text, source)).await);
                         }
                         RelayEffect::Tail { text } => {
-                            running.inspect(|running| running.shows(&text));
-                            let event = AnswerEvent::Text { index: None, text, source: Source::Device };
-                            queue.extend(deliver(events, event).await);
+                            queue.extend(show(events, running, (None, text, Source::Device)).await);
                         }
                         RelayEffect::Note(note) => {
                             notes.push(note.clone());
@@ -417,6 +418,7 @@ impl Agent {
                             if let Some(stream) = cloud.take() {
                                 stream.close().await;
                             }
+                            handoff::end(&mut kv).await;
                             let speculation = match commands {
                                 Some(commands) => commands.end().await,
                                 None => None,
@@ -427,7 +429,7 @@ impl Agent {
                 }
             }
             let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
-            queue.push_back(next_event(&mut cloud, &mut reports, sleep, events).await);
+            queue.push_back(next_event(&mut cloud, &mut reports, &mut kv, sleep, events).await);
             // `next_event` prefers the cloud, so one engine report is taken here as well. A cloud that never
             // pauses must not starve the engine.
             let report = reports.as_mut().and_then(Reports::try_recv);
@@ -527,6 +529,16 @@ fn no_cloud() -> CloudFault {
 /// Returns the fault for a request that could not be checked for private values, and so is not sent.
 fn unchecked(err: &RedactError) -> CloudFault {
     CloudFault::Privacy { reason: err.to_string() }
+}
+
+/// Shows text to the reader; returns as [`deliver`].
+async fn show(
+    events: &mpsc::Sender<AnswerEvent>,
+    running: Option<&Running>,
+    (index, text, source): (Option<usize>, String, Source),
+) -> Option<RelayEvent> {
+    running.inspect(|running| running.shows(&text));
+    deliver(events, AnswerEvent::Text { index, text, source }).await
 }
 
 /// Sends an event to the reader; returns [`RelayEvent::Cancel`] if the reader is gone or stuck.

@@ -114,6 +114,7 @@ pub(crate) fn prepare(
             penalties: request.penalties,
             constraint,
             logprobs: request.logprobs.clone(),
+            offer: None,
             verbatim: matches!(request.prompt, Prompt::Text { .. }),
         },
     };

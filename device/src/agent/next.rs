@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::AnswerEvent;
+use super::handoff::KvFetch;
 use super::stream::{CloudMessage, CloudStream};
 use crate::local::Reports;
 use crate::relay::{CloudFault, RelayEvent};
@@ -13,6 +14,7 @@ use crate::relay::{CloudFault, RelayEvent};
 pub(super) async fn next_event(
     cloud: &mut Option<CloudStream>,
     reports: &mut Option<Reports>,
+    kv: &mut Option<KvFetch>,
     sleep: Option<Duration>,
     events: &mpsc::Sender<AnswerEvent>,
 ) -> RelayEvent {
@@ -25,6 +27,12 @@ pub(super) async fn next_event(
     let report = async {
         match reports {
             Some(reports) => reports.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let news = async {
+        match kv {
+            Some(fetch) => fetch.news.recv().await,
             None => std::future::pending().await,
         }
     };
@@ -53,6 +61,13 @@ pub(super) async fn next_event(
             None => {
                 *reports = None;
                 RelayEvent::EngineLost
+            }
+        },
+        news = news => match news {
+            Some(news) => RelayEvent::Kv(news),
+            None => {
+                *kv = None;
+                RelayEvent::Timer
             }
         },
         () = timer => RelayEvent::Timer,

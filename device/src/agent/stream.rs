@@ -107,16 +107,16 @@ mod tests {
         for _ in 0..24 {
             engine_says.send(Message::Report(EngineReport::Ready { prompt: PromptId(1) })).unwrap();
             cloud_says.send(token()).await.unwrap();
-            let first = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let first = next_event(&mut cloud, &mut reports, &mut None, Some(Duration::ZERO), &events).await;
             assert!(matches!(first, RelayEvent::Cloud(_)), "{first:?}");
-            let second = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let second = next_event(&mut cloud, &mut reports, &mut None, Some(Duration::ZERO), &events).await;
             assert!(matches!(second, RelayEvent::Engine(_)), "{second:?}");
-            let third = next_event(&mut cloud, &mut reports, Some(Duration::ZERO), &events).await;
+            let third = next_event(&mut cloud, &mut reports, &mut None, Some(Duration::ZERO), &events).await;
             assert!(matches!(third, RelayEvent::Timer), "{third:?}");
         }
         drop(reader);
         cloud_says.send(token()).await.unwrap();
-        let last = next_event(&mut cloud, &mut reports, None, &events).await;
+        let last = next_event(&mut cloud, &mut reports, &mut None, None, &events).await;
         assert!(matches!(last, RelayEvent::Cancel), "{last:?}");
     }
 }

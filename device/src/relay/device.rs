@@ -112,12 +112,36 @@ impl DeviceSide {
         working
     }
 
-    fn new_prompt(&mut self) -> PromptId {
-        self.prompt = PromptId(self.next_prompt);
+    /// Returns an id that no prompt has yet.
+    pub(super) fn free_prompt(&mut self) -> PromptId {
         self.next_prompt += 1;
+        PromptId(self.next_prompt - 1)
+    }
+
+    fn new_prompt(&mut self) -> PromptId {
+        self.prompt = self.free_prompt();
         self.ready = false;
         self.estimate = None;
         self.prompt
+    }
+
+    /// Goes over to a prompt whose keys and values have come: `cached` of its tokens are in the cache.
+    pub(super) fn switch(&mut self, prompt: PromptId, (tokens, cached): (usize, usize), now: Millis) {
+        (self.prompt, self.state) = (prompt, DeviceState::Prompt);
+        (self.ready, self.refined) = (false, true);
+        (self.total, self.done, self.begun) = (tokens, cached, (now, cached));
+        self.estimate = Some(TakeoverEstimate::new(self.cost, now, cached, tokens));
+    }
+
+    /// Returns how long the prefill still takes, in milliseconds. `prompt_ratio`: the share of the whole
+    /// prompt that is prefilled, until the engine says how many tokens that is.
+    pub(super) fn prefill_left_ms(&self, prompt_ratio: f64) -> f64 {
+        let whole = self.whole_tokens.unwrap_or(0) as f64;
+        let (done, total) = match self.estimate {
+            Some(_) => (self.done as f64, self.total as f64),
+            None => (self.prefix_tokens as f64, prompt_ratio * whole),
+        };
+        if self.ready { 0.0 } else { self.slowness * self.cost.prefill_ms(done, (total - done).max(0.0)) }
     }
 
     /// Returns the tokens in the KV cache, the tokens of the whole prompt, and when the device's own first
@@ -217,9 +241,11 @@ impl RelayCore {
     pub(super) fn maybe_verify(&mut self, fx: &mut Vec<RelayEffect>) {
         let hedge_won = self.cloud.waiting() && self.device.ready && self.device.state == DeviceState::Prompt;
         let due = hedge_won || (self.cloud_complete() && !self.cloud.continuing());
-        if self.ending.is_some() || !self.device_can_take_over() || !due {
+        // While keys and values are taken, it is not known which prompt is in force.
+        if self.ending.is_some() || !self.device_can_take_over() || !due || self.kv.is_taking() {
             return;
         }
+        self.drop_kv("the prompt was prefilled first", fx);
         if hedge_won {
             self.cloud_too_slow(fx);
         }
@@ -236,8 +262,11 @@ impl RelayCore {
     }
 
     pub(super) fn on_report(&mut self, report: EngineReport, now: Millis, fx: &mut Vec<RelayEffect>) {
-        if report.prompt() != self.device.prompt || self.ending.is_some() {
+        if self.ending.is_some() {
             return;
+        }
+        if report.prompt() != self.device.prompt {
+            return self.on_kv_report(&report, now);
         }
         match report {
             EngineReport::Opened { tokens, prefix_tokens, .. } => {
@@ -263,9 +292,12 @@ impl RelayCore {
             }
             EngineReport::Ready { .. } => {
                 self.device.ready = true;
+                self.drop_kv("the prompt was prefilled first", fx);
                 let at_ms = self.since(now).as_f64();
                 self.timeline.prompt_ready_ms.get_or_insert(at_ms);
             }
+            // Only a prompt that is not in force yet is refused.
+            EngineReport::NotTaken { .. } => {}
             EngineReport::Verified { verified, .. } => self.on_verified(verified, now, fx),
             EngineReport::Token { index, id, text, .. } => self.on_own_token(index, id, text, fx),
             EngineReport::Ended { why, text, .. } => {

@@ -3,6 +3,7 @@
 mod continues;
 mod faults;
 mod hostile;
+mod kv;
 mod properties;
 mod real;
 mod sim;
@@ -79,6 +80,7 @@ fn config() -> RelayConfig {
         first_timeout_ms: 10_000.0,
         idle_timeout_ms: 5_000.0,
         may_continue: true,
+        kv: None,
         first_prompt: PromptId(16),
     }
 }
@@ -127,6 +129,7 @@ fn first(assist_tokens: u32) -> FirstEvent {
         tokenizer_sha256: Some(tokenizer().digest_hex().to_owned()),
         timing: Timing::default(),
         experiment: None,
+        kv: None,
         guide: None,
     }
 }

@@ -84,9 +84,16 @@ pub struct Export {
     pub taker: Box<dyn RowsTaker>,
 }
 
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { positions, format, parts, .. } = self;
+        write!(f, "Export({} positions, {format}, {} parts)", positions.len(), parts.len())
+    }
+}
+
 /// Gets the rows of an export, on the host's thread, so it must not block. Dropped before the last part, it
 /// knows that no more comes.
-pub trait RowsTaker: Send {
+pub trait RowsTaker: Send + Sync {
     /// Returns whether anybody still wants them.
     fn wants(&self) -> bool;
 

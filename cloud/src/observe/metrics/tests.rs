@@ -85,6 +85,8 @@ fn full() -> Metrics {
     metrics.model_loaded("base", "loaded", Duration::from_secs(2));
     metrics.model_unloaded("base");
     metrics.pair_refused();
+    metrics.kv_handoff("read");
+    metrics.kv_handoff_bytes(4096);
     metrics
 }
 

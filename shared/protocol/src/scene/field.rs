@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use super::Corrector;
+use crate::kv::KvEncoding;
 use crate::range::{Bounded, NumberRange, OutOfRange};
 
 /// The longest text of a scene, in bytes.
@@ -164,6 +165,12 @@ impl Setting for bool {
 }
 
 impl Setting for Corrector {
+    fn value(&self) -> Value {
+        self.as_str().into()
+    }
+}
+
+impl Setting for KvEncoding {
     fn value(&self) -> Value {
         self.as_str().into()
     }

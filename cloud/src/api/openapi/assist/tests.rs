@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use baton_protocol::{
     AnswerFormat, ArmEvent, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason,
-    FirstEvent, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions,
-    Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing,
-    TokenEvent, Tool, ToolChoice, ToolUse, Usage,
+    FirstEvent, KvEncoding, KvTicket, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent,
+    ProgressStage, RefineOptions, Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming,
+    StreamChecksum, Timing, TokenEvent, Tool, ToolChoice, ToolUse, Usage,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -36,6 +36,7 @@ fn requests_are_written_down_whole() {
         class: "phone".into(),
         model: "m".into(),
         pair: Some("m@1+law@2".parse().unwrap()),
+        kv: Some("a".repeat(64)),
         prefill_ms_per_token: Some(1.0),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(1.0),
@@ -98,8 +99,16 @@ fn replies_are_written_down_whole() {
         tokenizer_sha256: None,
         timing: Timing::default(),
         experiment: Some(ArmEvent { id: "e".into(), arm: "a".into(), feedback: None }),
+        kv: Some(KvTicket {
+            bytes: 1,
+            format: KvEncoding::F16,
+            tokens: 1,
+            prompt_sha256: String::new(),
+            model: String::new(),
+        }),
         guide: Some(json!({})),
     };
+    same_fields::<TicketBody>(&first.kv);
     same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));
     same_fields::<SceneBody>(&SceneInfo {
         id: "s".into(),
