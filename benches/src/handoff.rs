@@ -1,9 +1,9 @@
 //! `baton-bench handoff`: the cloud's keys and values in place of a prefill on the device.
 //!
 //! Three parts. `bits`: logits over moved keys and values beside those computed on the spot. `paths`: when a
-//! device has its own first token (TTFT_d) by the mask, by keys and values in each form, and by the choice,
-//! over lines of 100 Mb/s to 10 Gb/s. `quality`: what chosen sentences' keys and values are worth beside the
-//! same sentences as text, with real models on real questions.
+//! device has its own first token (TTFT_d), over lines of 100 Mb/s to 10 Gb/s. Compared are the mask, keys
+//! and values in each form, and the choice. `quality`: what chosen sentences' keys and values are worth
+//! beside the same sentences as text, with real models on real questions.
 
 mod bits;
 mod paths;

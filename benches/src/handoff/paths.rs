@@ -168,6 +168,9 @@ async fn answer(
     let reader = tokio::spawn(async move { while shown.recv().await.is_some() {} });
     let report = agent.answer(question, events).await?;
     reader.await.context("read the answer")?;
+    if let Some(reason) = report.timeline.kv.as_ref().and_then(|kv| kv.reason.as_ref()) {
+        eprintln!("{bytes} bytes, {scene}: not taken, {reason}");
+    }
     let Some(ms) = report.timeline.ttft_device_ms else {
         bail!("the device wrote nothing of `{}`: {:?}", report.answer, report.notes);
     };

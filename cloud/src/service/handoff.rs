@@ -2,8 +2,8 @@
 //!
 //! Frames are parked from the moment the engine gives them until the device has read them, or for
 //! [`PARKED_MAX`]. Never: makes an answer wait, or keeps more than [`BYTES_MAX`]. Always: a tenant has at
-//! most half of that, a handoff is found only with the key that asked for it, and what is not complete is
-//! never given out as complete.
+//! most half of that. A handoff is found only with the key that asked for it, and never given out as complete
+//! if it is not.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -49,7 +49,7 @@ fn special_row(id: &str, version: u32) -> String {
 
 /// Returns settings that the columns of before can hold.
 fn in_columns() -> SceneSettings {
-    SceneSettings { least_value: None, ..special() }
+    SceneSettings { least_value: None, kv: None, ..special() }
 }
 
 #[test]

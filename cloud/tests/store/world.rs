@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use baton_cloud::access::Actor;
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Store, testing};
-use baton_protocol::Corrector;
+use baton_protocol::{Corrector, KvEncoding};
 
 use crate::postgres::Postgres;
 
@@ -85,6 +85,7 @@ pub(crate) fn special() -> SceneSettings {
         mode: "bm25".into(),
         least_value: Some(0.125),
         corrector: Corrector::Device,
+        kv: Some(KvEncoding::Q8),
         model: Some("llama-3.2".into()),
         adapter: Some("law@2".into()),
     }

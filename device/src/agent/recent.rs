@@ -24,8 +24,6 @@ const VALID_S: u64 = 24 * 3600;
 /// A prompt may be so many times as long as the longest one of the measured answers. The time of a longer one
 /// is not known.
 const LONGER_MAX: f64 = 4.0;
-/// Fewer bytes say nothing about the line.
-const LINE_BYTES_MIN: u64 = 64 << 10;
 /// Seconds after which the line is measured again, by a fetch that may be given up.
 const LINE_VALID_S: u64 = 300;
 /// Tokens of an answer, until any was written.
@@ -87,8 +85,8 @@ impl Recent {
         if !timeline.shown.is_empty() {
             push(&mut self.answer_tokens, timeline.shown.len() as f64);
         }
-        if let Some(kv) = timeline.kv.as_ref().filter(|kv| kv.fetched_bytes >= LINE_BYTES_MIN) {
-            self.line = Some((now_s, kv.fetched_bytes as f64 / kv.fetch_ms.max(1.0) * 1e3));
+        if let Some(rate) = timeline.kv.as_ref().and_then(|kv| kv.line_bytes_per_s) {
+            self.line = Some((now_s, rate));
         }
         let Some(first_ms) = timeline.ttft_cloud_ms else { return };
         let own = timeline.cloud_timing.as_ref().and_then(|cloud| {
@@ -285,13 +283,13 @@ mod tests {
     fn the_line_is_known_for_some_minutes_after_a_fetch() {
         use crate::relay::KvTrace;
         let mut recent = Recent::default();
-        let fetched = |fetched_bytes, fetch_ms| {
-            let kv = Some(KvTrace { fetched_bytes, fetch_ms, ..KvTrace::default() });
+        let fetched = |line_bytes_per_s| {
+            let kv = Some(KvTrace { line_bytes_per_s, ..KvTrace::default() });
             Timeline { kv, ..Timeline::default() }
         };
-        recent.add(&fetched(1000, 1.0), None, 10);
+        recent.add(&fetched(None), None, 10);
         assert_eq!(recent.line_bytes_per_s(10), None, "too few bytes");
-        recent.add(&fetched(1_000_000, 500.0), None, 20);
+        recent.add(&fetched(Some(2e6)), None, 20);
         assert_eq!(recent.line_bytes_per_s(20 + LINE_VALID_S), Some(2e6));
         assert_eq!(recent.line_bytes_per_s(21 + LINE_VALID_S), None);
         let older: Recent = serde_json::from_str(r#"{"cloud":[],"answer_tokens":[]}"#).unwrap();

@@ -13,11 +13,12 @@ use super::outcome::KvTrace;
 use super::{RelayCore, RelayMode};
 use crate::local::{EngineCommand, EngineReport, PromptId};
 
-/// Bytes, and milliseconds, after which the line's rate is known well enough to give a fetch up.
+/// Bytes behind the first frame, and milliseconds after it, from which on the line's rate is known well
+/// enough to give a fetch up. What comes before the first frame is no part of the rate.
 const MEASURED_BYTES: u64 = 64 << 10;
-const MEASURED_MS: f64 = 100.0;
-/// A fetch is given up if it would take so many times as long as the prefill, and so many milliseconds. It
-/// costs little to be wrong in the other direction.
+const MEASURED_MS: f64 = 50.0;
+/// A fetch is not begun, or given up, if it would take so many times as long as the prefill, and so many
+/// milliseconds. A forecast may be wrong by as much, and a fetch too many costs only bytes.
 const SLOWER: f64 = 1.5;
 const SLOWER_MS: f64 = 50.0;
 
@@ -67,9 +68,19 @@ pub(super) enum KvState {
     #[default]
     Off,
     /// They come.
-    Fetching { bytes: u64, began: Millis },
+    Fetching {
+        bytes: u64,
+        began: Millis,
+        /// When the first frame had come, and its bytes.
+        first: Option<(Millis, u64)>,
+    },
     /// The engine was told to take them for this prompt.
     Taking(PromptId),
+}
+
+/// Returns whether a fetch of so many milliseconds can hardly be first.
+fn is_hopeless(line_ms: f64, prefill_ms: f64) -> bool {
+    line_ms > SLOWER * prefill_ms + SLOWER_MS
 }
 
 impl KvState {
@@ -98,7 +109,7 @@ impl RelayCore {
             (Some(reason), _, _) => Some(reason.clone()),
             (None, Some(objection), _) => Some(objection.to_owned()),
             _ if !waits => Some("the device prefills nothing".to_owned()),
-            (_, _, Some(line_ms)) if line_ms > left_ms => {
+            (_, _, Some(line_ms)) if is_hopeless(line_ms, left_ms) => {
                 Some(format!("the line would take {line_ms:.0} ms, the prefill {left_ms:.0} ms"))
             }
             _ => None,
@@ -107,33 +118,41 @@ impl RelayCore {
             trace.reason = reason;
             return;
         }
-        self.kv = KvState::Fetching { bytes: ticket.bytes, began: now };
+        self.kv = KvState::Fetching { bytes: ticket.bytes, began: now, first: None };
         fx.push(RelayEffect::FetchKv(ticket));
     }
 
     /// Takes news of the fetch.
     pub(super) fn on_kv(&mut self, news: KvNews, now: Millis, fx: &mut Vec<RelayEffect>) {
-        let KvState::Fetching { bytes, began } = self.kv else { return };
+        let KvState::Fetching { bytes, began, first } = &mut self.kv else { return };
         if self.ending.is_some() || self.config.mode != RelayMode::Relay {
             return;
         }
-        let elapsed_ms = (now - began).as_f64();
-        let trace = self.timeline.kv.get_or_insert_default();
-        trace.fetch_ms = elapsed_ms;
+        let (bytes, trace) = (*bytes, self.timeline.kv.get_or_insert_default());
+        trace.fetch_ms = (now - *began).as_f64();
+        let come = match &news {
+            KvNews::Come { bytes: come } => *come,
+            KvNews::Whole(_) => bytes,
+            KvNews::Failed { .. } => trace.fetched_bytes,
+        };
+        trace.fetched_bytes = come;
+        let (first_at, first_bytes) = *first.get_or_insert((now, come));
+        let (since_ms, more) = ((now - first_at).as_f64(), come.saturating_sub(first_bytes));
+        if more >= MEASURED_BYTES && since_ms > 0.0 {
+            trace.line_bytes_per_s = Some(more as f64 / since_ms * 1e3);
+        }
         match news {
-            KvNews::Come { bytes: come } => {
-                trace.fetched_bytes = come;
+            KvNews::Come { .. } => {
                 let left_ms = self.device.prefill_left_ms(self.timeline.prompt_ratio.unwrap_or(1.0));
-                let rest_ms = elapsed_ms * bytes.saturating_sub(come) as f64 / come.max(1) as f64;
-                let is_known = come >= MEASURED_BYTES && elapsed_ms >= MEASURED_MS;
-                if is_known && rest_ms > SLOWER * left_ms + SLOWER_MS {
+                let rate = trace.line_bytes_per_s.filter(|_| since_ms >= MEASURED_MS);
+                let rest_ms = rate.map(|rate| bytes.saturating_sub(come) as f64 / rate * 1e3);
+                if let Some(rest_ms) = rest_ms.filter(|rest_ms| is_hopeless(*rest_ms, left_ms)) {
                     let reason =
                         format!("the line would take {rest_ms:.0} ms more, the prefill {left_ms:.0} ms");
                     self.drop_kv(&reason, fx);
                 }
             }
             KvNews::Whole(rows) => {
-                trace.fetched_bytes = bytes;
                 let waits = matches!(self.device.state, DeviceState::Prefix | DeviceState::Prompt);
                 if !waits || self.device.ready {
                     return self.drop_kv("the prompt was prefilled first", fx);

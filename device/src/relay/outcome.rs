@@ -84,6 +84,9 @@ pub struct KvTrace {
     pub fetched_bytes: u64,
     /// How long that took, in milliseconds.
     pub fetch_ms: f64,
+    /// Bytes a second from the first frame on, if enough came behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line_bytes_per_s: Option<f64>,
     /// Whether the device went on from them.
     pub used: bool,
     /// Why not.

@@ -223,7 +223,7 @@ fn a_fetch_that_turns_out_slow_is_given_up() {
     let spec = question();
     let (cloud, by_mask, _) = answers(&spec);
     let late = KvTicket { bytes: 100_000_000, ..ticket(&spec) };
-    let news = vec![(450.0, KvNews::Come { bytes: 100_000 })];
+    let news = [(310.0, 50_000), (450.0, 200_000)].map(|(at, bytes)| (at, KvNews::Come { bytes })).to_vec();
     let (outcome, _) = run(&spec, terms(&spec), script(&spec, &cloud, late, news), 5.0);
     assert_eq!(outcome.answer, by_mask);
     let reason = outcome.timeline.kv.unwrap().reason.unwrap();
