@@ -241,8 +241,9 @@ impl RelayCore {
     pub(super) fn maybe_verify(&mut self, fx: &mut Vec<RelayEffect>) {
         let hedge_won = self.cloud.waiting() && self.device.ready && self.device.state == DeviceState::Prompt;
         let due = hedge_won || (self.cloud_complete() && !self.cloud.continuing());
-        // While keys and values are taken, it is not known which prompt is in force.
-        if self.ending.is_some() || !self.device_can_take_over() || !due || self.kv.is_taking() {
+        // Until it is known which prompt is in force, the cloud's part waits.
+        let is_open = self.kv.is_taking() || (self.kv.is_fetching() && !self.device.ready);
+        if self.ending.is_some() || !self.device_can_take_over() || !due || is_open {
             return;
         }
         self.drop_kv("the prompt was prefilled first", fx);

@@ -84,6 +84,11 @@ fn is_hopeless(line_ms: f64, prefill_ms: f64) -> bool {
 }
 
 impl KvState {
+    /// Returns whether they are on the way.
+    pub(super) fn is_fetching(&self) -> bool {
+        matches!(self, Self::Fetching { .. })
+    }
+
     /// Returns whether the engine may be taking them now.
     pub(super) fn is_taking(&self) -> bool {
         matches!(self, Self::Taking(_))
