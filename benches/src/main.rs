@@ -18,6 +18,7 @@ mod demo;
 mod engine;
 mod evidence;
 mod gpu;
+mod handoff;
 mod host;
 mod hostile;
 mod lossless;
@@ -70,6 +71,8 @@ enum Bench {
     Evidence(evidence::Args),
     /// A model on a GPU: logits beside the CPU's, speed, shares of the GPU's rates, and time in slots
     Gpu(gpu::Args),
+    /// Keys and values of the cloud in place of a prefill: equal bits, times by line and form, and quality
+    Handoff(handoff::Args),
     /// Several answers at once: on a device, with proposed tokens in the cloud, and the host's own cost
     Host(host::Args),
     /// Attacks on the cloud service: how much they delay and cost others
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Bench::EngineWorker(args) => return report::exit(engine::worker::run(&args)),
         Bench::Evidence(args) => evidence::run(&args),
         Bench::Gpu(args) => gpu::run(&args),
+        Bench::Handoff(args) => handoff::run(&args),
         Bench::Host(args) => host::run(&args),
         Bench::Hostile(args) => hostile::run(&args),
         Bench::Lossless(args) => lossless::run(&args),

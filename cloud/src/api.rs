@@ -11,6 +11,7 @@ mod body;
 mod chat;
 mod error;
 mod feedback;
+mod handoff;
 mod kept;
 mod openapi;
 mod registry;
@@ -201,6 +202,7 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
         .routes(routes!(assist::assist))
         .routes(routes!(assist::resume))
         .routes(routes!(verify::verify))
+        .routes(routes!(handoff::fetch))
         .routes(routes!(feedback::give))
         .routes(routes!(registry::sync))
         .routes(routes!(registry::blob));

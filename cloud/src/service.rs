@@ -8,6 +8,7 @@
 mod assist;
 mod error;
 mod figures;
+mod handoff;
 mod models;
 mod options;
 mod places;
@@ -65,8 +66,10 @@ pub use self::served::{ModelSetup, SetupError};
 pub use self::trial::CONSOLE;
 pub use self::verify::DraftCheck;
 
+pub(crate) use self::handoff::Handoff;
 pub(crate) use self::served::Served;
 
+use self::handoff::Handoffs;
 use self::places::Place;
 use self::residency::Residency;
 
@@ -94,6 +97,8 @@ struct Inner {
     metrics: Arc<Metrics>,
     /// What runs, and what ended last.
     requests: Arc<RequestBook>,
+    /// Keys and values on their way to devices.
+    handoffs: Handoffs,
     clock: Clock,
     /// Answers that devices go on with.
     open: OpenAnswers,
@@ -116,6 +121,8 @@ pub struct Terms {
     pub share: Share,
     /// The owner. Only requests of the same owner find the cached prefix of this prompt.
     pub owner: u128,
+    /// Digest of the credentials that asked. Keys and values are offered only to a caller that has one.
+    pub asker: Option<[u8; 32]>,
     /// The device's name for itself, which is the same in each of its requests; `None` if it says none. It
     /// decides the arm of an experiment.
     pub device: Option<String>,
@@ -224,6 +231,7 @@ impl CloudService {
             experiments,
             metrics,
             requests: Arc::default(),
+            handoffs: Handoffs::default(),
             clock,
             open: OpenAnswers::default(),
             is_stopping,
@@ -307,7 +315,8 @@ impl CloudService {
     ) -> Result<AssistStream, ServiceError> {
         let (served, adapter) = self.of_scene(scene, &request.model)?;
         let served = &served;
-        let asked = Asked { request, scene, adapter, arm, trace: terms.trace, owner: terms.owner };
+        let offers = terms.asker.map(|asker| (self.inner.handoffs.clone(), asker));
+        let asked = Asked { request, scene, adapter, arm, trace: terms.trace, owner: terms.owner, offers };
         let (mut prepared, stream) = assist::prepare(served, &asked)?;
         if let Some(max_tokens) = terms.max_tokens {
             prepared.limit(max_tokens);
@@ -385,6 +394,18 @@ impl CloudService {
         self.submit(served, prepared, terms)?;
         stream.watch(self.recorder(TrafficKey::default(), stream.prompt_tokens()));
         Ok(stream)
+    }
+
+    /// Returns the keys and values that were offered for a request of the same credentials, if they are still
+    /// there.
+    pub(crate) fn handoff(&self, asker: [u8; 32], request: uuid::Uuid) -> Option<Arc<Handoff>> {
+        self.inner.handoffs.find(&(asker, request))
+    }
+
+    /// Forgets keys and values that were read.
+    pub(crate) fn handoff_read(&self, asker: [u8; 32], request: uuid::Uuid) {
+        self.inner.metrics.kv_handoff("read");
+        self.inner.handoffs.forget(&(asker, request));
     }
 
     /// Returns what is known of devices' models.

@@ -11,6 +11,7 @@ mod error;
 mod evidence;
 mod fit;
 mod form;
+mod handoff;
 mod idle;
 mod next;
 mod own;
@@ -149,7 +150,7 @@ impl DeviceModel {
     }
 
     /// Makes a device model without adapters, of a worker that others use too.
-    pub(crate) fn shared(worker: Arc<EngineWorker>, model: Arc<Model>) -> DeviceModel {
+    pub fn shared(worker: Arc<EngineWorker>, model: Arc<Model>) -> DeviceModel {
         DeviceModel { worker, model, adapters: BTreeMap::new(), kept: None, citing: OnceLock::new() }
     }
 }
@@ -401,18 +402,16 @@ impl Agent {
                             Err(fault) => queue.push_back(RelayEvent::Checked(Err(fault))),
                         },
                         RelayEffect::DropCheck => lines.check = None,
+                        RelayEffect::FetchKv(ticket) => lines.kv = Some(self.fetch_kv(prepared, ticket)),
+                        RelayEffect::DropKv => lines.close_kv().await,
                         RelayEffect::Engine(command) => {
                             queue.extend(tell(commands.as_ref(), command).await);
                         }
                         RelayEffect::Show { index, text, source } => {
-                            running.inspect(|running| running.shows(&text));
-                            let event = AnswerEvent::Text { index: Some(index), text, source };
-                            queue.extend(deliver(events, event).await);
+                            queue.extend(show(events, running, (Some(index), text, source)).await);
                         }
                         RelayEffect::Tail { text } => {
-                            running.inspect(|running| running.shows(&text));
-                            let event = AnswerEvent::Text { index: None, text, source: Source::Device };
-                            queue.extend(deliver(events, event).await);
+                            queue.extend(show(events, running, (None, text, Source::Device)).await);
                         }
                         RelayEffect::Note(note) => {
                             notes.push(note.clone());
@@ -544,6 +543,16 @@ fn no_cloud() -> CloudFault {
 /// Returns the fault for a request that could not be checked for private values, and so is not sent.
 fn unchecked(err: &RedactError) -> CloudFault {
     CloudFault::Privacy { reason: err.to_string() }
+}
+
+/// Shows text to the reader; returns as [`deliver`].
+async fn show(
+    events: &mpsc::Sender<AnswerEvent>,
+    running: Option<&Running>,
+    (index, text, source): (Option<usize>, String, Source),
+) -> Option<RelayEvent> {
+    running.inspect(|running| running.shows(&text));
+    deliver(events, AnswerEvent::Text { index, text, source }).await
 }
 
 /// Sends an event to the reader; returns [`RelayEvent::Cancel`] if the reader is gone or stuck.

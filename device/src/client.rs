@@ -5,6 +5,7 @@
 //! [`CloudFault`], so that the relay can go on without the cloud.
 
 mod feedback;
+mod kv;
 mod outgoing;
 mod roots;
 mod sse;

@@ -24,14 +24,15 @@ use std::sync::Arc;
 
 use baton_engine::pace_emulation::PassCost;
 use baton_engine::prompt::Prompt;
+use baton_engine::rows::kv_identity;
 use baton_engine::sampling::Sampler;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{BLOCK_TOKENS, Model, PrefixScope, Sequences, StepSize};
+use baton_engine::{BLOCK_TOKENS, KvRows, KvWidth, Model, PrefixScope, Sequences, StepSize};
 use baton_generate::answer::{Answer, AnswerOptions, TextMode};
 use baton_generate::clock::Clock;
 use baton_generate::evidence::Evidence;
 use baton_generate::host::{Host, HostHandle, HostOptions, NotTaken, PassWatch, Stage};
-use baton_generate::job::{Job, Order};
+use baton_generate::job::{Job, Order, Take};
 use baton_generate::scheduler::{BacklogBound, Goal, JobId, JobSpec, Limits, MixedTokens, Share, StepBudget};
 use baton_generate::speculation::{ProposerWithLimits, SpeculationStats};
 use baton_generate::unread::{CancelFlag, Unread};
@@ -117,11 +118,21 @@ impl LocalOptions {
     }
 }
 
+/// What keys and values a device can take in place of a prefill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvSide {
+    /// The name of what decides their bits.
+    pub identity: Arc<str>,
+    /// The layers that have some of their own.
+    pub widths: Arc<[KvWidth]>,
+}
+
 /// A device's model: what an answer needs to begin.
 #[derive(Debug, Clone)]
 pub struct LocalModel {
     handle: HostHandle,
     model: Arc<Model>,
+    kv: Result<KvSide, String>,
     capacity: usize,
     answers: usize,
 }
@@ -135,6 +146,8 @@ impl LocalModel {
         let model = Arc::clone(engine.model());
         let config = model.config();
         let (capacity, vocab_len) = (options.kv_tokens.min(config.context_len), config.vocab_len);
+        let kv = engine.kv_widths().map_err(|err| err.to_string());
+        let kv = kv.map(|widths| KvSide { identity: kv_identity(&model).into(), widths: widths.into() });
         let (proposer, speculation) = options.proposer.unzip();
         let limits = Limits {
             slots: options.answers,
@@ -157,13 +170,21 @@ impl LocalModel {
             watch: options.watch,
         };
         let host = Host::new(engine, options);
-        let local = LocalModel { handle: host.handle(), model, capacity, answers: limits.slots };
+        let local = LocalModel { handle: host.handle(), model, kv, capacity, answers: limits.slots };
         (host, local)
     }
 
     /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Returns what keys and values can be taken in place of a prefill.
+    ///
+    /// # Errors
+    /// Why none can.
+    pub fn kv(&self) -> Result<KvSide, String> {
+        self.kv.clone()
     }
 
     /// Returns the most tokens that prompt and answer may have together.
@@ -258,6 +279,8 @@ pub struct LocalAnswer {
     /// The ids of the prompt.
     ids: Vec<TokenId>,
     prompt: PromptId,
+    /// The prompt that keys and values came for; it is in force unless they were refused.
+    taken: Option<PromptId>,
     job: Option<JobId>,
     /// Why the answer failed, for commands that were sent before the failure was known.
     failure: Option<String>,
@@ -278,6 +301,7 @@ impl LocalAnswer {
             scope: PrefixScope::default(),
             ids: Vec::new(),
             prompt: PromptId::default(),
+            taken: None,
             job: None,
             failure: None,
         };
@@ -292,6 +316,7 @@ impl LocalAnswer {
             EngineCommand::Prefill { prompt, segments, kept } => {
                 (prompt, self.prefill(prompt, &segments, kept.as_deref()))
             }
+            EngineCommand::Take { prompt, rows } => return self.take(prompt, rows),
             EngineCommand::Verify { prompt, accepted } => return self.verify(prompt, accepted),
             EngineCommand::Decode { prompt, keep, index } => (prompt, self.decode(prompt, keep, index)),
             EngineCommand::Draft { prompt, answer, tokens_max } => {
@@ -438,16 +463,42 @@ impl LocalAnswer {
         Ok(())
     }
 
+    /// Has the host go on from keys and values of the whole prompt. Nothing else changes if it cannot.
+    fn take(&mut self, prompt: PromptId, rows: Arc<KvRows>) {
+        if let Err(reason) = self.take_or_say(prompt, rows) {
+            self.line.send(EngineReport::NotTaken { prompt, reason });
+        }
+    }
+
+    fn take_or_say(&mut self, prompt: PromptId, rows: Arc<KvRows>) -> Result<(), String> {
+        let missing = || self.failure.clone().unwrap_or_else(|| "no answer is open".to_owned());
+        let (Some(job), Some(spec)) = (self.job, &self.spec) else { return Err(missing()) };
+        let ids = prompt_of(&self.local.model, &spec.segments, spec)?.ids;
+        let too_long = |refusal: Refusal| refusal.to_string();
+        self.check_room(ids.len(), spec.tokens_max).map_err(too_long)?;
+        let whole = HostPrompt { ids, shortened: None, evidence: None };
+        let max_tokens = self.room_behind(whole.ids.len(), spec.tokens_max);
+        self.line.order(OfPrompt { prompt, whole: true, shortened: None })?;
+        self.taken = Some(prompt);
+        let pass_tokens = whole.pass_tokens();
+        self.local.handle.order(job, Order::Take(Take { ids: whole.ids, rows, max_tokens, pass_tokens }));
+        Ok(())
+    }
+
+    /// Returns the job, if this prompt is in force.
+    fn job_of(&self, prompt: PromptId) -> Option<JobId> {
+        self.job.filter(|_| self.prompt == prompt || self.taken == Some(prompt))
+    }
+
     fn verify(&mut self, prompt: PromptId, accepted: Accepted) {
-        if let Some(job) = self.job.filter(|_| self.prompt == prompt) {
+        if let Some(job) = self.job_of(prompt) {
             self.line.state().accepted = true;
             self.local.handle.order(job, Order::Accept(accepted));
         }
     }
 
     fn decode(&mut self, prompt: PromptId, keep: Keep, index: usize) -> Result<(), Refusal> {
-        let job = self.job.filter(|_| self.prompt == prompt);
-        let job = job.ok_or_else(|| "decode without a prompt".to_owned())?;
+        let job = self.job_of(prompt).ok_or_else(|| "decode without a prompt".to_owned())?;
         if !self.line.state().verified {
             return Err("decode before the verification pass".to_owned().into());
         }

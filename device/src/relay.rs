@@ -20,6 +20,7 @@ mod device;
 mod event;
 mod form;
 mod inbox;
+mod kv;
 mod note;
 mod outcome;
 mod pace;
@@ -30,11 +31,12 @@ mod transcript;
 mod verify;
 
 pub(crate) use cloud::fault_of;
-pub use event::{Progress, RelayEffect, RelayEvent, Source};
+pub use event::{KvNews, Progress, RelayEffect, RelayEvent, Source};
 pub use form::FormGuard;
+pub use kv::KvTerms;
 pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
-pub use outcome::{CloudMark, CloudTiming, Ending, Outcome, Shown, Timeline, Verification};
+pub use outcome::{CloudMark, CloudTiming, Ending, KvTrace, Outcome, Shown, Timeline, Verification};
 pub use transcript::TextRules;
 
 use crate::local::{AnswerSpec, EngineCommand, PromptId};
@@ -42,6 +44,7 @@ use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{Corrector, SentenceMap, VerifyPolicy};
 use cloud::CloudSide;
 use device::{DeviceSide, DeviceState};
+use kv::KvState;
 use pace::Display;
 use progress::Waiting;
 use transcript::Transcript;
@@ -99,6 +102,9 @@ pub struct RelayConfig {
     pub idle_timeout_ms: f64,
     /// Whether the cloud may be asked to go on if the device cannot.
     pub may_continue: bool,
+    /// On which terms the cloud's keys and values are taken in place of a prefill; `None` if the scene offers
+    /// none.
+    pub kv: Option<KvTerms>,
     /// First free prompt id; the core uses ids from here on.
     pub first_prompt: PromptId,
 }
@@ -115,6 +121,7 @@ pub struct RelayCore {
     device: DeviceSide,
     /// The drafts that the cloud checks, if it does.
     verifier: Option<Verifier>,
+    kv: KvState,
     display: Display,
     waiting: Waiting,
     timeline: Timeline,
@@ -135,6 +142,7 @@ impl RelayCore {
             cloud: CloudSide::new(spec.tokens_max, config.corrector_override.unwrap_or(config.corrector)),
             device: DeviceSide::new(&config, spec.segments.clone()),
             verifier: None,
+            kv: KvState::default(),
             display: Display::default(),
             waiting: Waiting::default(),
             timeline,
@@ -164,6 +172,7 @@ impl RelayCore {
             RelayEvent::Cloud(event) => self.on_cloud(event, now, &mut fx),
             RelayEvent::CloudLost(fault) => self.cloud_lost(fault, now, &mut fx),
             RelayEvent::Checked(checked) => self.on_checked(checked, now, &mut fx),
+            RelayEvent::Kv(news) => self.on_kv(news, now, &mut fx),
             RelayEvent::Engine(report) => self.on_report(report, now, &mut fx),
             RelayEvent::EngineLost => self.engine_lost(now, &mut fx),
             RelayEvent::Timer => {}

@@ -16,7 +16,7 @@ use baton_generate::host::{Host, PassSample, PassWatch};
 use baton_pacing::DeviceCost;
 use baton_pacing::refit::{PrefillSample, fit_prefill};
 
-use crate::local::{LocalAnswer, LocalModel, LocalOptions, Reports};
+use crate::local::{KvSide, LocalAnswer, LocalModel, LocalOptions, Reports};
 
 /// Number of tokens prefilled to measure the device's cost at the start.
 const PROBE_TOKENS: usize = 96;
@@ -114,6 +114,15 @@ impl EngineWorker {
     /// Returns the device's cost as measured so far. Waits if it was not measured yet.
     pub fn cost(&self) -> DeviceCost {
         self.costs.wait().cost
+    }
+
+    /// Returns what keys and values the engine can take in place of a prefill.
+    ///
+    /// # Errors
+    /// Why none can.
+    pub fn kv(&self) -> Result<KvSide, String> {
+        let running = self.running();
+        running.as_ref().map_or_else(|| Err("the engine is not in memory".to_owned()), |it| it.local.kv())
     }
 
     /// Makes a new answer, and the end that gets its reports.

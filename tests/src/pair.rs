@@ -226,6 +226,7 @@ impl Pair {
             class: "phone".to_owned(),
             model: "demo-device".to_owned(),
             pair: None,
+            kv: None,
             prefill_ms_per_token: Some(self.device_cost.prefill_ms_per_token),
             prefill_ms_per_token2: 0.0,
             decode_ms: Some(self.device_cost.decode_ms),
@@ -279,6 +280,7 @@ impl Pair {
             first_timeout_ms: 30_000.0,
             idle_timeout_ms: 10_000.0,
             may_continue: true,
+            kv: None,
             first_prompt: PromptId(1),
         };
         let spec = AnswerSpec {

@@ -1,13 +1,13 @@
 //! A TCP proxy between the device and the cloud: counts bytes, and cuts the connection at the point that a
 //! test names.
 //!
-//! Reads only the names of SSE events; changes no byte.
+//! Reads only the names of SSE events and of requests; changes no byte unless a test says so.
 
 use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -33,6 +33,10 @@ pub enum Cut {
     BeforeEvent(usize),
     /// The same, but only on the first connection that gets this far; later ones pass.
     OnceBeforeEvent(usize),
+    /// Each connection that asks for keys and values, after so many bytes to the device from then on.
+    InKv(u64),
+    /// Never; but a bit of this byte of the keys and values is flipped.
+    FlipInKv(u64),
     /// As soon as a connection is accepted.
     AtConnect,
 }
@@ -140,27 +144,51 @@ async fn forward(device: TcpStream, cloud: TcpStream, cut: Cut, count: &WireCoun
     let _ = cloud.set_nodelay(true);
     let (device_read, device_write) = device.into_split();
     let (cloud_read, cloud_write) = cloud.into_split();
+    let asks_kv = AtomicBool::new(false);
     tokio::select! {
-        () = copy_up(device_read, cloud_write, count) => {}
-        () = copy_down(cloud_read, device_write, cut, count) => {}
+        () = copy_up(device_read, cloud_write, (count, &asks_kv)) => {}
+        () = copy_down(cloud_read, device_write, cut, (count, &asks_kv)) => {}
     }
 }
 
-async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &WireCount) {
+/// Whether a request begins here that asks for keys and values. Small requests come in one piece.
+fn asks_for_kv(sent: &[u8]) -> bool {
+    let line = sent.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    line.starts_with(b"GET /v1/assist/") && line.ends_with(b"/kv HTTP/1.1")
+}
+
+async fn copy_up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, (count, kv): (&WireCount, &AtomicBool)) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         count.add_up(&buffer[..n]);
+        kv.fetch_or(asks_for_kv(&buffer[..n]), Ordering::Relaxed);
         if to.write_all(&buffer[..n]).await.is_err() {
             return;
         }
     }
 }
 
-async fn copy_down(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, cut: Cut, count: &WireCount) {
+async fn copy_down(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    cut: Cut,
+    (count, asks_kv): (&WireCount, &AtomicBool),
+) {
     let mut events = EventCounter::default();
-    let mut buffer = vec![0; 64 << 10];
+    let (mut buffer, mut of_kv) = (vec![0; 64 << 10], 0);
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        let before = of_kv;
+        of_kv += if asks_kv.load(Ordering::Relaxed) { n as u64 } else { 0 };
+        // Where the byte is in this piece, if it is here.
+        let here = |byte: u64| (before..of_kv).contains(&byte).then(|| (byte - before) as usize);
+        if let Cut::FlipInKv(byte) = cut
+            && let Some(at) = here(byte)
+        {
+            buffer[at] ^= 1;
+        }
         let limit = match cut {
+            Cut::InKv(byte) => here(byte),
+            Cut::FlipInKv(_) => None,
             Cut::BeforeEvent(index) => events.scan(&buffer[..n], index),
             Cut::OnceBeforeEvent(index) if count.cuts() == 0 => events.scan(&buffer[..n], index),
             Cut::OnceBeforeEvent(_) | Cut::Never | Cut::AtConnect => None,

@@ -411,7 +411,8 @@ impl<'a> Simulation<'a> {
                 RelayEffect::CancelCloud => self.stream = None,
                 RelayEffect::Engine(command) => self.command(core, request, command),
                 RelayEffect::Show { index, text, .. } => self.told.shown.push((index, text)),
-                RelayEffect::Progress(_) => {}
+                // No scene here offers keys and values.
+                RelayEffect::Progress(_) | RelayEffect::FetchKv(_) | RelayEffect::DropKv => {}
                 RelayEffect::Tail { text } => self.told.shown.push((usize::MAX, text)),
                 RelayEffect::Note(note) => self.told.notes.push(note),
                 RelayEffect::WakeAt(at) => {

@@ -67,6 +67,7 @@ fn taken_over(told: &Told, whole: &[Segment]) -> (Vec<Segment>, Vec<u32>) {
             EngineCommand::Open { .. }
             | EngineCommand::Decode { .. }
             | EngineCommand::Draft { .. }
+            | EngineCommand::Take { .. }
             | EngineCommand::Stop => {}
         }
     }

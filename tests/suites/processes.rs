@@ -12,6 +12,8 @@ mod damaged;
 mod doctor;
 #[path = "processes/experiments.rs"]
 mod experiments;
+#[path = "processes/handoff.rs"]
+mod handoff;
 #[path = "processes/models.rs"]
 mod models;
 #[path = "processes/privacy.rs"]

@@ -17,7 +17,9 @@ use baton_engine::{
     StepSeq, TokenId, Tokenizer, Wanted,
 };
 use baton_protocol::{Segment, SentenceMap};
-use baton_refine::{AttentionShape, Calibration, CapturePlan, ContentTokens, Scores, rebuild};
+use baton_refine::{
+    AttentionShape, Calibration, CapturePlan, Content, ContentTokens, RefineError, Scores, rebuild,
+};
 
 use crate::writer::{Begun, Written, prefill, write};
 
@@ -335,6 +337,21 @@ impl CloudRun {
                 .copied()
                 .collect(),
         )
+    }
+
+    /// Returns the prompt's ids.
+    pub fn prompt_ids(&self) -> &[TokenId] {
+        &self.prompt.ids
+    }
+
+    /// Returns the positions of the prompt tokens that stay with the kept sentences, all but the last one.
+    ///
+    /// # Errors
+    /// [`RefineError`].
+    pub fn kept_positions(&self, chosen: &Chosen) -> Result<Vec<usize>, RefineError> {
+        let tokens = self.prompt.ids.len();
+        let content = Content::new(&self.segments, &self.map, &self.content(), tokens)?;
+        Ok(content.kept_positions(&chosen.refined.kept, tokens))
     }
 
     /// Returns the refined prompt: the kept sentences, or the kept tokens if the ranking chooses tokens.

@@ -222,6 +222,7 @@ impl<'a> Conversation<'a> {
                     return Err(RunError::Device(reason));
                 }
                 EngineReport::Failed { reason, .. } => return Err(RunError::Device(reason)),
+                EngineReport::NotTaken { reason, .. } => return Err(RunError::Device(reason)),
                 EngineReport::Opened { .. } | EngineReport::Progress { .. } | EngineReport::Ready { .. } => {}
             }
         }

@@ -284,6 +284,7 @@ fn request(scene: &SceneInfo, input: &PlaygroundInput, device: Option<&DeviceCla
             class: class.name.clone(),
             model: "console".to_owned(),
             pair: None,
+            kv: None,
             prefill_ms_per_token: Some(class.cost.prefill_ms_per_token),
             prefill_ms_per_token2: class.cost.prefill_ms_per_token2,
             decode_ms: Some(class.cost.decode_ms),

@@ -56,9 +56,9 @@ pub(super) async fn assist(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = access::admit(&app, &caller)?;
-    let terms = terms::terms(&headers, &caller)?;
-    let bytes = body::read(&headers, body, &app, &caller).await?;
     let owner = Owner::of(&headers);
+    let terms = Terms { asker: Some(owner.digest()), ..terms::terms(&headers, &caller)? };
+    let bytes = body::read(&headers, body, &app, &caller).await?;
     let kept = app.kept.clone();
     let read = app.prepare(move || {
         let asked = Asked::by(&bytes);

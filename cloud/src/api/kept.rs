@@ -48,6 +48,11 @@ impl Owner {
         let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         Owner(Sha256::digest(sent).into())
     }
+
+    /// Returns the digest.
+    pub(super) fn digest(self) -> [u8; 32] {
+        self.0
+    }
 }
 
 /// The request of an answer: a digest of its body.

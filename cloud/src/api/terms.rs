@@ -32,6 +32,7 @@ pub(super) fn terms(headers: &HeaderMap, caller: &Caller) -> Result<Terms, ApiEr
         share: caller.share(),
         owner: caller.owner(),
         device: device(headers)?,
+        asker: None,
         max_tokens: None,
     })
 }

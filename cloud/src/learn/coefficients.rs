@@ -137,6 +137,7 @@ mod tests {
             class: "tablet".into(),
             model: "m".into(),
             pair: None,
+            kv: None,
             prefill_ms_per_token: Some(7.0),
             prefill_ms_per_token2: 0.0,
             decode_ms: None,

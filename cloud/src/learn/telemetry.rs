@@ -207,6 +207,7 @@ mod tests {
             class: class.into(),
             model: "m".into(),
             pair: None,
+            kv: None,
             prefill_ms_per_token: Some(prefill),
             prefill_ms_per_token2: 0.0,
             decode_ms: Some(40.0),

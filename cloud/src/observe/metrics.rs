@@ -117,6 +117,12 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_model_loads_total", Kind::Counter, "loads of models, by outcome: loaded or failed"),
     ("baton_model_load_seconds", Kind::Histogram(Buckets::Request), "time to load a model"),
     ("baton_model_unloads_total", Kind::Counter, "models taken out of memory"),
+    (
+        "baton_kv_handoffs_total",
+        Kind::Counter,
+        "keys and values for devices, by outcome: offered, refused or read",
+    ),
+    ("baton_kv_handoff_bytes_total", Kind::Counter, "bytes of keys and values that devices have read"),
     ("baton_pairs_refused_total", Kind::Counter, "requests of devices with models that they may not have"),
     (
         "baton_experiment_answers_total",
@@ -340,6 +346,16 @@ impl Metrics {
     /// Counts a request of a device with a pair that it may not have.
     pub fn pair_refused(&self) {
         self.counter("baton_pairs_refused_total", &[]).increment(1);
+    }
+
+    /// Counts keys and values for a device: `offered`, `refused` for want of room, or `read` to their end.
+    pub fn kv_handoff(&self, outcome: &'static str) {
+        self.counter("baton_kv_handoffs_total", &[("outcome", outcome)]).increment(1);
+    }
+
+    /// Counts bytes of keys and values that a device reads.
+    pub fn kv_handoff_bytes(&self, bytes: u64) {
+        self.counter("baton_kv_handoff_bytes_total", &[]).increment(bytes);
     }
 
     /// Counts an answer that took part in an experiment.

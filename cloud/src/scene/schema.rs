@@ -4,6 +4,7 @@
 use baton_protocol::{SCENE_TEXT_BYTES_MAX, SettingField, SettingKind, limits};
 use baton_refine::Mode;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::{PartialSchema, ToSchema};
@@ -80,7 +81,10 @@ fn property(field: &SettingField) -> ObjectBuilder {
             of(Type::Integer).minimum(Some(range.min as u32)).maximum(Some(range.max as u32))
         }
         SettingKind::Flag => of(Type::Boolean),
-        SettingKind::Word(words) => of(Type::String).enum_values(Some(words.iter().copied())),
+        SettingKind::Word(words) => {
+            let none = field.absent.map(|_| Value::Null);
+            of(Type::String).enum_values(Some(words.iter().map(|word| Value::from(*word)).chain(none)))
+        }
         SettingKind::Mode => of(Type::String).enum_values(Some(Mode::ALL.map(Mode::as_str))),
         SettingKind::Model | SettingKind::Adapter => {
             of(Type::String).min_length(Some(1)).max_length(Some(limits::NAME_BYTES_MAX))
@@ -104,7 +108,11 @@ mod tests {
             assert_eq!(required.iter().any(|name| name == field.name), field.absent.is_none(), "{schema}");
             match field.kind {
                 SettingKind::Number(range) => assert_eq!(property["maximum"], range.max, "{property}"),
-                SettingKind::Word(words) => assert_eq!(property["enum"], serde_json::json!(words)),
+                SettingKind::Word(words) => {
+                    let mut want = serde_json::json!(words);
+                    want.as_array_mut().unwrap().extend(field.absent.map(|_| Value::Null));
+                    assert_eq!(property["enum"], want);
+                }
                 _ => {}
             }
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use baton_constrain::{Constraint, FormError, tools};
 use baton_engine::prompt::Prompt;
+use baton_engine::rows::ids_sha256;
 use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::TokenId;
@@ -30,6 +31,7 @@ use crate::observe::report::Observer;
 use crate::observe::trace::TraceParent;
 use crate::scene::Scene;
 use crate::service::citations::Citations;
+use crate::service::handoff::{Handoffs, Offer};
 use crate::service::logprobs::Logprobs;
 use crate::service::reader::{CloudReader, MaskSource, Prepared, ReaderParts};
 use crate::service::refining::{Keep, RefinePlan, ScoringModel, content_tokens, plan_mask, prefix_tokens};
@@ -52,11 +54,13 @@ pub(crate) struct Asked<'a> {
     pub(crate) trace: Option<TraceParent>,
     /// Whose cached prefixes the request may use.
     pub(crate) owner: u128,
+    /// Where keys and values for the device are parked, and a digest of the credentials that asked.
+    pub(crate) offers: Option<(Handoffs, [u8; 32])>,
 }
 
 /// Makes the request and the stream of its answer.
 pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, AssistStream), ServiceError> {
-    let Asked { request, scene, adapter, trace, owner, .. } = *asked;
+    let &Asked { request, scene, adapter, trace, owner, .. } = asked;
     check_upstream(served, request.tools.as_ref(), false)?;
     let schemas = schemas(request);
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
@@ -90,6 +94,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         format: request.format.clone(),
         has_tools: request.tools.is_some() || request.segments.iter().any(Segment::is_about_tools),
     });
+    let offer = offer(served, asked, &prompt.ids).filter(|_| continued.is_empty());
     let draft = Draft {
         upstream,
         prompt: prompt.ids,
@@ -103,7 +108,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         ends_at_cap: false,
         trace,
         scene: Some(scene.id.clone()),
-        extras: Extras { constraint, ..Extras::default() },
+        extras: Extras { constraint, offer, ..Extras::default() },
     };
     let (mut prepared, mut stream) = draft.prepared(served, &request.sampling)?;
     stream.set_ratio(ratio);
@@ -186,6 +191,8 @@ pub(crate) struct Extras {
     pub(crate) logprobs: Option<Logprobs>,
     pub(crate) citations: Option<Citations>,
     pub(crate) evidence: Option<Evidence>,
+    /// Offers keys and values to the device.
+    pub(crate) offer: Option<Offer>,
     /// Whether the answer continues a text that no template laid out: the end of a turn does not end it.
     pub(crate) verbatim: bool,
 }
@@ -273,6 +280,7 @@ impl Draft {
             clock: served.clock.clone(),
             figures: served.figures.clone(),
             citations: self.extras.citations,
+            offer: self.extras.offer,
             sink,
         });
         let tokenizer = served.model.tokenizer();
@@ -410,8 +418,29 @@ pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> 
         timing: Timing::default(),
         experiment: None,
         verify: None,
+        kv: None,
         guide: None,
     }
+}
+
+/// Returns how keys and values are offered, if the scene and the device want them and the device computes
+/// with the same model.
+fn offer(served: &Served, asked: &Asked<'_>, ids: &[TokenId]) -> Option<Offer> {
+    let Asked { request, scene, adapter, owner, .. } = asked;
+    let (handoffs, asker) = asked.offers.clone()?;
+    let format = scene.settings.kv?;
+    let wanted = request.device.as_ref()?.kv.as_ref()?;
+    let model = served.kv.as_ref().filter(|model| model.identity == *wanted && adapter.is_none())?;
+    Some(Offer {
+        handoffs,
+        name: (asker, request.request_id),
+        tenant: *owner,
+        format,
+        model: model.clone(),
+        prompt_sha256: ids_sha256(ids),
+        metrics: served.metrics.clone(),
+        runtime: tokio::runtime::Handle::try_current().ok(),
+    })
 }
 
 fn check_content(segments: &[Segment]) -> Result<(), ServiceError> {

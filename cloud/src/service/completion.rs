@@ -125,6 +125,7 @@ pub(crate) fn prepare(
             logprobs: request.logprobs.clone(),
             citations: request.citations.clone(),
             evidence,
+            offer: None,
             verbatim: matches!(request.prompt, Prompt::Text { .. }),
         },
     };

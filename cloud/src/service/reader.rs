@@ -11,7 +11,7 @@ use baton_engine::{AdapterId, AttentionScores, BLOCK_TOKENS, PrefixScope};
 use baton_generate::answer::{Answer, Written};
 use baton_generate::clock::Clock;
 use baton_generate::hooks::Fault;
-use baton_generate::job::{Job, JobEvent, Opened, Reading, Sink};
+use baton_generate::job::{Export, Job, JobEvent, Opened, Reading, Sink};
 use baton_generate::scheduler::{CloseReason, Closed, JobSpec, SlotTimes};
 use baton_pacing::BoundBy;
 use baton_protocol::{
@@ -25,6 +25,7 @@ use crate::gate::{Payer, QuotaError, RequestName, Reservation, TokenNeed};
 use crate::observe::report::Observer;
 use crate::service::citations::Citations;
 use crate::service::figures::Figures;
+use crate::service::handoff::Offer;
 use crate::service::refining::MaskJob;
 use crate::service::stream::{Batch, EventSink};
 use crate::service::submit::ForEngine;
@@ -150,6 +151,10 @@ pub(crate) struct CloudReader {
     /// Where the answer's citations go, if it has any.
     citations: Option<Citations>,
     pub(crate) sink: EventSink,
+    /// Offers keys and values to the device, until the mask is known.
+    offer: Option<Offer>,
+    /// Keys and values that are to leave the engine.
+    export: Option<Export>,
     /// The tenant's quota reserved for this answer, if there is one.
     reservation: Option<Reservation>,
     /// The answer, if a device goes on with it and has its drafts checked.
@@ -174,13 +179,24 @@ pub(crate) struct ReaderParts {
     pub(crate) clock: Clock,
     pub(crate) figures: Arc<Figures>,
     pub(crate) citations: Option<Citations>,
+    pub(crate) offer: Option<Offer>,
     pub(crate) sink: EventSink,
 }
 
 impl CloudReader {
     pub(crate) fn new(parts: ReaderParts) -> CloudReader {
-        let ReaderParts { observer, mask, first, prompt_tokens, max_tokens, clock, figures, citations, sink } =
-            parts;
+        let ReaderParts {
+            observer,
+            mask,
+            first,
+            prompt_tokens,
+            max_tokens,
+            clock,
+            figures,
+            citations,
+            offer,
+            sink,
+        } = parts;
         CloudReader {
             observer,
             mask,
@@ -192,6 +208,8 @@ impl CloudReader {
             figures,
             citations,
             sink,
+            offer,
+            export: None,
             reservation: None,
             open: None,
             opened_at: None,
@@ -259,23 +277,36 @@ impl CloudReader {
     /// Queues the mask before the first token. `scores` are those of the last prompt chunk.
     fn put_mask(&mut self, scores: Option<&AttentionScores>) {
         match std::mem::replace(&mut self.mask, MaskSource::None) {
-            MaskSource::None => {}
+            // A whole prompt can be handed over too.
+            MaskSource::None => self.offer_kv((0..self.prompt_tokens.saturating_sub(1)).collect()),
             MaskSource::Ready(mask) => {
                 self.observer.refined(&mask);
                 self.outbox.push(AssistEvent::Mask(*mask));
             }
             MaskSource::Scores(mask) => {
                 let started = self.clock.now();
-                match mask.run(scores) {
-                    Ok(event) => {
+                let made = match scores.filter(|_| self.offer.is_some()) {
+                    Some(scores) => mask.run_with_positions(scores),
+                    None => mask.run(scores).map(|event| (event, Vec::new())),
+                };
+                match made {
+                    Ok((event, positions)) => {
                         self.observer.refined(&event);
                         self.outbox.push(AssistEvent::Mask(event));
+                        self.offer_kv(positions);
                     }
                     // The device then uses the whole prompt (r = 1): slower, but correct.
                     Err(err) => warn!(request = self.observer.request, %err, "no mask for this answer"),
                 }
                 self.refined_in(self.clock.now().saturating_sub(started));
             }
+        }
+    }
+
+    /// Offers the keys and values of these positions to the device, if it wants some.
+    fn offer_kv(&mut self, positions: Vec<usize>) {
+        if let Some((ticket, export)) = self.offer.take().and_then(|offer| offer.open(positions)) {
+            (self.first.kv, self.export) = (Some(ticket), Some(export));
         }
     }
 
@@ -399,6 +430,10 @@ impl Sink for CloudReader {
         if let Some(live) = &self.observer.live {
             live.opened(now, self.max_tokens);
         }
+    }
+
+    fn exports(&mut self) -> Option<Export> {
+        self.export.take()
     }
 
     fn computing(&mut self, prompt_tokens: usize) {

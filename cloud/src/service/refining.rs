@@ -11,7 +11,8 @@ use baton_engine::{AttentionScores, HeadId, ModelConfig};
 use baton_generate::answer::Window;
 use baton_protocol::{MaskEvent, Segment, SentenceMap};
 use baton_refine::{
-    AttentionShape, Calibration, ContentTokens, Mode, RefineError, RefineInput, Scores, capture_plan, refine,
+    AttentionShape, Calibration, Content, ContentTokens, Mode, RefineError, RefineInput, Refined, Scores,
+    capture_plan, refine,
 };
 
 use crate::service::reader::MaskSource;
@@ -129,13 +130,36 @@ impl MaskJob {
         self.segments.iter().map(|segment| segment.text.len()).sum::<usize>() + places
     }
 
+    /// Returns the refinable tokens.
+    fn content(&self) -> Vec<ContentTokens<'_>> {
+        let places = self.content.iter();
+        places
+            .map(|place| ContentTokens { segment: place.segment, first: place.first, spans: &place.spans })
+            .collect()
+    }
+
     /// Ranks the sentences, and encodes which ones to keep.
     pub(crate) fn run(&self, scores: Option<&AttentionScores>) -> Result<MaskEvent, RefineError> {
-        let content: Vec<ContentTokens<'_>> = self
-            .content
-            .iter()
-            .map(|place| ContentTokens { segment: place.segment, first: place.first, spans: &place.spans })
-            .collect();
+        self.refined(scores).map(|refined| self.mask_of(&refined))
+    }
+
+    /// As [`Self::run`]; returns also the positions of the prompt tokens that are kept, all but the last one.
+    pub(crate) fn run_with_positions(
+        &self,
+        scores: &AttentionScores,
+    ) -> Result<(MaskEvent, Vec<usize>), RefineError> {
+        let refined = self.refined(Some(scores))?;
+        let content = Content::new(&self.segments, &self.map, &self.content(), self.prompt_tokens)?;
+        let positions = content.kept_positions(&refined.kept, self.prompt_tokens);
+        Ok((self.mask_of(&refined), positions))
+    }
+
+    fn mask_of(&self, refined: &Refined) -> MaskEvent {
+        MaskEvent::new(&self.map, &refined.kept, refined.ratio, refined.prompt_ratio)
+    }
+
+    fn refined(&self, scores: Option<&AttentionScores>) -> Result<Refined, RefineError> {
+        let content = self.content();
         let heads: Vec<(usize, usize)> = scores
             .map(|scores| scores.heads.iter().map(|id| (id.layer, id.head)).collect())
             .unwrap_or_default();
@@ -143,7 +167,7 @@ impl MaskJob {
             let queries = self.queries.clone();
             Scores { heads: &heads, keys: scores.keys, mean: &scores.mean, queries }
         });
-        let refined = refine(RefineInput {
+        refine(RefineInput {
             segments: &self.segments,
             map: &self.map,
             content: &content,
@@ -154,7 +178,6 @@ impl MaskJob {
             ratio: self.keep.ratio,
             least_value: self.keep.least_value,
             mode: self.mode,
-        })?;
-        Ok(MaskEvent::new(&self.map, &refined.kept, refined.ratio, refined.prompt_ratio))
+        })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use baton_constrain::tools::ToolForm;
 use baton_constrain::{ConstraintError, Grammars};
+use baton_engine::rows::kv_identity;
 use baton_engine::{
     Adapter, AdapterId, BLOCK_TOKENS, EngineError, EngineOptions, Model, SequenceError, Sequences, StepSize,
 };
@@ -16,6 +17,7 @@ use baton_protocol::{Markup, limits};
 use baton_refine::Calibration;
 
 use super::ServiceOptions;
+use super::handoff::KvModel;
 use super::places::kv_tokens;
 use super::prefixes::ScenePrefixes;
 use super::upstream::{ClientError, EngineAddress, Upstream};
@@ -133,6 +135,8 @@ pub(crate) struct Served {
     pub(crate) traces: Option<Traces>,
     /// The engines that write the answers, if this model makes masks alone.
     pub(crate) upstream: Option<Arc<Upstream>>,
+    /// What its keys and values are like, if they can be given to devices.
+    pub(crate) kv: Option<Arc<KvModel>>,
     /// Beginnings that all tenants' prompts of a scene share.
     pub(crate) scene_prefixes: ScenePrefixes,
     /// Bytes of the keys and values of one token.
@@ -168,6 +172,8 @@ impl Served {
         let mut engine = engine(model.clone(), engine_options.clone())
             .map_err(|err| SetupError::Engine { model: name.clone(), err: Box::new(err) })?;
         let adapters = take_in(&mut engine, &name, files)?;
+        let kv = engine.kv_widths().ok().filter(|_| upstream.is_none());
+        let kv = kv.map(|widths| Arc::new(KvModel { identity: kv_identity(&model), widths }));
         let proposer = options
             .proposer(&model, engine_options)
             .map_err(|err| SetupError::Speculation { model: name.clone(), err: Box::new(err) })?;
@@ -209,6 +215,7 @@ impl Served {
             metrics: options.metrics.clone(),
             traces: options.traces.clone(),
             upstream,
+            kv,
             scene_prefixes: ScenePrefixes::default(),
             kv_token_bytes,
             grammars: OnceLock::new(),

@@ -160,6 +160,14 @@ impl Open {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
+    /// Returns the status and the bytes of the body, which is not chunked.
+    pub(crate) async fn read_bytes(mut self) -> (u16, Vec<u8>) {
+        let read = self.stream.read_to_end(&mut self.bytes);
+        let _ = tokio::time::timeout(HANG, read).await.expect("a reply");
+        let head = self.bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
+        (Reply::parse(&self.bytes).status, self.bytes.split_off(head + 4))
+    }
+
     pub(crate) async fn read_all(mut self) -> Reply {
         let read = self.stream.read_to_end(&mut self.bytes);
         // A refused upload ends with a reset after the reply.

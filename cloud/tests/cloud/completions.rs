@@ -314,6 +314,7 @@ async fn the_document_holds_every_route() {
             "/tokenize",
             "/v1/assist",
             "/v1/assist/{id}",
+            "/v1/assist/{id}/kv",
             "/v1/assist/{id}/verify",
             "/v1/chat/completions",
             "/v1/completions",

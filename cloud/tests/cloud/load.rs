@@ -25,6 +25,7 @@ fn question() -> AssistRequest {
         class: "phone".into(),
         model: "m".into(),
         pair: None,
+        kv: None,
         // Slow enough that L is well above the scene's floor.
         prefill_ms_per_token: Some(8.0),
         prefill_ms_per_token2: 0.0,

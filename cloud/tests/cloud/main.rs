@@ -13,6 +13,7 @@ mod client;
 mod completions;
 mod edge;
 mod experiments;
+mod handoff;
 mod import;
 mod isolation;
 mod load;

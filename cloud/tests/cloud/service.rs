@@ -300,6 +300,7 @@ fn l_follows_the_device() {
             class: "phone".into(),
             model: "m".into(),
             pair: None,
+            kv: None,
             prefill_ms_per_token: ms_per_token,
             prefill_ms_per_token2: 0.0,
             decode_ms: ms_per_token.map(|_| 45.0),

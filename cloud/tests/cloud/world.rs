@@ -18,7 +18,7 @@ use baton_generate::host::Host;
 use baton_generate::scheduler::{MixedTokens, StepBudget};
 use baton_generate::speculation::Speculation;
 use baton_kernels_cpu::Format;
-use baton_protocol::{AssistEvent, AssistRequest, EndEvent, PROTOCOL_VERSION, Role, Segment};
+use baton_protocol::{AssistEvent, AssistRequest, EndEvent, KvEncoding, PROTOCOL_VERSION, Role, Segment};
 use baton_synthetic::SyntheticModel;
 
 /// Returns the model of all tests: bytes as tokens, a context of 2,048.
@@ -47,9 +47,10 @@ pub(crate) fn scenes() -> SceneBook {
     let doc_qa = SceneSettings {
         ratio: Some(0.25),
         question_prefix: "\n\nQuestion: ".into(),
+        kv: Some(KvEncoding::F16),
         ..SceneSettings::with_system("You answer from the document.")
     };
-    let full = SceneSettings { ratio: Some(1.0), xi: 1.0, refine: false, ..doc_qa.clone() };
+    let full = SceneSettings { ratio: Some(1.0), xi: 1.0, refine: false, kv: None, ..doc_qa.clone() };
     let chat = SceneSettings::with_system("You help.");
     let scene = |id: &str, settings| Scene { id: id.into(), version: 1, settings };
     SceneBook::new([scene("doc-qa", doc_qa), scene("doc-qa-full", full), scene("chat", chat)])

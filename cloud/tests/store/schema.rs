@@ -50,7 +50,7 @@ fn special_row(id: &str, version: u32) -> String {
 
 /// Returns settings that the columns of before can hold.
 fn in_columns() -> SceneSettings {
-    SceneSettings { least_value: None, verify: VerifyPolicy::Off, ..special() }
+    SceneSettings { least_value: None, verify: VerifyPolicy::Off, kv: None, ..special() }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use baton_cloud::access::Actor;
 use baton_cloud::scene::SceneSettings;
 use baton_cloud::store::{Database, Store, testing};
-use baton_protocol::{Corrector, VerifyPolicy};
+use baton_protocol::{Corrector, KvEncoding, VerifyPolicy};
 
 use crate::postgres::Postgres;
 
@@ -86,6 +86,7 @@ pub(crate) fn special() -> SceneSettings {
         least_value: Some(0.125),
         corrector: Corrector::Device,
         verify: VerifyPolicy::Strict,
+        kv: Some(KvEncoding::Q8),
         model: Some("llama-3.2".into()),
         adapter: Some("law@2".into()),
     }

@@ -28,6 +28,7 @@ pub(super) fn relay_config(question: &Question, segments: &[Segment]) -> RelayCo
         first_timeout_ms: FIRST_TIMEOUT_MS,
         idle_timeout_ms: IDLE_TIMEOUT_MS,
         may_continue: true,
+        kv: None,
         first_prompt: PromptId::default(),
     }
 }

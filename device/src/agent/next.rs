@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::AnswerEvent;
+use super::handoff::{self, KvFetch};
 use super::stream::{CloudMessage, CloudStream, DraftCheck};
 use crate::local::Reports;
 use crate::relay::{CloudFault, RelayEvent};
@@ -16,6 +17,8 @@ pub(super) struct Lines {
     pub(super) cloud: Option<CloudStream>,
     /// A draft that is being checked.
     pub(super) check: Option<DraftCheck>,
+    /// Keys and values that are on their way.
+    pub(super) kv: Option<KvFetch>,
 }
 
 impl Lines {
@@ -37,9 +40,15 @@ impl Lines {
         }
     }
 
+    /// Fetches no more keys and values.
+    pub(super) async fn close_kv(&mut self) {
+        handoff::end(&mut self.kv).await;
+    }
+
     /// Closes everything.
     pub(super) async fn close(&mut self) {
         self.check = None;
+        self.close_kv().await;
         self.close_cloud().await;
     }
 }
@@ -51,7 +60,7 @@ pub(super) async fn next_event(
     sleep: Option<Duration>,
     events: &mpsc::Sender<AnswerEvent>,
 ) -> RelayEvent {
-    let Lines { cloud, check } = lines;
+    let Lines { cloud, check, kv } = lines;
     let cloud_message = async {
         match cloud {
             Some(stream) => stream.messages.recv().await,
@@ -67,6 +76,12 @@ pub(super) async fn next_event(
     let report = async {
         match reports {
             Some(reports) => reports.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    let news = async {
+        match kv {
+            Some(fetch) => fetch.news.recv().await,
             None => std::future::pending().await,
         }
     };
@@ -99,6 +114,13 @@ pub(super) async fn next_event(
             None => {
                 *reports = None;
                 RelayEvent::EngineLost
+            }
+        },
+        news = news => match news {
+            Some(news) => RelayEvent::Kv(news),
+            None => {
+                *kv = None;
+                RelayEvent::Timer
             }
         },
         () = timer => RelayEvent::Timer,

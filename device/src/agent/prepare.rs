@@ -7,13 +7,14 @@ use super::recent::Recent;
 use super::route::{self, Known, RouteReport, Routes};
 use super::{Agent, AgentError, PROMPTS_PER_ANSWER, Question, fit, no_cloud, unchecked};
 use crate::client::{CloudClient, OutgoingRequest};
-use crate::local::{AnswerSpec, CitingHeads, PromptId, assembled, room_for};
+use crate::local::{AnswerSpec, CitingHeads, KvSide, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
 use crate::receipt::SentRequest;
-use crate::relay::{CloudFault, Note, RelayConfig, RelayCore, RelayMode, TextRules};
+use crate::relay::{CloudFault, KvTerms, Note, RelayConfig, RelayCore, RelayMode, TextRules};
 use baton_engine::prompt::Prompt;
+use baton_engine::rows::ids_sha256;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
@@ -74,6 +75,8 @@ struct Preparation {
     again: Option<Again>,
     /// The heads to cite by, if the answer cites sentences.
     cites: Option<CitingHeads>,
+    /// Keys and values that the device can take, in a scene that offers some, and what the line carries.
+    kv: Option<(Result<KvSide, String>, Option<f64>)>,
 }
 
 /// How a turn is answered again for an audit.
@@ -106,6 +109,7 @@ impl Agent {
         let (adapter, missing) = self.adapter(&question.scene, mode);
         // Not inside the next statement: its lock would be held while others are asked for.
         let hedge_after_ms = self.recent().hedge_after_ms();
+        let line = self.recent().line_bytes_per_s(route::now_s());
         let preparation = Preparation {
             draft: self.draft(&question, mode, cost),
             cost,
@@ -124,6 +128,7 @@ impl Agent {
             routing: self.routing(&question, mode).filter(|_| again.is_none()),
             cites: self.citing_heads(&question).await?,
             again,
+            kv: self.kv_side(&question, mode).map(|side| (side, line)),
             mode,
             question,
         };
@@ -152,12 +157,24 @@ impl Agent {
         (found, found.is_none().then_some(missing))
     }
 
+    /// Returns what keys and values this device can take, or why it takes none, in a scene that offers some.
+    fn kv_side(&self, question: &Question, mode: RelayMode) -> Option<Result<KvSide, String>> {
+        let settings = &question.scene.settings;
+        settings.kv.filter(|_| mode == RelayMode::Relay && question.own.is_none())?;
+        let device = self.device.as_ref()?;
+        Some(match settings.adapter {
+            Some(_) => Err("the scene has an adapter".to_owned()),
+            None => device.worker.kv(),
+        })
+    }
+
     /// Makes the request as the user asked it, not redacted. [`Redactor::redact_request`] turns it into what
     /// may be sent.
     fn draft(&self, question: &Question, mode: RelayMode, cost: DeviceCost) -> AssistRequest {
         let alone = mode == RelayMode::CloudOnly;
         let device = self.device.as_ref().map(|device| DeviceInfo {
             class: self.device_class.clone(),
+            kv: self.kv_side(question, mode).and_then(Result::ok).map(|side| side.identity.to_string()),
             model: device.model.name().chars().filter(|c| !c.is_control()).take(100).collect(),
             pair: self.pair(),
             prefill_ms_per_token: Some(cost.prefill_ms_per_token),
@@ -313,6 +330,22 @@ impl Preparation {
         TextRules { tokenizer: self.tokenizer.clone(), restorer, stop: self.stop.clone() }
     }
 
+    /// Returns on which terms keys and values are taken in place of a prefill, if the scene offers some.
+    fn kv_terms(&self, whole: Option<&Prompt>) -> Option<KvTerms> {
+        let (side, line_bytes_per_s) = self.kv.as_ref()?;
+        Some(match (side, whole) {
+            (Err(reason), _) => KvTerms::refusing(reason),
+            (Ok(_), None) => KvTerms::refusing("the prompt's tokens are not known"),
+            (Ok(side), Some(whole)) => KvTerms {
+                refused: None,
+                model: side.identity.to_string(),
+                prompt_sha256: ids_sha256(&whole.ids),
+                prompt_tokens: whole.ids.len(),
+                line_bytes_per_s: *line_bytes_per_s,
+            },
+        })
+    }
+
     fn core(
         self,
         mode: RelayMode,
@@ -327,6 +360,7 @@ impl Preparation {
             cost: self.cost,
             hedge_after_ms: self.hedge_after_ms,
             first_prompt: self.first_prompt,
+            kv: self.kv_terms(whole.as_ref()),
             ..relay_config(&self.question, &segments)
         };
         let spec = AnswerSpec {

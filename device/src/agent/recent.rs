@@ -24,6 +24,8 @@ const VALID_S: u64 = 24 * 3600;
 /// A prompt may be so many times as long as the longest one of the measured answers. The time of a longer one
 /// is not known.
 const LONGER_MAX: f64 = 4.0;
+/// Seconds after which the line is measured again, by a fetch that may be given up.
+const LINE_VALID_S: u64 = 300;
 /// Tokens of an answer, until any was written.
 const ANSWER_TOKENS: f64 = 200.0;
 
@@ -64,6 +66,9 @@ pub(crate) struct Recent {
     cloud: VecDeque<Sample>,
     /// Tokens of the newest whole answers, whoever wrote them.
     answer_tokens: VecDeque<f64>,
+    /// When keys and values came last, and how many bytes a second.
+    #[serde(default)]
+    line: Option<(u64, f64)>,
 }
 
 /// What the next answer of the cloud is expected to take.
@@ -79,6 +84,9 @@ impl Recent {
     pub(super) fn add(&mut self, timeline: &Timeline, bytes: Option<usize>, now_s: u64) {
         if !timeline.shown.is_empty() {
             push(&mut self.answer_tokens, timeline.shown.len() as f64);
+        }
+        if let Some(rate) = timeline.kv.as_ref().and_then(|kv| kv.line_bytes_per_s) {
+            self.line = Some((now_s, rate));
         }
         let Some(first_ms) = timeline.ttft_cloud_ms else { return };
         let own = timeline.cloud_timing.as_ref().and_then(|cloud| {
@@ -112,6 +120,12 @@ impl Recent {
     /// here, less queue and prefill (with refining) as the cloud reports them.
     pub(super) fn network_ms(&self) -> Option<f64> {
         median(self.cloud.iter().filter_map(Sample::network_ms))
+    }
+
+    /// Returns how many bytes a second came over the line, if that was measured lately.
+    pub(super) fn line_bytes_per_s(&self, now_s: u64) -> Option<f64> {
+        let (_, rate) = self.line.filter(|(at_s, _)| now_s.saturating_sub(*at_s) <= LINE_VALID_S)?;
+        Some(rate).filter(|rate| rate.is_finite() && *rate > 0.0)
     }
 
     /// Returns the usual length of an answer, in tokens.
@@ -263,5 +277,22 @@ mod tests {
             recent.add(&timeline, None, 0);
         }
         assert_eq!(recent.answer_tokens(), 40.0);
+    }
+
+    #[test]
+    fn the_line_is_known_for_some_minutes_after_a_fetch() {
+        use crate::relay::KvTrace;
+        let mut recent = Recent::default();
+        let fetched = |line_bytes_per_s| {
+            let kv = Some(KvTrace { line_bytes_per_s, ..KvTrace::default() });
+            Timeline { kv, ..Timeline::default() }
+        };
+        recent.add(&fetched(None), None, 10);
+        assert_eq!(recent.line_bytes_per_s(10), None, "too few bytes");
+        recent.add(&fetched(Some(2e6)), None, 20);
+        assert_eq!(recent.line_bytes_per_s(20 + LINE_VALID_S), Some(2e6));
+        assert_eq!(recent.line_bytes_per_s(21 + LINE_VALID_S), None);
+        let older: Recent = serde_json::from_str(r#"{"cloud":[],"answer_tokens":[]}"#).unwrap();
+        assert_eq!(older, Recent::default(), "files of before are read");
     }
 }

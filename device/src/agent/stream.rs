@@ -123,7 +123,7 @@ mod tests {
         let (engine_says, reports) = Reports::channel();
         let (events, reader) = mpsc::channel(1);
         let cloud = Some(CloudStream { messages, task: tokio::spawn(async {}) });
-        let mut lines = Lines { cloud, check: None };
+        let mut lines = Lines { cloud, ..Lines::default() };
         let mut reports = Some(reports);
         let token =
             || CloudMessage::Event(AssistEvent::Token(TokenEvent { index: 0, id: 1, text: "a".into() }));

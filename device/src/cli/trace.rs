@@ -168,6 +168,7 @@ fn show(one: &Answered) -> anyhow::Result<()> {
         say(what, path, "")?;
     }
     say("\nbytes sent", "/request_bytes", "")?;
+    moved(&report["kv"])?;
     for note in report["notes"].as_array().into_iter().flatten() {
         outln!("note: {note}")?;
     }
@@ -177,6 +178,20 @@ fn show(one: &Answered) -> anyhow::Result<()> {
         outlooks("expected", &route["forecasts"])?;
     }
     audit(&report["audit"])
+}
+
+/// Prints what became of the cloud's keys and values, in a scene that offers some.
+fn moved(kv: &Value) -> anyhow::Result<()> {
+    let Some(used) = kv["used"].as_bool() else { return Ok(()) };
+    if let Some(format) = kv["format"].as_str() {
+        let bytes = number(kv, "/bytes", " bytes");
+        outln!("keys and values offered: {format}, {bytes} of {} tokens", kv["tokens"])?;
+    }
+    match (used, kv["reason"].as_str()) {
+        (true, _) => outln!("keys and values taken after {}", number(kv, "/fetch_ms", " ms"))?,
+        (false, reason) => outln!("keys and values not taken: {}", reason.unwrap_or("the answer ended"))?,
+    }
+    Ok(())
 }
 
 /// Prints what was expected of routes, or measured.

@@ -2,10 +2,10 @@
 
 use super::evidence::CitingHeads;
 use super::form::OnceForm;
-use baton_engine::AdapterId;
 use baton_engine::prompt::Prompt;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
+use baton_engine::{AdapterId, KvRows};
 pub use baton_generate::answer::{Accepted, Keep, Verified};
 use baton_protocol::{Segment, Tool, ToolUse};
 use std::sync::Arc;
@@ -77,6 +77,14 @@ pub enum EngineCommand {
         segments: Arc<[Segment]>,
         /// The units of the whole prompt that are in them, if they are refined.
         kept: Option<Arc<[bool]>>,
+    },
+    /// Goes on from keys and values of the whole prompt's chosen tokens, in place of the prefill. If they
+    /// cannot be taken, the answer goes on with the prompt that it has ([`EngineReport::NotTaken`]).
+    Take {
+        /// Id of the new prompt.
+        prompt: PromptId,
+        /// The keys and values.
+        rows: Arc<KvRows>,
     },
     /// The cloud's part is complete: runs it through the model in the last prefill pass.
     Verify {
@@ -157,6 +165,13 @@ pub enum EngineReport {
         /// The prompt.
         prompt: PromptId,
     },
+    /// Keys and values cannot be taken: the prompt before stays in force.
+    NotTaken {
+        /// The prompt that they were for.
+        prompt: PromptId,
+        /// Why not.
+        reason: String,
+    },
     /// The verification pass is done; the engine waits for [`EngineCommand::Decode`].
     Verified {
         /// The prompt.
@@ -210,6 +225,7 @@ impl EngineReport {
             | Self::Prompt { prompt, .. }
             | Self::Progress { prompt, .. }
             | Self::Ready { prompt }
+            | Self::NotTaken { prompt, .. }
             | Self::Verified { prompt, .. }
             | Self::Token { prompt, .. }
             | Self::Ended { prompt, .. }

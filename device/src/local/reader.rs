@@ -226,6 +226,12 @@ impl Sink for Reader {
         self.of = next.unwrap_or(self.of);
     }
 
+    fn not_taken(&mut self, reason: String) {
+        if let Some(of) = self.line.state().ordered.pop_front() {
+            self.reports.push(EngineReport::NotTaken { prompt: of.prompt, reason });
+        }
+    }
+
     fn event(&mut self, event: JobEvent) {
         let report = self.report(event);
         self.reports.extend(report);

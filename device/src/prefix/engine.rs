@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_engine::engine::KvFormat;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, BLOCK_TOKENS, Engine, PrefixScope, SeqId, SeqOutput, SequenceError, Sequences,
-    StepControl, StepSeq,
+    Adapter, AdapterId, BLOCK_TOKENS, Engine, KvRows, KvWidth, PrefixScope, RowsError, SeqId, SeqOutput,
+    SequenceError, Sequences, StepControl, StepSeq,
 };
 use baton_terminal::chain;
 use tracing::{debug, warn};
@@ -293,6 +294,34 @@ impl Sequences for Remembering {
         control: &mut dyn StepControl,
     ) -> Result<Vec<SeqOutput>, SequenceError> {
         Ok(self.engine.step(batch, control)?)
+    }
+
+    fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
+        self.engine.kv_widths()
+    }
+
+    fn export_rows(
+        &self,
+        seq: SeqId,
+        layer: usize,
+        positions: &[usize],
+        format: KvFormat,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RowsError> {
+        self.engine.export_rows(seq, layer, positions, format, out)
+    }
+
+    fn import_rows(
+        &mut self,
+        scope: PrefixScope,
+        adapter: Option<AdapterId>,
+        ids: &[TokenId],
+        rows: &KvRows,
+    ) -> Result<SeqId, RowsError> {
+        self.follow_kind();
+        let seq = self.engine.import_rows(scope, adapter, ids, rows)?;
+        // What somebody else has computed is never kept on the disk.
+        Ok(self.track(seq, Known { adapter, is_mixed: true, ..Known::default() }))
     }
 
     fn idle_every(&self) -> Option<Duration> {

@@ -246,12 +246,14 @@ impl Redactor {
             class,
             model,
             pair,
+            kv,
             prefill_ms_per_token,
             prefill_ms_per_token2,
             decode_ms,
             network,
             network_ms,
         } = device;
+        let digest = |text: &String| text.bytes().all(|b| b.is_ascii_hexdigit());
         let mut redact = |name: &str, text: &str| {
             let (text, origin) = self.redact(text)?.at(format!("{DEVICE}{name}"));
             origins.extend(Some(origin).filter(|origin| !origin.is_unchanged()));
@@ -262,6 +264,7 @@ impl Redactor {
             model: redact("model", model)?,
             // The cloud itself gave the names.
             pair: pair.clone(),
+            kv: kv.clone().filter(digest),
             prefill_ms_per_token: *prefill_ms_per_token,
             prefill_ms_per_token2: *prefill_ms_per_token2,
             decode_ms: *decode_ms,

@@ -262,6 +262,7 @@ impl RelayCore {
             self.timeline.experiment = first.experiment;
             if self.config.mode == RelayMode::Relay {
                 self.use_whole_prompt_unless_refined(fx);
+                self.consider_kv(first.kv, now, fx);
             }
         }
         if self.cloud.continuing {

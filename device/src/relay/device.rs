@@ -112,9 +112,14 @@ impl DeviceSide {
         working
     }
 
-    fn new_prompt(&mut self) -> PromptId {
-        self.prompt = PromptId(self.next_prompt);
+    /// Returns an id that no prompt has yet.
+    pub(super) fn free_prompt(&mut self) -> PromptId {
         self.next_prompt += 1;
+        PromptId(self.next_prompt - 1)
+    }
+
+    fn new_prompt(&mut self) -> PromptId {
+        self.prompt = self.free_prompt();
         self.ready = false;
         self.estimate = None;
         self.prompt
@@ -125,6 +130,25 @@ impl DeviceSide {
         self.prompt = PromptId(self.next_prompt);
         self.next_prompt += 1;
         self.prompt
+    }
+
+    /// Goes over to a prompt whose keys and values have come: `cached` of its tokens are in the cache.
+    pub(super) fn switch(&mut self, prompt: PromptId, (tokens, cached): (usize, usize), now: Millis) {
+        (self.prompt, self.state) = (prompt, DeviceState::Prompt);
+        (self.ready, self.refined) = (false, true);
+        (self.total, self.done, self.begun) = (tokens, cached, (now, cached));
+        self.estimate = Some(TakeoverEstimate::new(self.cost, now, cached, tokens));
+    }
+
+    /// Returns how long the prefill still takes, in milliseconds. `prompt_ratio`: the share of the whole
+    /// prompt that is prefilled, until the engine says how many tokens that is.
+    pub(super) fn prefill_left_ms(&self, prompt_ratio: f64) -> f64 {
+        let whole = self.whole_tokens.unwrap_or(0) as f64;
+        let (done, total) = match self.estimate {
+            Some(_) => (self.done as f64, self.total as f64),
+            None => (self.prefix_tokens as f64, prompt_ratio * whole),
+        };
+        if self.ready { 0.0 } else { self.slowness * self.cost.prefill_ms(done, (total - done).max(0.0)) }
     }
 
     /// Returns the tokens in the KV cache, the tokens of the whole prompt, and when the device's own first
@@ -225,9 +249,12 @@ impl RelayCore {
     pub(super) fn maybe_verify(&mut self, fx: &mut Vec<RelayEffect>) {
         let hedge_won = self.cloud.waiting() && self.device.ready && self.device.state == DeviceState::Prompt;
         let due = hedge_won || (self.cloud_complete() && !self.cloud.continuing());
-        if self.ending.is_some() || !self.device_can_take_over() || !due {
+        // Until it is known which prompt is in force, the cloud's part waits.
+        let is_open = self.kv.is_taking() || (self.kv.is_fetching() && !self.device.ready);
+        if self.ending.is_some() || !self.device_can_take_over() || !due || is_open {
             return;
         }
+        self.drop_kv("the prompt was prefilled first", fx);
         if hedge_won {
             self.cloud_too_slow(fx);
         }
@@ -244,8 +271,11 @@ impl RelayCore {
     }
 
     pub(super) fn on_report(&mut self, report: EngineReport, now: Millis, fx: &mut Vec<RelayEffect>) {
-        if report.prompt() != self.device.prompt || self.ending.is_some() {
+        if self.ending.is_some() {
             return;
+        }
+        if report.prompt() != self.device.prompt {
+            return self.on_kv_report(&report, now);
         }
         let drafts_prompt = matches!(
             report,
@@ -278,9 +308,12 @@ impl RelayCore {
             }
             EngineReport::Ready { .. } => {
                 self.device.ready = true;
+                self.drop_kv("the prompt was prefilled first", fx);
                 let at_ms = self.since(now).as_f64();
                 self.timeline.prompt_ready_ms.get_or_insert(at_ms);
             }
+            // Only a prompt that is not in force yet is refused.
+            EngineReport::NotTaken { .. } => {}
             EngineReport::Verified { verified, .. } => self.on_verified(verified, now, fx),
             EngineReport::Token { index, id, .. } if self.drafts() => {
                 if let Some(id) = self.on_draft(index, id, fx) {

@@ -3,9 +3,11 @@
 use super::note::{CloudFault, Note};
 use super::outcome::Outcome;
 use crate::local::{EngineCommand, EngineReport};
+use baton_engine::KvRows;
 use baton_pacing::Millis;
-use baton_protocol::{AssistEvent, ProgressStage, VerifyReply, VerifyRequest};
+use baton_protocol::{AssistEvent, KvTicket, ProgressStage, VerifyReply, VerifyRequest};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Who wrote a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,23 @@ pub struct Progress {
     pub eta_ms: Option<f64>,
 }
 
+/// News of keys and values that are fetched.
+#[derive(Debug, Clone)]
+pub enum KvNews {
+    /// So many bytes have come and are sound.
+    Come {
+        /// Bytes of whole frames.
+        bytes: u64,
+    },
+    /// All have come.
+    Whole(Arc<KvRows>),
+    /// They will not come, or are not sound.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// An event for the core.
 #[derive(Debug, Clone)]
 pub enum RelayEvent {
@@ -43,6 +62,8 @@ pub enum RelayEvent {
     CloudLost(CloudFault),
     /// The reply to [`RelayEffect::Check`], or what went wrong with it.
     Checked(Result<VerifyReply, CloudFault>),
+    /// News of [`RelayEffect::FetchKv`].
+    Kv(KvNews),
     /// A report from the engine.
     Engine(EngineReport),
     /// The engine is gone and reports no more.
@@ -72,6 +93,10 @@ pub enum RelayEffect {
     DropCheck,
     /// Drop the cloud's stream; nothing that still arrives is used.
     CancelCloud,
+    /// Fetch these keys and values from the cloud.
+    FetchKv(KvTicket),
+    /// Give up the fetch; nothing that still arrives is used.
+    DropKv,
     /// Send this command to the engine.
     Engine(EngineCommand),
     /// Show this text; `index` counts the answer's tokens. The text may be empty.

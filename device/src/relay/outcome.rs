@@ -104,6 +104,30 @@ impl Verification {
     }
 }
 
+/// What became of the cloud's keys and values.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct KvTrace {
+    /// How they are written; `None` if none were offered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<&'static str>,
+    /// Bytes offered.
+    pub bytes: u64,
+    /// Prompt tokens that they are of.
+    pub tokens: usize,
+    /// Bytes that came.
+    pub fetched_bytes: u64,
+    /// How long that took, in milliseconds.
+    pub fetch_ms: f64,
+    /// Bytes a second from the first frame on, if enough came behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line_bytes_per_s: Option<f64>,
+    /// Whether the device went on from them.
+    pub used: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 /// The times and counts of one answer. Times are milliseconds since the question was asked.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timeline {
@@ -138,6 +162,9 @@ pub struct Timeline {
     pub prompt_ratio: Option<f64>,
     /// Bytes of the sentence mask.
     pub mask_bytes: Option<usize>,
+    /// What became of the cloud's keys and values, in a scene that offers some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvTrace>,
     /// Share of the cloud's tokens that the device would have written too.
     pub agreement: Option<f64>,
     /// What came of verification, if the answer was verified behind L.
@@ -167,7 +194,9 @@ impl Timeline {
     /// Returns whether the device has read the whole prompt.
     pub fn is_read_whole(&self) -> bool {
         let is_whole = self.prompt_tokens.is_some() && self.prompt_tokens == self.prompt_tokens_refined;
-        is_whole && self.prompt_ready_ms.is_some()
+        // What the cloud has computed is not read here.
+        let is_read = self.kv.as_ref().is_none_or(|kv| !kv.used);
+        is_whole && is_read && self.prompt_ready_ms.is_some()
     }
 
     /// Returns the index behind the last token that the cloud has verified, if it wrote none itself; 0 if it

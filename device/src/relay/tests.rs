@@ -3,6 +3,7 @@
 mod continues;
 mod faults;
 mod hostile;
+mod kv;
 mod properties;
 mod real;
 mod sim;
@@ -80,6 +81,7 @@ fn config() -> RelayConfig {
         first_timeout_ms: 10_000.0,
         idle_timeout_ms: 5_000.0,
         may_continue: true,
+        kv: None,
         first_prompt: PromptId(16),
     }
 }
@@ -130,6 +132,7 @@ fn first(assist_tokens: u32) -> FirstEvent {
         timing: Timing::default(),
         experiment: None,
         verify: None,
+        kv: None,
         guide: None,
     }
 }

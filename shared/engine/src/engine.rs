@@ -14,6 +14,7 @@ mod error;
 mod gpu;
 mod pieces;
 mod recurrent;
+mod rows;
 mod segments;
 
 use std::collections::BTreeMap;

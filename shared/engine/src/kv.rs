@@ -227,6 +227,16 @@ impl KvTable {
     pub(crate) fn evict(&mut self, seq: SeqId, kept: usize) -> Result<SeqId, KvError> {
         let parent = self.closed(seq)?;
         let (root, scope, ids) = (parent.root, parent.scope, parent.ids.clone());
+        self.create_thin((root, scope), ids, kept)
+    }
+
+    /// Creates a sequence of these tokens, of which `kept` have slots. As [`Self::evict`] without a parent.
+    pub(crate) fn create_thin(
+        &mut self,
+        (root, scope): (Root, PrefixScope),
+        ids: Vec<TokenId>,
+        kept: usize,
+    ) -> Result<SeqId, KvError> {
         let needed = kept.div_ceil(BLOCK_TOKENS);
         if needed > self.pool.available() {
             return Err(KvError::KvFull { needed: needed * BLOCK_TOKENS, free: self.free_tokens() });

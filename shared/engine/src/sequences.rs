@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::adapter::{Adapter, AdapterError};
-use crate::engine::{AdapterId, Engine, SeqOutput, StepControl, StepError, StepSeq};
+use crate::engine::{AdapterId, Engine, KvFormat, SeqOutput, StepControl, StepError, StepSeq};
 use crate::kv::{KvError, PrefixScope, PrefixStats, SeqId};
 use crate::model::Model;
+use crate::rows::{KvRows, KvWidth, RowsError};
 use crate::sampling::NotFinite;
 use crate::tokenizer::TokenId;
 
@@ -44,6 +45,9 @@ impl SequenceError {
         matches!(self, Self::Step(StepError::Cancelled { .. }))
     }
 }
+
+/// Why a ring moves no keys and values.
+const NOT_ONE_ENGINE: &str = "they are on several devices";
 
 /// The part of an engine that an answer needs. The methods are those of [`Engine`], and some that only a
 /// ring of devices answers in another way.
@@ -120,6 +124,43 @@ pub trait Sequences: Send {
     /// Returns whether steps capture attention scores.
     fn captures(&self) -> bool {
         true
+    }
+
+    /// Returns the widths of the layers whose keys and values leave and enter sequences.
+    ///
+    /// # Errors
+    /// [`RowsError::Kind`] if none do; a ring's never do.
+    fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
+        Err(RowsError::Kind { reason: NOT_ONE_ENGINE })
+    }
+
+    /// Appends the keys and values of these positions of a layer to `out`.
+    ///
+    /// # Errors
+    /// [`RowsError`]; `out` may have got a part then.
+    fn export_rows(
+        &self,
+        _seq: SeqId,
+        _layer: usize,
+        _positions: &[usize],
+        _format: KvFormat,
+        _out: &mut Vec<u8>,
+    ) -> Result<(), RowsError> {
+        Err(RowsError::Kind { reason: NOT_ONE_ENGINE })
+    }
+
+    /// Creates a sequence of `ids` of which only these rows are in the cache.
+    ///
+    /// # Errors
+    /// [`RowsError`]; nothing has changed then.
+    fn import_rows(
+        &mut self,
+        _scope: PrefixScope,
+        _adapter: Option<AdapterId>,
+        _ids: &[TokenId],
+        _rows: &KvRows,
+    ) -> Result<SeqId, RowsError> {
+        Err(RowsError::Kind { reason: NOT_ONE_ENGINE })
     }
 
     /// Returns the number of prompt tokens below which a step leaves devices idle.
@@ -248,6 +289,31 @@ impl Sequences for Engine {
     ) -> Result<Vec<SeqOutput>, SequenceError> {
         Ok(Engine::step(self, batch, control)?)
     }
+
+    fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
+        Engine::kv_widths(self)
+    }
+
+    fn export_rows(
+        &self,
+        seq: SeqId,
+        layer: usize,
+        positions: &[usize],
+        format: KvFormat,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RowsError> {
+        Engine::export_rows(self, seq, layer, positions, format, out)
+    }
+
+    fn import_rows(
+        &mut self,
+        scope: PrefixScope,
+        adapter: Option<AdapterId>,
+        ids: &[TokenId],
+        rows: &KvRows,
+    ) -> Result<SeqId, RowsError> {
+        Engine::import_rows(self, scope, adapter, ids, rows)
+    }
 }
 
 impl<S: Sequences + ?Sized> Sequences for Box<S> {
@@ -313,6 +379,31 @@ impl<S: Sequences + ?Sized> Sequences for Box<S> {
 
     fn captures(&self) -> bool {
         (**self).captures()
+    }
+
+    fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
+        (**self).kv_widths()
+    }
+
+    fn export_rows(
+        &self,
+        seq: SeqId,
+        layer: usize,
+        positions: &[usize],
+        format: KvFormat,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RowsError> {
+        (**self).export_rows(seq, layer, positions, format, out)
+    }
+
+    fn import_rows(
+        &mut self,
+        scope: PrefixScope,
+        adapter: Option<AdapterId>,
+        ids: &[TokenId],
+        rows: &KvRows,
+    ) -> Result<SeqId, RowsError> {
+        (**self).import_rows(scope, adapter, ids, rows)
     }
 
     fn pass_tokens_min(&self) -> usize {

@@ -10,6 +10,7 @@ mod compute;
 mod handle;
 mod idle;
 mod jobs;
+mod moved;
 mod run;
 mod turns;
 
@@ -26,6 +27,7 @@ use tracing::error;
 use self::handle::Arrived;
 pub use self::handle::{HostHandle, KvFigures, NotTaken, Stage};
 use self::idle::IdleSequences;
+use self::moved::Exports;
 pub use self::run::Finished;
 pub use self::turns::Turns;
 use crate::answer::{Answer, Outcome};
@@ -95,6 +97,8 @@ struct Entry {
     sink: Box<dyn Sink>,
     /// Its sequence, if it has a slot.
     seq: Option<SeqId>,
+    /// Whether only some tokens of the sequence's prompt are in the cache, as they came from elsewhere.
+    is_thin: bool,
     /// Whether it has had a slot.
     opened: bool,
     /// Whether a pass of this prompt in this slot has run.
@@ -117,6 +121,8 @@ pub struct Host<S: Sequences> {
     proposer: Option<Box<dyn Proposer>>,
     watch: Option<Box<dyn PassWatch>>,
     idle: IdleSequences,
+    /// Keys and values that leave.
+    exports: Exports,
     jobs: BTreeMap<JobId, Entry>,
     /// Whether new jobs get slots in this turn.
     admits: bool,
@@ -175,6 +181,7 @@ impl<S: Sequences> Host<S> {
             proposer: options.proposer,
             watch: options.watch,
             idle: IdleSequences::new(options.idle_sequences),
+            exports: Exports::default(),
             jobs: BTreeMap::new(),
             admits: true,
             seen: 0,
@@ -209,6 +216,8 @@ impl<S: Sequences> Host<S> {
                 Some(pass) if self.handle.wait_out(pass.wait, &pass.flags) => self.undo(pass),
                 Some(pass) => self.commit(pass),
                 None if self.is_over() => return,
+                // What leaves goes on with the next turn.
+                None if self.exports.are_under_way() => {}
                 None => self.rest(),
             }
         }
@@ -280,6 +289,7 @@ impl<S: Sequences> Host<S> {
             self.mind_readers();
             self.drop_cancelled(stage);
             self.follow_orders();
+            self.export_some();
             self.share_prefixes();
             self.prepare(paused);
             let (effects, now) = self.handle.step(Event::Turn(self.room()));
@@ -293,7 +303,7 @@ impl<S: Sequences> Host<S> {
                 Err(err) if err.is_cancelled() => self.perform(Event::StepUndone),
                 // A kept sequence may share the block that a sequence was cut back into.
                 Err(SequenceError::Step(StepError::Kv(KvError::KvFull { .. })))
-                    if self.idle.give_up(&mut self.engine) =>
+                    if self.idle.give_up(&mut self.engine) || self.exports.give_up(&mut self.engine) =>
                 {
                     self.perform(Event::StepUndone);
                 }
@@ -326,6 +336,7 @@ impl<S: Sequences> Host<S> {
                 cancel,
                 sink,
                 seq: None,
+                is_thin: false,
                 opened: false,
                 begun: false,
                 verified: false,
@@ -406,7 +417,9 @@ impl<S: Sequences> Host<S> {
         if waits && !under_way && !paused {
             self.engine.between_answers();
         }
-        while self.engine.free_tokens() < need && self.idle.give_up(&mut self.engine) {}
+        while self.engine.free_tokens() < need
+            && (self.idle.give_up(&mut self.engine) || self.exports.give_up(&mut self.engine))
+        {}
         self.admits = !(paused || under_way && self.engine.wants_pause());
     }
 

@@ -3,10 +3,13 @@
 //! Never: decides when a job runs, or what it writes. Always: the events of a job come in the order in which
 //! they happened, and its one end comes last.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engine::engine::KvFormat;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{AdapterId, AttentionScores, PrefixScope};
+use baton_engine::{AdapterId, AttentionScores, KvRows, PrefixScope};
 
 use crate::answer::{Accepted, Answer, Keep, Verified, Written};
 use crate::evidence::Evidence;
@@ -60,6 +63,51 @@ pub enum Order {
         /// New tokens at least, those that stay included, unless the answer ends by itself.
         at_least: usize,
     },
+    /// Keys and values that somebody else has computed, in place of the prefill. If they cannot be taken, the
+    /// job goes on with the prompt that it has.
+    Take(Take),
+}
+
+/// A prompt whose keys and values come from elsewhere: those of some tokens, at their own positions.
+#[derive(Debug)]
+pub struct Take {
+    /// Ids of the whole prompt, at least two.
+    pub ids: Vec<TokenId>,
+    /// Keys and values of some of them, never of the last one.
+    pub rows: Arc<KvRows>,
+    /// Answer tokens at most, at least 1.
+    pub max_tokens: usize,
+    /// Prompt tokens in one pass at most.
+    pub pass_tokens: usize,
+}
+
+/// Keys and values of a prompt that leave the engine while the answer goes on.
+pub struct Export {
+    /// The positions, ascending, all before the prompt's last token.
+    pub positions: Vec<usize>,
+    /// How they are written.
+    pub format: KvFormat,
+    /// What is given at a time: a layer, and some of `positions` by their index.
+    pub parts: Vec<(usize, Range<usize>)>,
+    /// Who gets them.
+    pub taker: Box<dyn RowsTaker>,
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { positions, format, parts, .. } = self;
+        write!(f, "Export({} positions, {format}, {} parts)", positions.len(), parts.len())
+    }
+}
+
+/// Gets the rows of an export, on the host's thread, so it must not block. Dropped before the last part, it
+/// knows that no more comes.
+pub trait RowsTaker: Send + Sync {
+    /// Returns whether anybody still wants them.
+    fn wants(&self) -> bool;
+
+    /// Takes the rows of the next part.
+    fn take(&mut self, rows: &[u8]);
 }
 
 /// What a job found when it got its first slot.
@@ -118,6 +166,15 @@ pub trait Sink: Send {
 
     /// The next [`Order::Prompt`] was taken: the events from here on are about that prompt.
     fn another_prompt(&mut self) {}
+
+    /// The next [`Order::Take`] was not carried out: the job goes on with the prompt that it has.
+    fn not_taken(&mut self, _reason: String) {}
+
+    /// Returns what is to leave the engine of a prompt. Asked after the events of the pass that has completed
+    /// it.
+    fn exports(&mut self) -> Option<Export> {
+        None
+    }
 
     /// A pass is about to compute the prompt up to here, and maybe own tokens behind it. This is what a
     /// reader that leaves during the pass has to pay for.

@@ -408,6 +408,9 @@ pub struct Device {
     /// Versions of the model and its adapter, if the device has them from the service's registry. A pair that
     /// the registry does not allow is refused.
     pair: Option<DevicePair>,
+    /// Name of the model whose keys and values the device can take in place of a prefill.
+    #[schema(pattern = "^[0-9a-f]{64}$")]
+    kv: Option<String>,
     /// Prefill time per token (k_d).
     #[schema(minimum = 0, maximum = 10000)]
     prefill_ms_per_token: Option<f64>,

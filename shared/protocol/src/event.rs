@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::ErrorBody;
+use crate::kv::KvTicket;
 use crate::mask_event::MaskEvent;
 use crate::progress::ProgressEvent;
 use crate::range::{NumberRange, OutOfRange};
@@ -81,6 +82,9 @@ pub struct FirstEvent {
     /// That the cloud checks what the device writes behind L, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifyOffer>,
+    /// Keys and values of the kept sentences, if the device asked for them and there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvTicket>,
     /// Data for the application (plan, template, next action), carried unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guide: Option<Value>,
@@ -280,6 +284,7 @@ impl FirstEvent {
         check_text(&self.text)?;
         limits::ASSIST_TOKENS.check("assist_tokens", self.assist_tokens)?;
         limits::TAU_MS.check("tau_ms", self.tau_ms)?;
+        self.kv.as_ref().map_or(Ok(()), KvTicket::check)?;
         let Timing { queue_ms, prefill_ms, refine_ms, decode_ms } = self.timing;
         MILLIS.check("timing.queue_ms", queue_ms)?;
         MILLIS.check("timing.prefill_ms", prefill_ms)?;
@@ -333,6 +338,7 @@ mod tests {
             timing: Timing { queue_ms: 1.5, prefill_ms: 200.0, refine_ms: 3.0, decode_ms: 20.0 },
             experiment: None,
             verify: None,
+            kv: None,
             guide: Some(serde_json::json!({"plan": ["a", 1]})),
         }
     }

@@ -12,6 +12,7 @@
 mod checksum;
 mod error;
 mod event;
+mod kv;
 mod map;
 mod mask;
 mod mask_event;
@@ -33,6 +34,7 @@ pub use event::{
     ArmEvent, AssistEvent, EndEvent, EndReason, ErrorEvent, EventError, FirstEvent, SlotTiming, Timing,
     TokenEvent, Usage,
 };
+pub use kv::{HEAD_BYTES, KvEncoding, KvFrameError, KvFrames, KvLayer, KvLayout, KvPlace, KvTicket};
 pub use map::{SentenceMap, Unit};
 pub use mask::{
     MASK_OVERHEAD_MAX, MaskError, decode_mask, decode_token_mask, encode_mask, encode_token_mask,

@@ -231,6 +231,10 @@ pub struct DeviceInfo {
     /// Kind of network, e.g. `wifi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// Name of the model whose keys and values the device can take in place of a prefill, 64 lower-case hex
+    /// digits. It is sent only in scenes that offer them ([`crate::SceneSettings::kv`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
     /// Time that the network added to recent times to first token (median). It is the time that the device
     /// measured, less the time that the cloud reported for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -441,6 +445,7 @@ impl DeviceInfo {
         limits::PREFILL_MS_PER_TOKEN2.check("device.prefill_ms_per_token2", self.prefill_ms_per_token2)?;
         limits::DECODE_MS.check_opt("device.decode_ms", self.decode_ms)?;
         limits::NETWORK_MS.check_opt("device.network_ms", self.network_ms)?;
+        self.kv.as_ref().map_or(Ok(()), |name| check_sha256("device.kv", name))?;
         self.network.as_ref().map_or(Ok(()), |network| check_name("device.network", network))
     }
 }

@@ -129,7 +129,7 @@ mod tests {
             r#"{"id":"doc-qa","version":7,"system":"You answer from the document.","#,
             r#""question_prefix":"\n\nQuestion: ","ratio":0.3,"xi":0.1,"assist_tokens":null,"#,
             r#""assist_floor":4,"assist_max":4096,"tau_ms":100.0,"refine":true,"corrector":"device","#,
-            r#""verify":"off","model":"demo-cloud","adapter":null,"tokenizer_sha256":null,"prompt_tokens_max":8191}"#,
+            r#""verify":"off","kv":null,"model":"demo-cloud","adapter":null,"tokenizer_sha256":null,"prompt_tokens_max":8191}"#,
         ]
         .concat();
         assert_eq!(serde_json::to_string(&scene()).unwrap(), text);

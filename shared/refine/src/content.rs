@@ -136,6 +136,20 @@ impl Content {
         fill(map, self, values, budget, &[], FillRules::default())
     }
 
+    /// Returns the positions of the prompt tokens that a choice of units keeps: all but those of dropped
+    /// units, and the prompt's last one.
+    ///
+    /// # Panics
+    /// If `kept` does not have one flag for each unit.
+    pub fn kept_positions(&self, kept: &[bool], prompt_tokens: usize) -> Vec<usize> {
+        assert_eq!(kept.len(), self.units.len(), "one flag a unit");
+        let mut stays = vec![true; prompt_tokens];
+        for token in &self.tokens {
+            stays[token.position] = kept[token.unit];
+        }
+        (0..prompt_tokens.saturating_sub(1)).filter(|position| stays[*position]).collect()
+    }
+
     /// Counts the tokens that a choice of units keeps in a prompt of `prompt_tokens` tokens.
     ///
     /// # Panics

@@ -48,6 +48,9 @@ pub struct Report {
     pub mask_bytes: Option<usize>,
     /// The times that the cloud reported.
     pub cloud_timing: Option<CloudTiming>,
+    /// What became of the cloud's keys and values; null in a scene that offers none.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub kv: serde_json::Value,
     /// The choice of who answers; null if the mode was given.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub route: serde_json::Value,

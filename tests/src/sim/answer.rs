@@ -142,6 +142,7 @@ impl Answer {
             first_timeout_ms: 60_000.0,
             idle_timeout_ms: 20_000.0,
             may_continue: true,
+            kv: None,
             first_prompt: PromptId(100 * question.number as u64 + 1),
         };
         let spec = AnswerSpec {
@@ -220,6 +221,7 @@ fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistReque
         class: "phone".to_owned(),
         model: "sim".to_owned(),
         pair: None,
+        kv: None,
         prefill_ms_per_token: Some(shape.cost.prefill_ms_per_token),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(shape.cost.decode_ms),
@@ -257,7 +259,10 @@ impl Seen {
             EngineCommand::Prefill { prompt, segments, .. } => {
                 self.prompts.push((*prompt, Arc::clone(segments)));
             }
-            EngineCommand::Verify { .. } | EngineCommand::Draft { .. } | EngineCommand::Stop => {}
+            EngineCommand::Take { .. }
+            | EngineCommand::Verify { .. }
+            | EngineCommand::Draft { .. }
+            | EngineCommand::Stop => {}
             EngineCommand::Decode { prompt, .. } => self.decoded = Some(*prompt),
         }
     }

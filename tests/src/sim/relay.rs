@@ -106,7 +106,8 @@ impl World {
                 answer.seen.note(note.clone());
                 self.tell(|| format!("question {number}: {note}"));
             }
-            RelayEffect::Progress(_) => {}
+            // No scene here offers keys and values.
+            RelayEffect::Progress(_) | RelayEffect::FetchKv(_) | RelayEffect::DropKv => {}
             RelayEffect::WakeAt(at) => {
                 answer.timer += 1;
                 let set = answer.timer;

@@ -153,7 +153,11 @@ impl Typed {
                 SettingKind::Number(range) => Control::Number(numeric(range, "any", "decimal")),
                 SettingKind::Whole(range) => Control::Number(numeric(range, "1", "numeric")),
                 SettingKind::Flag => Control::Flag,
-                SettingKind::Word(words) => Control::Choice(choices(words, &self.text)),
+                SettingKind::Word(words) => {
+                    let none = field.absent.map(|absent| absent.word);
+                    let chosen = none.filter(|_| self.text.is_empty()).unwrap_or(&self.text);
+                    Control::Choice(choices(none.iter().chain(words), chosen))
+                }
                 SettingKind::Mode => Control::Choice(choices(Mode::ALL, &self.text)),
                 SettingKind::Model => names(&suggested.models),
                 SettingKind::Adapter => names(&suggested.adapters),
@@ -243,6 +247,9 @@ fn value(field: &SettingField, fields: &Fields) -> Result<Value, Problem> {
         SettingKind::Whole(_) => fields.needed::<u32>(name)?.into(),
         SettingKind::Word(words) => {
             let text = fields.text(name);
+            if field.absent.is_some_and(|absent| text.is_empty() || absent.word == text) {
+                return Ok(Value::Null);
+            }
             if !words.contains(&text.as_str()) {
                 return Err(out(&format!("field `{name}` is `{text}`, must be {}", words.join(" or "))));
             }

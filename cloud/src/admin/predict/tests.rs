@@ -178,6 +178,7 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
         class: class.to_owned(),
         model: String::new(),
         pair: None,
+        kv: None,
         prefill_ms_per_token: None,
         prefill_ms_per_token2: 0.0,
         decode_ms: None,

@@ -285,6 +285,10 @@ pub(super) struct FirstBody {
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     verify: Option<Value>,
+    /// Keys and values of the kept sentences, if the device asked for them (`device.kv`) and there are some:
+    /// `GET /v1/assist/{id}/kv` gives them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<TicketBody>,
     /// Any data for the application.
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,6 +296,21 @@ pub(super) struct FirstBody {
     /// Running checksum of the reply, eight hex digits; `POST /v1/assist` describes it.
     #[schema(pattern = "^[0-9a-f]{8}$")]
     crc: Option<String>,
+}
+
+/// Keys and values that a device of the same model can take in place of a prefill.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TicketBody {
+    /// Bytes of all frames.
+    bytes: u64,
+    /// How they are written: `f32`, `f16`, `q8` or `q4`.
+    format: String,
+    /// Prompt tokens whose keys and values there are.
+    tokens: u32,
+    /// Name of the whole prompt's ids, 64 hex digits.
+    prompt_sha256: String,
+    /// Name of the model that computed them, 64 hex digits.
+    model: String,
 }
 
 /// `event: token`: a later token. The event's `id` is the token's index.

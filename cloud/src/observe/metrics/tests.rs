@@ -87,6 +87,8 @@ fn full() -> Metrics {
     metrics.pair_refused();
     metrics.verified(8, 6, 1);
     metrics.open_kv("acme", 2e6);
+    metrics.kv_handoff("read");
+    metrics.kv_handoff_bytes(4096);
     metrics
 }
 

@@ -20,7 +20,7 @@ pub(super) fn local(speculation: &Speculation) -> RealEngine<Engine> {
     RealEngine::new(Driven::new(Engine::new(model(), options).unwrap(), local))
 }
 
-fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> AnswerSpec {
+pub(super) fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usize) -> AnswerSpec {
     let document: String = (0..6).map(|i| format!("Item {} of {seed} is here. ", i * seed)).collect();
     let segments = vec![
         Segment::fixed(Role::System, "You answer."),

@@ -151,6 +151,9 @@ impl VirtualEngine for ScriptedEngine {
                 self.done = self.done.min(Self::tokens(&segments[..1]));
                 vec![EngineReport::Prompt { prompt, tokens: self.total, cached: self.done, shortened: None }]
             }
+            EngineCommand::Take { prompt, .. } => {
+                vec![EngineReport::NotTaken { prompt, reason: "it computes nothing".into() }]
+            }
             EngineCommand::Verify { prompt, accepted } => {
                 assert_eq!(prompt, self.prompt);
                 self.accepted = Some(match accepted {
@@ -239,6 +242,8 @@ pub(super) struct Sim<E> {
     notes: Vec<Note>,
     pub(super) progress: Vec<(f64, Progress)>,
     outcome: Option<Outcome>,
+    /// The keys and values that were to be fetched.
+    pub(super) fetched: Option<baton_protocol::KvTicket>,
     asked: bool,
     closed: bool,
     ended: bool,
@@ -266,6 +271,7 @@ impl<E: VirtualEngine> Sim<E> {
             notes: Vec::new(),
             progress: Vec::new(),
             outcome: None,
+            fetched: None,
             asked: false,
             closed: false,
             ended: false,
@@ -379,6 +385,8 @@ impl<E: VirtualEngine> Sim<E> {
                     self.script.make_contiguous().sort_by(|a, b| a.0.total_cmp(&b.0));
                 }
                 RelayEffect::CancelCloud => self.closed = true,
+                RelayEffect::FetchKv(ticket) => self.fetched = Some(ticket),
+                RelayEffect::DropKv => self.script.retain(|(_, event)| !matches!(event, RelayEvent::Kv(_))),
                 RelayEffect::Engine(command) => {
                     self.engine_commands += 1;
                     self.engine_stopped |= matches!(command, EngineCommand::Stop);

@@ -8,6 +8,7 @@
 //! `i` of its group in its low half and dimension `i + 16` in its high half, both plus 8.
 
 mod raw;
+mod rows;
 
 use super::memory::{KvMemory, Part};
 use super::quants::{GroupBytes, NIBBLE_BYTES, to_bytes, to_nibbles};

@@ -28,6 +28,11 @@ impl CpuBackend {
     pub(crate) fn new(pool: Pool) -> Self {
         Self { pool }
     }
+
+    /// Returns the threads that compute.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
 }
 
 /// Activations, `[t, width]`.

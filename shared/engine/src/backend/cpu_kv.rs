@@ -137,6 +137,18 @@ impl CpuKv {
         stores.iter_mut().for_each(|store| store.take_from(from));
     }
 
+    /// Reads the key and the value of one token in one head of a layer, as floats.
+    pub(crate) fn read(
+        &self,
+        (layer, head): (usize, usize),
+        (id, slot): (BlockId, usize),
+        k: &mut [f32],
+        v: &mut [f32],
+    ) {
+        let place = self.place(layer);
+        self.block(id)[place.store].read(place.first + head, slot, k, v);
+    }
+
     /// Copies the tokens that `kept` names from the blocks `from` into the first slots of the blocks `to`.
     pub(crate) fn keep(&mut self, kept: &Kept, from: &[BlockId], to: &[BlockId]) {
         for (at, id) in to.iter().enumerate() {

@@ -14,6 +14,7 @@ mod recurrent;
 mod reference;
 mod refusals;
 mod residency;
+mod rows;
 mod sequences;
 mod split;
 

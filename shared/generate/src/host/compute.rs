@@ -194,6 +194,12 @@ impl<S: Sequences> Host<S> {
         if !failed {
             entry.reached(&row.planned);
         }
+        let prompt_tokens = entry.answer.prompt().len();
+        // Before the answer can end, so that its sequence is still there.
+        let is_whole = !failed && has_logits && row.is_prompt();
+        if let Some(export) = is_whole.then(|| entry.sink.exports()).flatten() {
+            self.begin_export(row.seq, prompt_tokens, export);
+        }
         Ok(outcome)
     }
 }

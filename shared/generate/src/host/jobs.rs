@@ -64,7 +64,7 @@ impl<S: Sequences> Host<S> {
                 return self.handle.step(Event::Fail(id)).0;
             }
         };
-        (entry.seq, entry.begun, entry.verified) = (Some(seq), false, false);
+        (entry.seq, entry.is_thin, entry.begun, entry.verified) = (Some(seq), false, false, false);
         if !std::mem::replace(&mut entry.opened, true) {
             let max_tokens = self.handle.ask(|core| core.max_tokens(id)).unwrap_or(entry.max_tokens);
             entry.sink.opened(Opened { cached, max_tokens });
@@ -93,7 +93,7 @@ impl<S: Sequences> Host<S> {
             self.engine.release(seq);
         }
         if let Some(entry) = self.jobs.get_mut(&id) {
-            entry.verified = false;
+            (entry.verified, entry.is_thin) = (false, false);
         }
     }
 
@@ -109,6 +109,8 @@ impl<S: Sequences> Host<S> {
             match closed.reason {
                 CloseReason::Cancelled if planted::is(Bug::SlotLeaked) => {}
                 _ if !entry.sink.is_continued() => self.engine.release(seq),
+                // It cannot be cut to what it shares with a later prompt.
+                _ if entry.is_thin => self.engine.release(seq),
                 CloseReason::Stop | CloseReason::Cap | CloseReason::Cancelled => {
                     self.idle.keep(&mut self.engine, idle);
                 }
@@ -157,12 +159,13 @@ impl<S: Sequences> Host<S> {
                 let event = self.decide(id, |answer, out| answer.agree(at_least, out))?;
                 self.told(id, event);
             }
+            Order::Take(take) => self.take_rows(id, take)?,
         }
         Ok(())
     }
 
     /// Tells the scheduler what an order has changed, and gives out what came of it.
-    fn told(&mut self, id: JobId, event: Event) {
+    pub(super) fn told(&mut self, id: JobId, event: Event) {
         let (effects, now) = self.handle.step(event);
         for effect in effects {
             self.perform_one(effect, now);
@@ -185,7 +188,15 @@ impl<S: Sequences> Host<S> {
         entry.answer.set_prompt(ids, evidence);
         entry.sink.another_prompt();
         (entry.goal, entry.max_tokens, entry.begun, entry.told) = (goal, max_tokens, false, false);
-        let Some(seq) = entry.seq else { return Ok(0) };
+        let Some(mut seq) = entry.seq else { return Ok(0) };
+        if std::mem::take(&mut entry.is_thin) {
+            self.engine.release(seq);
+            seq = self
+                .engine
+                .create_in(entry.scope, entry.adapter)
+                .map_err(|err| Fault::Engine(chain(&err)))?;
+            entry.seq = Some(seq);
+        }
         let kept = kept_of(&mut self.engine, seq, entry)
             .and_then(|kept| self.idle.settle(&mut self.engine, seq, kept))
             .map_err(|err| Fault::Engine(chain(&err)))?;

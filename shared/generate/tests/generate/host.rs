@@ -2,6 +2,7 @@
 //! alone.
 
 mod life;
+mod moved;
 mod world;
 
 use std::sync::Arc;

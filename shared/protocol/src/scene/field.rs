@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use super::Corrector;
+use crate::kv::KvEncoding;
 use crate::range::{Bounded, NumberRange, OutOfRange};
 use crate::verify::VerifyPolicy;
 
@@ -171,6 +172,12 @@ impl Setting for Corrector {
 }
 
 impl Setting for VerifyPolicy {
+    fn value(&self) -> Value {
+        self.as_str().into()
+    }
+}
+
+impl Setting for KvEncoding {
     fn value(&self) -> Value {
         self.as_str().into()
     }

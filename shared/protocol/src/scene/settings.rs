@@ -11,6 +11,7 @@ use super::Corrector;
 use super::field::{
     Absent, SCENE_TEXT_BYTES_MAX, Setting, SettingField, SettingGroup as Group, SettingKind as Kind,
 };
+use crate::kv::KvEncoding;
 use crate::range::{NumberRange, OutOfRange};
 use crate::request::limits::{self, NAME_BYTES_MAX};
 use crate::verify::VerifyPolicy;
@@ -25,6 +26,7 @@ const LEAST_VALUE: NumberRange = NumberRange::new(0.0, 1.0);
 const NO_LIMIT: Absent = Absent { word: "none", meaning: "as many as r allows" };
 const AUTOMATIC: Absent = Absent { word: "auto", meaning: "automatic" };
 const ANY_MODEL: Absent = Absent { word: "default", meaning: "the service's default" };
+const NO_KV: Absent = Absent { word: "off", meaning: "never: devices prefill the text" };
 const NO_ADAPTER: Absent = Absent { word: "none", meaning: "none" };
 
 macro_rules! settings {
@@ -105,6 +107,9 @@ settings! {
     #[serde(default)]
     verify: VerifyPolicy = VerifyPolicy::Off,
         SettingField::new("Verify", Group::Refiner, Kind::Word(&VerifyPolicy::NAMES));
+    /// Form in which a device of the same model may take keys and values of the kept sentences
+    kv: Option<KvEncoding> = None,
+        SettingField::new("Keys and values", Group::Refiner, Kind::Word(&KvEncoding::NAMES)).or(NO_KV);
     /// Model that answers, by its name in the API
     model: Option<String> = None,
         SettingField::new("Model", Group::Model, Kind::Model).or(ANY_MODEL);

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use baton_protocol::{
     AnswerFormat, ArmEvent, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason,
-    FirstEvent, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent, ProgressStage, RefineOptions,
-    Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming, StreamChecksum, Timing,
-    TokenEvent, Tool, ToolChoice, ToolUse, Usage, VerifyOffer, VerifyReply, VerifyRequest, VerifyTiming,
+    FirstEvent, KvEncoding, KvTicket, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent,
+    ProgressStage, RefineOptions, Role, Sampling, SceneInfo, SceneSettings, Segment, SentenceMap, SlotTiming,
+    StreamChecksum, Timing, TokenEvent, Tool, ToolChoice, ToolUse, Usage, VerifyOffer, VerifyReply,
+    VerifyRequest, VerifyTiming,
 };
 use serde_json::{Value, json};
 use utoipa::{PartialSchema, ToSchema};
@@ -36,6 +37,7 @@ fn requests_are_written_down_whole() {
         class: "phone".into(),
         model: "m".into(),
         pair: Some("m@1+law@2".parse().unwrap()),
+        kv: Some("a".repeat(64)),
         prefill_ms_per_token: Some(1.0),
         prefill_ms_per_token2: 0.0,
         decode_ms: Some(1.0),
@@ -110,8 +112,16 @@ fn replies_are_written_down_whole() {
         timing: Timing::default(),
         experiment: Some(ArmEvent { id: "e".into(), arm: "a".into(), feedback: None }),
         verify: Some(VerifyOffer { draft_max: 8, kept_ms: 1, pass_ms: 1.0, row_ms: 1.0 }),
+        kv: Some(KvTicket {
+            bytes: 1,
+            format: KvEncoding::F16,
+            tokens: 1,
+            prompt_sha256: String::new(),
+            model: String::new(),
+        }),
         guide: Some(json!({})),
     };
+    same_fields::<TicketBody>(&first.kv);
     same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));
     same_fields::<SceneBody>(&SceneInfo {
         id: "s".into(),

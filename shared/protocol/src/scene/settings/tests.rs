@@ -80,6 +80,7 @@ fn full() -> SceneSettings {
         ratio: Some(0.3),
         assist_tokens: Some(9),
         least_value: Some(0.2),
+        kv: Some(KvEncoding::Q8),
         model: Some("m".into()),
         adapter: Some("law".into()),
         ..SceneSettings::with_system("s")
