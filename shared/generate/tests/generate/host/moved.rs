@@ -156,7 +156,7 @@ fn go_on(ask: &Ask, tokens: &[TokenId], rows: KvRows, prefilled: usize) -> (Vec<
     let ready = reader.with(|record| record.held) == 2;
     if !ready {
         let ids = ask.prompt.clone();
-        handle.order(id, Order::Prompt { ids, max_tokens: ANSWER, goal, pass_tokens: 32 });
+        handle.order(id, Order::Prompt { ids, evidence: None, max_tokens: ANSWER, goal, pass_tokens: 32 });
         run(&mut host, Some(&reader));
     }
     handle.order(id, Order::Accept(Accepted::Ids(tokens.to_vec())));
