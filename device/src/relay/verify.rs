@@ -256,7 +256,8 @@ impl RelayCore {
         // The reply brings one more token in any case.
         let wanted = verifier.draft_tokens().min(left - 1);
         let is_full = verifier.drafts.len() >= wanted || verifier.is_at_end();
-        if !is_full && !(paced && buffer.is_urgent()) {
+        let is_due = is_full || (paced && buffer.is_urgent());
+        if !is_due {
             return;
         }
         let draft = verifier.drafts[..verifier.drafts.len().min(wanted)].to_vec();
