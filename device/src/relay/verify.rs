@@ -135,9 +135,10 @@ impl RelayCore {
         self.verifier.is_some()
     }
 
-    /// Returns the planned gap, if verified tokens are to be a buffer.
+    /// Returns the planned gap, if verified tokens are a buffer: also for the rest, when all are verified.
     pub(super) fn space_ms(&self) -> Option<f64> {
-        self.verifying().map(|_| SPACE * self.timeline.tau_ms)
+        let verifier = self.verifier.as_ref().filter(|checks| checks.figures.unverified_from.is_none());
+        verifier.map(|_| SPACE * self.timeline.tau_ms)
     }
 
     /// Returns the time that the first draft and its check take behind the takeover, in milliseconds.
