@@ -28,7 +28,8 @@ const TRIPS_MS: [f64; 4] = [20.0, 100.0, 200.0, 300.0];
 const ACCEPTANCE: f64 = 0.8;
 /// Slots of the cloud for requests per second.
 const SLOTS: f64 = 8.0;
-/// Prompts of the cloud's rate are computed at 10,000 tokens a second, and each pass reads the weights once.
+/// The cloud: a pass that begins a prompt or checks a draft reads the weights once, as a decode step does.
+/// Prompts are computed at 10,000 tokens a second.
 const CLOUD: PassCost = PassCost { base_ms: 20.0, prefill_ms_per_token: 0.1, decode_ms: 20.0 };
 
 /// Options of `baton-bench lossless`.

@@ -37,6 +37,7 @@ use baton_protocol::ErrorCode;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use uuid::Uuid;
 
 use self::access::{Guarded, guard};
 use self::body::BodyPool;
@@ -237,6 +238,12 @@ type PathId = Result<Path<String>, PathRejection>;
 
 fn path_id(id: PathId) -> Result<String, ApiError> {
     id.map(|Path(id)| id).map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "the path is not UTF-8"))
+}
+
+/// Reads the id of a request, which is a UUID.
+fn request_uuid(id: PathId) -> Result<Uuid, ApiError> {
+    let no_uuid = || ApiError::new(ErrorCode::InvalidRequest, "a request id is a UUID");
+    path_id(id)?.parse().map_err(|_| no_uuid())
 }
 
 async fn no_route() -> ApiError {

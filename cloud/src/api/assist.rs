@@ -7,14 +7,13 @@ use axum::http::{HeaderMap, HeaderName};
 use axum::response::Response;
 use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{AssistEvent, AssistRequest, ErrorCode, ProgressEvent, StreamChecksum};
-use uuid::Uuid;
 
 use super::body::Held;
 use super::error::ApiError;
 use super::kept::{Asked, KeptReader, Owner};
 use super::openapi::AssistBody;
 use super::sse::{self, Encode, Source};
-use super::{App, PathId, access, body, path_id, terms};
+use super::{App, PathId, access, body, request_uuid, terms};
 use crate::access::Caller;
 use crate::gate::Permit;
 use crate::service::Terms;
@@ -143,9 +142,7 @@ pub(super) async fn resume(
     id: PathId,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let id: Uuid = path_id(id)?
-        .parse()
-        .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a request id is a UUID"))?;
+    let id = request_uuid(id)?;
     let seen = match headers.get(LAST_EVENT_ID) {
         None => None,
         Some(value) => {

@@ -13,11 +13,10 @@ use baton_openai::ErrorReply;
 use baton_protocol::ErrorCode;
 use bytes::Bytes;
 use futures_util::{TryStreamExt, stream};
-use uuid::Uuid;
 
 use super::error::ApiError;
 use super::kept::Owner;
-use super::{App, PathId, path_id};
+use super::{App, PathId, request_uuid};
 
 /// The most bytes that are given out at a time.
 const PIECE_BYTES: usize = 64 << 10;
@@ -50,9 +49,7 @@ pub(super) async fn fetch(
     id: PathId,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let id: Uuid = path_id(id)?
-        .parse()
-        .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a request id is a UUID"))?;
+    let id = request_uuid(id)?;
     let asker = Owner::of(&headers).digest();
     let Some(handoff) = app.service.handoff(asker, id) else {
         return Err(ApiError::new(ErrorCode::Gone, "no keys and values of this name are kept here"));

@@ -5,12 +5,11 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::{Extension, Json};
 use baton_openai::{ErrorReply, FieldError};
-use baton_protocol::{ErrorCode, VerifyError, VerifyReply, VerifyRequest};
-use uuid::Uuid;
+use baton_protocol::{VerifyError, VerifyReply, VerifyRequest};
 
 use super::error::ApiError;
 use super::openapi::{VerifyBody, VerifyReplyBody};
-use super::{App, PathId, access, body, path_id, terms};
+use super::{App, PathId, access, body, request_uuid, terms};
 use crate::access::Caller;
 
 /// Checks a draft.
@@ -42,9 +41,7 @@ pub(super) async fn verify(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<VerifyReply>, ApiError> {
-    let id: Uuid = path_id(id)?
-        .parse()
-        .map_err(|_| ApiError::new(ErrorCode::InvalidRequest, "a request id is a UUID"))?;
+    let id = request_uuid(id)?;
     let permit = access::admit(&app, &caller)?;
     let mut terms = terms::terms(&headers, &caller)?;
     let bytes = body::read(&headers, body, &app, &caller).await?;

@@ -129,7 +129,8 @@ impl OpenAnswer {
     /// Counts the keys and values that were kept since the answer was last used, in byte-seconds.
     fn count_kept(&self, state: &mut State) {
         let now = self.clock.now();
-        let kept = now.saturating_sub(std::mem::replace(&mut state.used_at, now));
+        // Behind that time the answer was forgotten.
+        let kept = now.saturating_sub(std::mem::replace(&mut state.used_at, now)).min(KEPT);
         if state.phase == Phase::Open {
             let bytes = (self.prompt.len() + state.known.len()) * self.kv_token_bytes;
             self.metrics.open_kv(&self.tenant, bytes as f64 * kept.as_secs_f64());
@@ -188,6 +189,13 @@ impl OpenAnswer {
         let from = request.from as usize;
         let next = state.known[from + accepted..].to_vec();
         reply(request, &state, accepted, next, checked.timing)
+    }
+}
+
+/// Counts what was kept since the last request.
+impl Drop for OpenAnswer {
+    fn drop(&mut self) {
+        self.count_kept(&mut self.state());
     }
 }
 

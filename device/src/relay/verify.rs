@@ -184,11 +184,11 @@ impl RelayCore {
         fx: &mut Vec<RelayEffect>,
     ) -> Option<TokenId> {
         let verifier = self.verifier.as_mut()?;
+        verifier.engine_at = index + 1;
         if verifier.is_over {
             return Some(id);
         }
         let verified = self.answer.len();
-        verifier.engine_at = index + 1;
         if index < verified {
             // The cloud was faster: the draft is right, or the device goes on behind the answer.
             let same = self.answer.ids().is_some_and(|ids| ids[index] == id);
@@ -249,7 +249,7 @@ impl RelayCore {
         let buffer = self.buffer(now);
         let left = self.spec.tokens_max - self.answer.len();
         let paced = self.config.pace == PaceMode::Paced;
-        let Some(verifier) = &mut self.verifier else { return };
+        let (Some(verifier), Some(ids)) = (&mut self.verifier, self.answer.ids()) else { return };
         let is_early = verifier.again_at.is_some_and(|at| now < at);
         if verifier.in_flight.is_some() || is_early || left == 0 {
             return;
@@ -268,7 +268,6 @@ impl RelayCore {
         verifier.again_at = None;
         verifier.silent_since.get_or_insert(now);
         verifier.figures.requests += 1;
-        let Some(ids) = self.answer.ids() else { return };
         let from = u32::try_from(ids.len()).unwrap_or(u32::MAX);
         let digest = answer_digest(ids);
         fx.push(RelayEffect::Check(VerifyRequest { from, digest, draft, at_least }));
@@ -299,8 +298,7 @@ impl RelayCore {
         if verifier.in_flight.is_some() {
             return self.lost_at();
         }
-        let buffer = self.buffer(now);
-        let slack_ms = (buffer.left_ms - 1.25 * buffer.trip_ms - buffer.tau_ms).max(1.0);
+        let slack_ms = self.buffer(now).slack_ms().max(1.0);
         let waits = verifier.again_at.is_some() || self.config.pace != PaceMode::Paced;
         let urgent_at = (!waits).then(|| now + Millis::new(slack_ms));
         [verifier.again_at, urgent_at, self.lost_at()].into_iter().flatten().reduce(Millis::min)

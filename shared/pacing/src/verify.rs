@@ -104,7 +104,13 @@ impl Buffer {
     /// come back after the last verified token is shown.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
-        self.left_ms <= self.next_trip_ms() + self.tau_ms
+        self.slack_ms() <= 0.0
+    }
+
+    /// Returns how long a request may still wait until it is urgent, in milliseconds.
+    #[must_use]
+    pub fn slack_ms(&self) -> f64 {
+        self.left_ms - self.next_trip_ms() - self.tau_ms
     }
 
     /// Returns how many tokens a request must bring that is sent now, at least 1. Then the request behind it
