@@ -283,19 +283,11 @@ impl Pair {
             kv: None,
             first_prompt: PromptId(1),
         };
-        let spec = AnswerSpec {
-            segments: question.segments.clone().into(),
-            adapter: None,
-            sampling: sampling(&question.sampling),
-            tokens_max: question.tokens_max,
-            shorten: false,
-            tools: None,
-            form: None,
-            own: None,
-            whole: None,
-            known_max: None,
-            cites: None,
-        };
+        let spec = AnswerSpec::plain(
+            question.segments.clone().into(),
+            sampling(&question.sampling),
+            question.tokens_max,
+        );
         let rules = TextRules {
             tokenizer: Arc::clone(self.device.model().tokenizer()),
             restorer: Restorer::new(Arc::default()),

@@ -148,19 +148,8 @@ impl<'a> Conversation<'a> {
     }
 
     fn finish(mut self, control: &mut dyn StepControl) -> Result<DeviceAnswer, RunError> {
-        let spec = AnswerSpec {
-            segments: self.ask.segments.clone(),
-            adapter: None,
-            sampling: SamplingParams::default(),
-            tokens_max: self.ask.max_tokens,
-            shorten: false,
-            tools: None,
-            form: None,
-            own: None,
-            whole: None,
-            known_max: None,
-            cites: None,
-        };
+        let spec =
+            AnswerSpec::plain(self.ask.segments.clone(), SamplingParams::default(), self.ask.max_tokens);
         self.command(EngineCommand::Open { prompt: PROMPT, spec, scope: Scope::Whole })?;
         let accepted = self.accepted();
         self.command(EngineCommand::Verify { prompt: PROMPT, accepted })?;

@@ -291,17 +291,5 @@ fn request(scene: &str, segments: &[Segment], identity: &str) -> AssistRequest {
 }
 
 fn spec(segments: Vec<Segment>) -> AnswerSpec {
-    AnswerSpec {
-        segments: segments.into(),
-        adapter: None,
-        sampling: SamplingParams::default(),
-        tokens_max: ANSWER_TOKENS,
-        shorten: false,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    }
+    AnswerSpec::plain(segments.into(), SamplingParams::default(), ANSWER_TOKENS)
 }

@@ -51,6 +51,23 @@ pub struct AnswerSpec {
 }
 
 impl AnswerSpec {
+    /// Returns an answer of the model alone: any text, without tools, from all that this device has computed.
+    pub fn plain(segments: Arc<[Segment]>, sampling: SamplingParams, tokens_max: usize) -> AnswerSpec {
+        AnswerSpec {
+            segments,
+            adapter: None,
+            sampling,
+            tokens_max,
+            shorten: false,
+            tools: None,
+            form: None,
+            own: None,
+            whole: None,
+            known_max: None,
+            cites: None,
+        }
+    }
+
     /// Returns the tools that the prompt describes.
     pub(super) fn offered(&self) -> &[Tool] {
         self.tools.as_ref().map_or(&[], |tools| &tools.tools)

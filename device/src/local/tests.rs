@@ -80,19 +80,7 @@ pub(crate) fn spec(document: &str, tokens_max: usize, shorten: bool) -> AnswerSp
         Segment::fixed(Role::User, "\n\nQuestion: why is item 3 red?"),
     ];
     let sampling = SamplingParams::default();
-    AnswerSpec {
-        segments: Arc::from(segments),
-        adapter: None,
-        sampling,
-        tokens_max,
-        shorten,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    }
+    AnswerSpec { shorten, ..AnswerSpec::plain(Arc::from(segments), sampling, tokens_max) }
 }
 
 fn document(sentences: usize) -> String {

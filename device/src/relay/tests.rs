@@ -87,19 +87,7 @@ fn config() -> RelayConfig {
 }
 
 fn spec(tokens_max: usize) -> AnswerSpec {
-    AnswerSpec {
-        segments: segments(),
-        adapter: None,
-        sampling: SamplingParams::default(),
-        tokens_max,
-        shorten: true,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    }
+    AnswerSpec { shorten: true, ..AnswerSpec::plain(segments(), SamplingParams::default(), tokens_max) }
 }
 
 fn rules(stop: &[&str]) -> TextRules {

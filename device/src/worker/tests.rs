@@ -19,19 +19,7 @@ fn worker(emulation: PassCost, answers: usize) -> EngineWorker {
 
 fn open(words: usize) -> EngineCommand {
     let segments = vec![Segment::fixed(Role::User, "word ".repeat(words))];
-    let spec = AnswerSpec {
-        segments: segments.into(),
-        adapter: None,
-        sampling: SamplingParams::default(),
-        tokens_max: 4,
-        shorten: false,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    };
+    let spec = AnswerSpec::plain(segments.into(), SamplingParams::default(), 4);
     EngineCommand::Open { prompt: P, spec, scope: Scope::Whole }
 }
 

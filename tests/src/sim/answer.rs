@@ -145,19 +145,8 @@ impl Answer {
             kv: None,
             first_prompt: PromptId(100 * question.number as u64 + 1),
         };
-        let spec = AnswerSpec {
-            segments: Arc::clone(&segments),
-            adapter: None,
-            sampling: sampling(&question.sampling),
-            tokens_max: question.tokens_max,
-            shorten: false,
-            tools: None,
-            form: None,
-            own: None,
-            whole: None,
-            known_max: None,
-            cites: None,
-        };
+        let spec =
+            AnswerSpec::plain(Arc::clone(&segments), sampling(&question.sampling), question.tokens_max);
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let rules = TextRules {
             tokenizer: Arc::clone(model.tokenizer()),

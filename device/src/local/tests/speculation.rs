@@ -138,19 +138,7 @@ fn demo_spec(sampling: SamplingParams) -> AnswerSpec {
         Segment::refinable(Role::User, text),
         Segment::fixed(Role::User, "\n\nQuestion: When does the ferry to Marrow Island leave?"),
     ];
-    AnswerSpec {
-        segments: Arc::from(segments),
-        adapter: None,
-        sampling,
-        tokens_max: 48,
-        shorten: false,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    }
+    AnswerSpec::plain(Arc::from(segments), sampling, 48)
 }
 
 #[test]

@@ -27,19 +27,7 @@ pub(super) fn short_spec(sampling: SamplingParams, tokens_max: usize, seed: usiz
         Segment::refinable(Role::User, document),
         Segment::fixed(Role::User, "\n\nQuestion: why?"),
     ];
-    AnswerSpec {
-        segments: Arc::from(segments),
-        adapter: None,
-        sampling,
-        tokens_max,
-        shorten: false,
-        tools: None,
-        form: None,
-        own: None,
-        whole: None,
-        known_max: None,
-        cites: None,
-    }
+    AnswerSpec::plain(Arc::from(segments), sampling, tokens_max)
 }
 
 pub(super) fn script_of(ids: &[u32], l: usize, texts: Option<&[String]>) -> Vec<(f64, RelayEvent)> {
