@@ -198,7 +198,9 @@ impl Offer {
         self.metrics.kv_handoff("offered");
         let frames = Mutex::default();
         let handoff = Arc::new(Handoff { bytes, frames, come: watch::Sender::new(Some(0)), _room: room });
-        self.handoffs.book().parked.insert(self.name, Arc::clone(&handoff));
+        let before = self.handoffs.book().parked.insert(self.name, Arc::clone(&handoff));
+        // Dropped without the lock, because it gives its room back.
+        drop(before);
         if let Some(runtime) = &self.runtime {
             let (handoffs, name) = (self.handoffs.clone(), self.name);
             let of = Arc::downgrade(&handoff);
@@ -321,6 +323,16 @@ mod tests {
         assert_eq!(handoffs.bytes(), ticket.bytes, "somebody reads it");
         drop(handoff);
         assert_eq!((handoffs.bytes(), handoffs.book().of_tenants.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_request_that_comes_again_replaces_its_handoff() {
+        let handoffs = Handoffs::default();
+        let (first, export) = offer(&handoffs, 1, 1).open((0..200).collect()).unwrap();
+        drop(export);
+        let (again, _export) = offer(&handoffs, 1, 1).open((0..100).collect()).unwrap();
+        assert!(first.bytes > again.bytes);
+        assert_eq!(handoffs.bytes(), again.bytes, "the room of the first is given back");
     }
 
     #[tokio::test]
