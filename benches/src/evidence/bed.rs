@@ -192,12 +192,8 @@ impl Bed {
             segments.iter().map(|s| PromptSegment { role: s.role.as_str(), text: &s.text }).collect();
         let prompt = assemble(model.tokenizer(), model.template(), &parts)?;
         let sources = Sources::of(&segments);
-        let tokens: Vec<ContentTokens<'_>> = prompt
-            .segments
-            .iter()
-            .enumerate()
-            .map(|(segment, part)| ContentTokens { segment, first: part.tokens.start, spans: &part.spans })
-            .collect();
+        let parts = prompt.segments.iter().map(|part| (part.tokens.start, part.spans.as_slice()));
+        let tokens = ContentTokens::of_all(parts);
         let of_positions = sources.of_positions(&segments, &tokens, &[], prompt.ids.len());
         Ok(Asked { segments, prompt, sources, of_positions })
     }

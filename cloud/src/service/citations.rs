@@ -46,16 +46,12 @@ impl Citations {
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
         let heads = citing(shape, |layer| config.sees_all(layer), calibration).into_iter();
         let heads = heads.map(|head| (HeadId { layer: head.layer, head: head.head }, head.weight as f32));
-        let tokens = prompt.segments.iter().enumerate();
-        let tokens = tokens.map(|(segment, part)| ContentTokens {
-            segment,
-            first: part.tokens.start,
-            spans: &part.spans,
-        });
+        let parts = prompt.segments.iter().map(|part| (part.tokens.start, part.spans.as_slice()));
+        let tokens = ContentTokens::of_all(parts);
         let sources = Sources::of(&segments);
         let groups = KeyGroups {
             heads: heads.collect(),
-            of_key: sources.of_positions(&segments, &tokens.collect::<Vec<_>>(), &[], prompt.ids.len()),
+            of_key: sources.of_positions(&segments, &tokens, &[], prompt.ids.len()),
             count: sources.all().len(),
         };
         *self.state() = State { segments, sources, ..State::default() };

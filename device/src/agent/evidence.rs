@@ -38,7 +38,8 @@ pub struct CitedSource {
     pub segment: usize,
     /// Its bytes of that segment's text, the end not included.
     pub bytes: [usize; 2],
-    /// Its share of the attention on all sentences, 0 to 1, with a sentence's length taken into account.
+    /// Its share of the values of all sentences. A value is made of attention for a sentence's length, and of
+    /// the question's words.
     pub score: f64,
 }
 

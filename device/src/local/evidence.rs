@@ -38,12 +38,8 @@ pub(super) fn evidence(
 ) -> Option<Evidence> {
     let heads = spec.cites.as_ref().filter(|_| spec.own.is_none())?;
     let sources = Sources::of(&spec.segments);
-    let tokens: Vec<ContentTokens<'_>> = prompt
-        .segments
-        .iter()
-        .enumerate()
-        .map(|(segment, part)| ContentTokens { segment, first: part.tokens.start, spans: &part.spans })
-        .collect();
+    let parts = prompt.segments.iter().map(|part| (part.tokens.start, part.spans.as_slice()));
+    let tokens = ContentTokens::of_all(parts);
     let changes: Vec<_> =
         changes.iter().map(|(before, kept)| pieces(before, &SentenceMap::new(before), kept)).collect();
     let changes: Vec<_> = changes.iter().map(Vec::as_slice).collect();
