@@ -19,8 +19,8 @@ pub struct ContentTokens<'a> {
 }
 
 impl<'a> ContentTokens<'a> {
-    /// Returns the tokens of all segments of a prompt. `parts` are, in order, the position of a segment's first
-    /// token and the spans of its tokens.
+    /// Returns the tokens of all segments of a prompt. `parts` are, in order, the position of a segment's
+    /// first token and the spans of its tokens.
     pub fn of_all(parts: impl IntoIterator<Item = (usize, &'a [Range<usize>])>) -> Vec<ContentTokens<'a>> {
         let parts = parts.into_iter().enumerate();
         parts.map(|(segment, (first, spans))| ContentTokens { segment, first, spans }).collect()
