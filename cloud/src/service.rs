@@ -58,6 +58,7 @@ use crate::service::verify::{OpenAnswer, OpenAnswers, OpenParts};
 use crate::store::now_ms;
 
 pub use self::error::ServiceError;
+pub use self::handoff::{Handoff, Unfinished};
 pub use self::options::ServiceOptions;
 pub use self::places::{ModelFacts, ModelView};
 pub use self::residency::start;
@@ -66,7 +67,6 @@ pub use self::served::{ModelSetup, SetupError};
 pub use self::trial::CONSOLE;
 pub use self::verify::DraftCheck;
 
-pub(crate) use self::handoff::Handoff;
 pub(crate) use self::served::Served;
 
 use self::handoff::Handoffs;
@@ -398,12 +398,12 @@ impl CloudService {
 
     /// Returns the keys and values that were offered for a request of the same credentials, if they are still
     /// there.
-    pub(crate) fn handoff(&self, asker: [u8; 32], request: uuid::Uuid) -> Option<Arc<Handoff>> {
+    pub fn handoff(&self, asker: [u8; 32], request: uuid::Uuid) -> Option<Arc<Handoff>> {
         self.inner.handoffs.find(&(asker, request))
     }
 
     /// Forgets keys and values that were read.
-    pub(crate) fn handoff_read(&self, asker: [u8; 32], request: uuid::Uuid) {
+    pub fn handoff_read(&self, asker: [u8; 32], request: uuid::Uuid) {
         self.inner.metrics.kv_handoff("read");
         self.inner.handoffs.forget(&(asker, request));
     }

@@ -481,6 +481,10 @@ impl LocalAnswer {
         self.line.order(OfPrompt { prompt, whole: true, shortened: None })?;
         self.taken = Some(prompt);
         let pass_tokens = whole.pass_tokens();
+        if !self.line.state().accepted {
+            // The pass that runs would be computed for nothing.
+            self.cancel.replace();
+        }
         self.local.handle.order(job, Order::Take(Take { ids: whole.ids, rows, max_tokens, pass_tokens }));
         Ok(())
     }

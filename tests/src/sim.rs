@@ -12,6 +12,8 @@
 //! - I5: a private value of the prompt is in no request.
 //! - I8: queues are bounded; nothing is held for an answer that has ended.
 //! - I9: what a device writes is its own continuation of the accepted tokens.
+//! - I10: what is verified is what the cloud alone writes.
+//! - I11: keys and values that a device takes are those of its prompt.
 //! - quota: one request is charged once, for its longest answer; no tenant passes its day.
 //! - mask: each mask belongs to its own request.
 
@@ -22,7 +24,9 @@ mod answer;
 mod check;
 mod cloud;
 mod device;
+mod drafts;
 pub mod engine;
+mod handoff;
 mod network;
 mod relay;
 mod scenario;
@@ -33,7 +37,7 @@ mod world;
 
 pub use baton_generate::planted::Bug;
 use baton_generate::planted::with;
-pub use scenario::{CloudShape, DeviceShape, Fault, LineFault, Question, Scenario};
+pub use scenario::{CheckFault, CloudShape, DeviceShape, Fault, KvFault, LineFault, Question, Scenario};
 pub use shrink::{Shrunk, shrink};
 
 /// How a seed is run.

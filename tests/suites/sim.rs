@@ -25,6 +25,9 @@ fn check(which: Which, tally: &Tally) {
         tally.time.as_secs_f64()
     );
     let Some((seed, words)) = tally.broken.first_key_value() else { return };
+    for (seed, words) in &tally.broken {
+        println!("seed {seed}: {words}");
+    }
     let shortest = which.shortest(*seed).unwrap_or_default();
     panic!("{} seeds of {which:?} fail, the first is {seed}: {words}\n{shortest}", tally.broken.len());
 }

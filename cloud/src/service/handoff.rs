@@ -109,9 +109,9 @@ impl Drop for Room {
     }
 }
 
-/// One handoff.
+/// Keys and values of one prompt, as frames that come from the engine.
 #[derive(Debug)]
-pub(crate) struct Handoff {
+pub struct Handoff {
     /// Bytes of all frames.
     bytes: u64,
     frames: Mutex<Frames>,
@@ -126,8 +126,19 @@ struct Frames(Vec<(u64, Bytes)>);
 
 impl Handoff {
     /// Returns the bytes of all frames.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the bytes from `at` to the end of their frame, or `None` if they have not come; for callers that
+    /// drive the engine themselves.
+    ///
+    /// # Errors
+    /// [`Unfinished`] if they will never come.
+    pub fn look(&self, at: u64) -> Result<Option<Bytes>, Unfinished> {
+        let will_come = self.come.borrow().is_some();
+        let found = self.frames.lock().unwrap_or_else(PoisonError::into_inner).from(at);
+        if found.is_some() || will_come { Ok(found) } else { Err(Unfinished) }
     }
 
     /// Waits for the bytes from `at` to the end of their frame. Returns `None` behind the last one.
@@ -161,7 +172,7 @@ impl Frames {
 /// The engine gave up the handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the keys and values are not there any more")]
-pub(crate) struct Unfinished;
+pub struct Unfinished;
 
 /// What is needed to offer a handoff once it is known which tokens are kept.
 #[derive(Debug)]

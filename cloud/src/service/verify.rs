@@ -164,19 +164,22 @@ impl OpenAnswer {
         let rest = &state.known[from..];
         let accepted =
             rest.iter().zip(&request.draft).take_while(|(known, drafted)| known == drafted).count();
-        let is_all_known = accepted < rest.len() || state.phase != Phase::Open;
-        if is_all_known {
+        let agrees = accepted == rest.len();
+        let is_enough = !agrees && rest.len() >= request.at_least as usize;
+        if is_enough || state.phase != Phase::Open {
             let next = rest[accepted..].to_vec();
             return Ok(Known::Reply(reply(request, &state, accepted, next, VerifyTiming::default())));
         }
-        Ok(Known::Until { known: state.known.clone(), drafted: accepted })
+        let draft = if agrees { request.draft[accepted..].to_vec() } else { Vec::new() };
+        let at_least = (request.at_least as usize).saturating_sub(rest.len()).max(1);
+        Ok(Known::Until { known: state.known.clone(), accepted, draft, at_least })
     }
 
     /// Takes what a check has found behind the first `known` tokens; returns the reply.
     fn learn(&self, request: &VerifyRequest, behind: Behind, checked: &Checked) -> VerifyReply {
         let written = checked.tokens.len() - checked.accepted;
         self.metrics.verified(behind.checked, checked.accepted, written);
-        let Behind { known, drafted, .. } = behind;
+        let Behind { known, accepted, .. } = behind;
         let mut state = self.state();
         self.count_kept(&mut state);
         // Another request may have learned the same tokens, and more of them, at the same time.
@@ -185,7 +188,7 @@ impl OpenAnswer {
             state.known.extend_from_slice(&checked.tokens);
             state.phase = if checked.ended { Phase::Over } else { Phase::Open };
         }
-        let accepted = drafted + checked.accepted;
+        let accepted = accepted + checked.accepted;
         let from = request.from as usize;
         let next = state.known[from + accepted..].to_vec();
         reply(request, &state, accepted, next, checked.timing)
@@ -203,11 +206,15 @@ impl Drop for OpenAnswer {
 enum Known {
     /// Everything.
     Reply(VerifyReply),
-    /// The draft agrees with all that is known of the answer.
+    /// A part of it, and a pass of the model must find the rest.
     Until {
         known: Vec<TokenId>,
-        /// Drafted tokens that are known already.
-        drafted: usize,
+        /// Drafted tokens that are accepted already.
+        accepted: usize,
+        /// What follows `known` in the draft; nothing if the draft differs before.
+        draft: Vec<TokenId>,
+        /// Tokens that the pass must bring at least.
+        at_least: usize,
     },
 }
 
@@ -313,19 +320,17 @@ impl CloudService {
         payer: Option<&Payer>,
     ) -> Result<DraftCheck, ServiceError> {
         let open = self.inner.open.find((terms.owner, id))?;
-        let (known, drafted) = match open.known_reply(&request)? {
+        let (known, accepted, draft, at_least) = match open.known_reply(&request)? {
             Known::Reply(reply) => return Ok(DraftCheck(Progress::Known(Box::new(reply)))),
-            Known::Until { known, drafted } => (known, drafted),
+            Known::Until { known, accepted, draft, at_least } => (known, accepted, draft, at_least),
         };
         let served = open.served.upgrade().ok_or(ServiceError::NotOpen)?;
-        let draft = &request.draft[drafted.min(request.draft.len())..];
-        let at_least = (request.at_least as usize).saturating_sub(drafted).max(1);
-        let check = Check::begin(&served, &open, (&known, draft), at_least, payer)?;
+        let check = Check::begin(&served, &open, (&known, &draft), at_least, payer)?;
         let (job, orders, result) = check.into_job(terms, self.deadline());
         let (job_id, checked) = (job.spec.id, draft.len());
         served.handle.submit(job).map_err(|refused| self.refused(refused))?;
         orders.into_iter().for_each(|order| served.handle.order(job_id, order));
-        let behind = Behind { known: known.len(), drafted, checked };
+        let behind = Behind { known: known.len(), accepted, checked };
         Ok(DraftCheck(Progress::Runs { open, request, behind, result }))
     }
 }
@@ -335,8 +340,8 @@ impl CloudService {
 struct Behind {
     /// Answer tokens before them.
     known: usize,
-    /// Drafted tokens before them.
-    drafted: usize,
+    /// Drafted tokens before them that are accepted.
+    accepted: usize,
     /// Their number.
     checked: usize,
 }

@@ -404,7 +404,7 @@ impl RelayCore {
             return;
         }
         match self.device.failure() {
-            Some(reason) if !self.cloud.continuing => self.continue_in_cloud(reason, now, fx),
+            Some(reason) if !self.cloud.continuing => self.cloud_goes_on(reason, now, fx),
             failure if hole => {
                 let fault = CloudFault::Malformed { reason: "tokens in its middle are missing".into() };
                 let error = match failure {
@@ -414,6 +414,14 @@ impl RelayCore {
                 self.fail(error, fx);
             }
             _ => self.complete(Ending::Length, "", fx),
+        }
+    }
+
+    /// Lets the cloud go on, because the device cannot: draft by draft if it verifies the answer, so that the
+    /// text stays the cloud's own.
+    pub(super) fn cloud_goes_on(&mut self, reason: String, now: Millis, fx: &mut Vec<RelayEffect>) {
+        if !self.writes_by_checks(&reason, fx) {
+            self.continue_in_cloud(reason, now, fx);
         }
     }
 

@@ -440,7 +440,6 @@ impl RelayCore {
             return;
         }
         self.device.state = DeviceState::Failed(reason.clone());
-        self.end_checks(fx);
         if !self.cloud_complete() {
             return;
         }
@@ -448,6 +447,6 @@ impl RelayCore {
             self.cloud.close();
             fx.push(RelayEffect::CancelCloud);
         }
-        self.continue_in_cloud(reason, now, fx);
+        self.cloud_goes_on(reason, now, fx);
     }
 }

@@ -14,6 +14,7 @@ use super::{RelayCore, RelayEffect, RelayMode, Source};
 use crate::local::{EngineCommand, EngineEnd};
 use crate::relay::device::DeviceState;
 use baton_engine::tokenizer::TokenId;
+use baton_generate::planted::{self, Bug};
 use baton_pacing::verify::{Acceptance, Buffer, PassCosts, draft_tokens};
 use baton_pacing::{Millis, PaceMode};
 use baton_protocol::{
@@ -64,6 +65,8 @@ pub(super) struct Verifier {
     acceptance: Acceptance,
     trip_ms: f64,
     is_over: bool,
+    /// Whether the device writes no more, so that the cloud writes the rest in its replies.
+    is_alone: bool,
     figures: Verification,
 }
 
@@ -82,6 +85,7 @@ impl Verifier {
             acceptance: Acceptance::default(),
             trip_ms: trip_ms + offer.pass_ms,
             is_over: false,
+            is_alone: false,
             figures: Verification::default(),
         }
     }
@@ -229,7 +233,7 @@ impl RelayCore {
         if self.lost_at().is_some_and(|at| now >= at) {
             let since = self.verifying().and_then(|verifier| verifier.silent_since).unwrap_or(now);
             let waited_ms = (now - since).as_f64() as u64;
-            return self.release(CloudFault::Silent { waited_ms }, fx);
+            return self.release(CloudFault::Silent { waited_ms }, now, fx);
         }
         self.draft_on(fx);
         self.send_draft(now, fx);
@@ -256,13 +260,17 @@ impl RelayCore {
         }
         // The reply brings one more token in any case.
         let wanted = verifier.draft_tokens().min(left - 1);
-        let is_full = verifier.drafts.len() >= wanted || verifier.is_at_end();
+        let is_full = verifier.drafts.len() >= wanted || verifier.is_at_end() || verifier.is_alone;
         let is_due = is_full || (paced && buffer.is_urgent());
         if !is_due {
             return;
         }
         let draft = verifier.drafts[..verifier.drafts.len().min(wanted)].to_vec();
-        let least = if paced { buffer.least_tokens() } else { 1 };
+        let least = match verifier.is_alone {
+            true => left,
+            false if paced => buffer.least_tokens(),
+            false => 1,
+        };
         let at_least = u32::try_from(least.clamp(1, left)).unwrap_or(AT_LEAST_MAX).min(AT_LEAST_MAX);
         verifier.in_flight = Some(InFlight { drafted: draft.len(), sent_at: now });
         verifier.again_at = None;
@@ -326,11 +334,11 @@ impl RelayCore {
                 verifier.again_at = Some(now + Millis::new(wait_ms.clamp(1.0, LOST_MS_MAX)));
                 return;
             }
-            Err(fault) => return self.release(fault, fx),
+            Err(fault) => return self.release(fault, now, fx),
         };
         let before = self.answer.ids().unwrap_or_default();
         if let Err(reason) = reply.check(&before, &verifier.drafts[..drafted.min(verifier.drafts.len())]) {
-            return self.release(CloudFault::Malformed { reason: reason.to_owned() }, fx);
+            return self.release(CloudFault::Malformed { reason: reason.to_owned() }, now, fx);
         }
         let trip_ms = (now - sent_at).as_f64();
         verifier.trip_ms += TRIP_WEIGHT * (trip_ms - verifier.trip_ms);
@@ -343,13 +351,19 @@ impl RelayCore {
     /// Adds what the cloud has verified and written to the answer.
     fn take_reply(&mut self, reply: &VerifyReply, fx: &mut Vec<RelayEffect>) {
         let Some(verifier) = &mut self.verifier else { return };
-        let accepted = verifier.drafts.drain(..reply.accepted as usize).collect::<Vec<_>>();
+        let rejected = usize::from(planted::is(Bug::RejectedShown));
+        let shown = (reply.accepted as usize + rejected).min(verifier.drafts.len());
+        let mut accepted = verifier.drafts.drain(..shown).collect::<Vec<_>>();
+        // The cloud may know more tokens than were asked for.
+        let left = self.spec.tokens_max.saturating_sub(self.answer.len());
+        accepted.truncate(left);
+        let next = &reply.next[..reply.next.len().min(left - accepted.len())];
         let mut drafts = std::mem::take(&mut verifier.drafts).into_iter();
         let mut differs = false;
         for id in accepted {
             self.answer.push(Piece::Id(id), Source::Device);
         }
-        for &id in &reply.next {
+        for &id in next {
             let drafted = if differs { None } else { drafts.next() };
             differs |= drafted.is_some_and(|drafted| drafted != id);
             let source = if drafted == Some(id) { Source::Device } else { Source::Cloud };
@@ -376,7 +390,7 @@ impl RelayCore {
     }
 
     /// Goes on without verification.
-    fn release(&mut self, fault: CloudFault, fx: &mut Vec<RelayEffect>) {
+    fn release(&mut self, fault: CloudFault, now: Millis, fx: &mut Vec<RelayEffect>) {
         let at = self.answer.len();
         let Some(verifier) = &mut self.verifier else { return };
         verifier.is_over = true;
@@ -397,9 +411,23 @@ impl RelayCore {
         if self.answer.len() >= self.spec.tokens_max || end == Some(EngineEnd::ContextFull) {
             return self.complete(Ending::Length, "", fx);
         }
+        if let Some(reason) = self.device.failure() {
+            return self.continue_in_cloud(reason, now, fx);
+        }
         if end.is_some() || is_behind {
             self.draft(fx);
         }
+    }
+
+    /// Lets the cloud write the rest in its replies, if it verifies the answer; returns whether it does.
+    pub(super) fn writes_by_checks(&mut self, reason: &str, fx: &mut Vec<RelayEffect>) -> bool {
+        let at = self.answer.len();
+        let Some(verifier) = self.verifier.as_mut().filter(|verifier| !verifier.is_over) else {
+            return false;
+        };
+        verifier.is_alone = true;
+        fx.push(RelayEffect::Note(Note::CloudContinues { at, reason: reason.to_owned() }));
+        true
     }
 
     /// Checks no drafts, because the cloud's own part broke off and its answer is gone.

@@ -24,7 +24,7 @@ use baton_engine::{
 };
 use tracing::error;
 
-use self::handle::Arrived;
+use self::handle::{Arrived, Waited};
 pub use self::handle::{HostHandle, KvFigures, NotTaken, Stage};
 use self::idle::IdleSequences;
 use self::moved::Exports;
@@ -146,6 +146,8 @@ pub struct Pass {
     rows: Vec<JobId>,
     flags: Vec<CancelFlag>,
     outcomes: Vec<(JobId, Outcome)>,
+    /// Whether it took less time than on the emulated machine, because an order replaces it.
+    is_cut: bool,
 }
 
 impl Pass {
@@ -213,8 +215,7 @@ impl<S: Sequences> Host<S> {
     pub fn serve(mut self) {
         loop {
             match self.turn() {
-                Some(pass) if self.handle.wait_out(pass.wait, &pass.flags) => self.undo(pass),
-                Some(pass) => self.commit(pass),
+                Some(pass) => self.conclude(pass),
                 None if self.is_over() => return,
                 // What leaves goes on with the next turn.
                 None if self.exports.are_under_way() => {}
@@ -232,7 +233,7 @@ impl<S: Sequences> Host<S> {
     /// Gives out the tokens of a pass, and frees the sequences that ended with it.
     pub fn commit(&mut self, pass: Pass) {
         let elapsed = self.clock.now().saturating_sub(pass.begun_at);
-        if let Some(watch) = &mut self.watch {
+        if let Some(watch) = self.watch.as_mut().filter(|_| !pass.is_cut) {
             watch.pass(&PassSample { elapsed, ..pass.sample });
         }
         let now = self.clock.now();
@@ -257,6 +258,18 @@ impl<S: Sequences> Host<S> {
         let pass = self.next_pass(control);
         self.report_kv();
         pass
+    }
+
+    /// Lets the time go by that the emulated machine takes for a pass, and gives out its tokens.
+    fn conclude(&mut self, mut pass: Pass) {
+        match self.handle.wait_out(pass.wait, &pass.flags) {
+            Waited::Whole => self.commit(pass),
+            Waited::Unwanted => self.undo(pass),
+            Waited::Replaced => {
+                pass.is_cut = true;
+                self.commit(pass);
+            }
+        }
     }
 
     /// Ends a pass that nobody wants any more. Its jobs leave in the next turn.

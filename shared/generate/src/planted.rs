@@ -40,11 +40,17 @@ pub enum Bug {
     HoleIgnored,
     /// Private values of the question are sent.
     ValueSent,
+    /// The cloud accepts a drafted token that it would not have written.
+    DraftAccepted,
+    /// The device shows a drafted token that the cloud has rejected.
+    RejectedShown,
+    /// Keys and values of a token leave twice, and those of the next one not.
+    RowsTwice,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 17] = [
+    pub const ALL: [Bug; 20] = [
         Bug::TokenLost,
         Bug::TokenRepeated,
         Bug::SlotLeaked,
@@ -62,6 +68,9 @@ impl Bug {
         Bug::DoubleTaken,
         Bug::HoleIgnored,
         Bug::ValueSent,
+        Bug::DraftAccepted,
+        Bug::RejectedShown,
+        Bug::RowsTwice,
     ];
 }
 

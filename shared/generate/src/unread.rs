@@ -11,22 +11,45 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::host::HostHandle;
 use crate::job::Reading;
 
-/// A cancel flag that both ends of an answer see, in one order with [`Unread`].
+/// A cancel flag that both ends of an answer see, in one order with [`Unread`]. It also says that an order
+/// replaces what is being computed.
 ///
 /// The side that sets it checks afterwards whether the answer is parked. The side that parks the answer
 /// checks the flag afterwards.
 #[derive(Debug, Clone, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
+pub struct CancelFlag(Arc<Flags>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    is_cancelled: AtomicBool,
+    is_replaced: AtomicBool,
+}
 
 impl CancelFlag {
     /// Says that nobody wants the answer any more.
     pub fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.0.is_cancelled.store(true, Ordering::SeqCst);
     }
 
     /// Returns whether it was set.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.0.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Says that the next order replaces what is being computed: the pass that runs may end early. Set before
+    /// the order is given.
+    pub fn replace(&self) {
+        self.0.is_replaced.store(true, Ordering::SeqCst);
+    }
+
+    /// Forgets that: the order was followed.
+    pub(crate) fn replaced(&self) {
+        self.0.is_replaced.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns whether nobody wants the pass that runs.
+    pub(crate) fn ends_pass(&self) -> bool {
+        self.is_set() || self.0.is_replaced.load(Ordering::SeqCst)
     }
 }
 

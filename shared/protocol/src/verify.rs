@@ -84,7 +84,8 @@ pub struct VerifyRequest {
     pub digest: String,
     /// The drafted tokens, possibly none.
     pub draft: Vec<u32>,
-    /// How many tokens the reply must bring, drafted ones included. The cloud writes what is missing.
+    /// How many tokens the reply must bring, drafted ones included. The cloud writes what is missing, unless
+    /// the answer ends or the tenant's day has no room for more.
     pub at_least: u32,
 }
 

@@ -201,13 +201,15 @@ pub(super) struct Books {
     before: u64,
     /// Answers that ended, by request.
     ended: BTreeMap<(usize, bool), Vec<Due>>,
+    /// What drafts cost that were checked.
+    drafts: Due,
     /// Whether the clock on the wall jumped, so that receipts may be forgotten.
     pub(super) jumped: bool,
 }
 
 impl Books {
     pub(super) fn new(before: u64, jumped: bool) -> Books {
-        Books { before, ended: BTreeMap::new(), jumped }
+        Books { before, ended: BTreeMap::new(), drafts: Due::default(), jumped }
     }
 
     /// Notes the end of an answer to this request.
@@ -215,9 +217,16 @@ impl Books {
         self.ended.entry(request).or_default().push(due);
     }
 
+    /// Notes what a draft costs.
+    pub(super) fn add(&mut self, due: Due) {
+        self.drafts.least += due.least;
+        self.drafts.most += due.most;
+    }
+
     /// Returns what all answers together must have cost: one request costs as much as its longest answer.
     pub(super) fn due(&self) -> Due {
-        let mut sum = Due { least: self.before, most: self.before };
+        let Due { least, most } = self.drafts;
+        let mut sum = Due { least: self.before + least, most: self.before + most };
         for dues in self.ended.values() {
             sum.least += dues.iter().map(|due| due.least).max().unwrap_or(0);
             sum.most += match self.jumped {

@@ -8,19 +8,24 @@ use std::sync::Arc;
 use baton_device::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
 use baton_device::privacy::{PrivateNames, RedactedRequest, Redactor, Restorer};
 use baton_device::relay::{
-    CloudFault, Ending, Note, Outcome, RelayConfig, RelayCore, RelayEvent, RelayMode, Source, TextRules,
+    CloudFault, Ending, KvTerms, Note, Outcome, RelayConfig, RelayCore, RelayEvent, RelayMode, Source,
+    TextRules,
 };
+use baton_engine::rows::ids_sha256;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Model, StopStrings};
 use baton_pacing::{DeviceCost, PaceMode};
 use baton_protocol::{
     AssistEvent, AssistRequest, DeviceInfo, EndReason, PROTOCOL_VERSION, RefineOptions, SceneSettings,
-    Segment,
+    Segment, VerifyPolicy,
 };
 use uuid::Uuid;
 
 use super::check::{Plain, prompt_ids, sampling};
 use super::cloud::SCENE;
+use super::drafts::{DraftNo, Run};
+use super::engine::Voice;
+use super::handoff::Fetch;
 use super::scenario::{CANARY, DeviceShape, Question};
 
 /// Most times that a client resumes the stream of one answer, as the agent does.
@@ -69,6 +74,12 @@ pub(super) struct Answer {
     pub(super) question: Question,
     pub(super) core: RelayCore,
     pub(super) client: Client,
+    /// The draft that is being checked.
+    pub(super) draft: Option<DraftNo>,
+    /// Keys and values that are fetched.
+    pub(super) fetch: Option<Fetch>,
+    /// Drafts that were sent.
+    pub(super) drafts: usize,
     redactor: Redactor,
     redacted: RedactedRequest,
     /// The request of the stream that is read.
@@ -101,23 +112,29 @@ pub(super) struct Seen {
     /// Prompt that the device writes from.
     prompts: Vec<(PromptId, Arc<[Segment]>)>,
     decoded: Option<PromptId>,
+    /// What the device wrote to be checked, by the prompts of their own.
+    pub(super) runs: Vec<Run>,
     by_text: bool,
     pub(super) outcome: Option<Outcome>,
 }
 
 impl Answer {
-    /// Prepares a question as the agent does.
+    /// Prepares a question as the agent does. `kv`: the name of the keys and values that the device takes.
     pub(super) fn new(
         question: &Question,
         shape: &DeviceShape,
-        model: &Arc<Model>,
+        (model, kv): (&Arc<Model>, Option<String>),
         scene: &SceneSettings,
         begun_ns: u64,
     ) -> Result<Answer, String> {
         // The documents of the simulation are full of invented names.
         let none: [&str; 0] = [];
         let mut redactor = Redactor::default().with_names(PrivateNames::new(false, &none));
-        let draft = draft(question, shape, model);
+        let kv = kv.filter(|_| scene.kv.is_some());
+        let mut draft = draft(question, shape, model, scene.verify);
+        if let Some(device) = &mut draft.device {
+            device.kv.clone_from(&kv);
+        }
         let redacted = redactor.redact_request(&draft).map_err(|err| format!("I5: not redacted: {err}"))?;
         let request = Arc::new(redacted.as_request().clone());
         check_sent(&request)?;
@@ -128,6 +145,19 @@ impl Answer {
             decode_ms: shape.cost.decode_ms,
             decompress_ms: 1.0,
         };
+        let kv = scene.kv.map(|_| match kv {
+            Some(model_name) => {
+                let ids = prompt_ids(model, &segments);
+                KvTerms {
+                    refused: None,
+                    model: model_name,
+                    prompt_sha256: ids_sha256(&ids),
+                    prompt_tokens: ids.len(),
+                    line_bytes_per_s: None,
+                }
+            }
+            None => KvTerms::refusing("this device takes none"),
+        });
         let config = RelayConfig {
             mode: question.mode,
             has_device: question.mode != RelayMode::CloudOnly || question.seed.is_multiple_of(2),
@@ -136,13 +166,13 @@ impl Answer {
             refine: scene.refine,
             corrector: scene.corrector,
             corrector_override: question.corrector,
-            verify: baton_protocol::VerifyPolicy::Off,
+            verify: scene.verify,
             cost,
             hedge_after_ms: question.hedge_after_ms as f64,
             first_timeout_ms: 60_000.0,
             idle_timeout_ms: 20_000.0,
             may_continue: true,
-            kv: None,
+            kv,
             first_prompt: PromptId(100 * question.number as u64 + 1),
         };
         let spec =
@@ -157,6 +187,9 @@ impl Answer {
             question: question.clone(),
             core: RelayCore::new(config, spec, rules),
             client: Client::default(),
+            draft: None,
+            fetch: None,
+            drafts: 0,
             redactor,
             redacted,
             request,
@@ -188,6 +221,11 @@ impl Answer {
         Ok(Arc::new(AssistRequest { request_id, ..made.as_request().clone() }))
     }
 
+    /// Returns the request that the answer began with.
+    pub(super) fn first_request(&self) -> &AssistRequest {
+        self.redacted.as_request()
+    }
+
     pub(super) fn finished(&self) -> bool {
         self.seen.outcome.is_some()
     }
@@ -204,7 +242,7 @@ pub(super) fn check_sent(request: &AssistRequest) -> Result<(), String> {
     }
 }
 
-fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistRequest {
+fn draft(question: &Question, shape: &DeviceShape, model: &Model, verify: VerifyPolicy) -> AssistRequest {
     let alone = question.mode == RelayMode::CloudOnly;
     let device = DeviceInfo {
         class: "phone".to_owned(),
@@ -234,7 +272,7 @@ fn draft(question: &Question, shape: &DeviceShape, model: &Model) -> AssistReque
         refine: if alone { none } else { RefineOptions::default() },
         assist_tokens: if alone { u32::try_from(question.tokens_max).ok() } else { question.assist_tokens },
         resume: question.resume,
-        verify: false,
+        verify: verify != VerifyPolicy::Off && !alone,
     }
 }
 
@@ -248,17 +286,25 @@ impl Seen {
             EngineCommand::Prefill { prompt, segments, .. } => {
                 self.prompts.push((*prompt, Arc::clone(segments)));
             }
-            EngineCommand::Take { .. }
-            | EngineCommand::Verify { .. }
-            | EngineCommand::Draft { .. }
-            | EngineCommand::Stop => {}
+            EngineCommand::Draft { prompt, answer, .. } => {
+                let segments = self.prompts.last().map(|(_, segments)| Arc::clone(segments));
+                self.runs.push(Run { prompt: *prompt, segments, answer: answer.clone(), ids: Vec::new() });
+            }
+            EngineCommand::Take { prompt, .. } => {
+                let whole = self.prompts.first().map(|(_, segments)| Arc::clone(segments));
+                self.prompts.extend(whole.map(|segments| (*prompt, segments)));
+            }
+            EngineCommand::Verify { .. } | EngineCommand::Stop => {}
             EngineCommand::Decode { prompt, .. } => self.decoded = Some(*prompt),
         }
     }
 
     /// Notes what the engine said.
     pub(super) fn report(&mut self, report: &EngineReport) {
-        if let EngineReport::Token { index, id, text, .. } = report {
+        if let EngineReport::Token { prompt, index, id, text } = report {
+            if let Some(run) = self.runs.iter_mut().find(|run| run.prompt == *prompt) {
+                return run.ids.push((*index, *id));
+            }
             self.device.push((*index, *id));
             self.by_text |= text.is_some();
         }
@@ -297,6 +343,10 @@ impl Seen {
     /// Notes the text that was held back.
     pub(super) fn tail(&mut self, text: &str) {
         self.text.push_str(text);
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
     }
 
     pub(super) fn note(&mut self, note: Note) {
@@ -372,13 +422,13 @@ impl Seen {
     pub(super) fn check_whole(
         &self,
         question: &Question,
-        shape: &DeviceShape,
+        voice: Voice,
         model: &Arc<Model>,
         segments: &[Segment],
     ) -> Result<(), String> {
         let Some(outcome) = &self.outcome else { return Ok(()) };
         let prompt = prompt_ids(model, segments);
-        let mut plain = Plain::new(shape.voice, model, sampling(&question.sampling), &prompt, &[]);
+        let mut plain = Plain::new(voice, model, sampling(&question.sampling), &prompt, &[]);
         let mut text = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
         let mut characters = baton_engine::Detokenizer::new(Arc::clone(model.tokenizer()));
         let (mut all, mut raw, mut stopped) = (String::new(), String::new(), false);

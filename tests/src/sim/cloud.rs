@@ -16,16 +16,18 @@ use baton_cloud::observe::metrics::Metrics;
 use baton_cloud::scene::book::SceneBook;
 use baton_cloud::scene::{Scene, SceneSettings};
 use baton_cloud::service::stream::{AssistStream, UNREAD_TOKENS_MAX};
-use baton_cloud::service::{CloudService, ModelSetup, ServiceError, ServiceOptions, Terms};
+use baton_cloud::service::{CloudService, Handoff, ModelSetup, ServiceError, ServiceOptions, Terms};
 use baton_cloud::store::UsageDelta;
 use baton_device::relay::CloudFault;
 use baton_engine::pace_emulation::PassContent;
 use baton_generate::clock::Clock;
 use baton_generate::host::{Host, Pass};
-use baton_protocol::{AssistEvent, AssistRequest, EndReason, ErrorCode};
+use baton_protocol::{AssistEvent, AssistRequest, EndReason, ErrorCode, KvEncoding, VerifyRequest};
+use uuid::Uuid;
 
 use super::accounts::{Books, Due, TENANT, UsageStore};
 use super::check::CloudAnswer;
+use super::drafts::{DraftNo, Drafts};
 use super::engine::{SimEngine, Trouble, model};
 use super::scenario::CloudShape;
 
@@ -33,6 +35,8 @@ use super::scenario::CloudShape;
 pub(super) const SCENE: &str = "sim";
 /// How long a stream is kept after its end, and how long a full one waits for a reader.
 const KEPT_NS: u64 = 10_000_000_000;
+/// The digest of the credentials that all questions have.
+const ASKER: [u8; 32] = [1; 32];
 
 /// Registering metrics takes longer than a whole seed, so all services of a process share them.
 static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(Arc::default);
@@ -63,6 +67,10 @@ pub(super) struct Up {
     pub(super) trouble: Trouble,
     pub(super) streams: BTreeMap<StreamNo, Stream>,
     pub(super) drains: bool,
+    pub(super) drafts: Drafts,
+    /// Sequences that may be kept for devices to go on with: one of each answer, and one for each draft that
+    /// is checked beside another of the same answer.
+    keepable: usize,
 }
 
 /// An answer, and what its readers may still want of it.
@@ -172,7 +180,17 @@ impl Cloud {
         let (service, mut hosts) = made.expect("the engine asks for nothing");
         let host = hosts.remove(0);
         let streams = BTreeMap::new();
-        self.up = Some(Up { service, host, gate, pass: None, trouble, streams, drains: false });
+        self.up = Some(Up {
+            service,
+            host,
+            gate,
+            pass: None,
+            trouble,
+            streams,
+            drains: false,
+            drafts: Drafts::default(),
+            keepable: 0,
+        });
         true
     }
 
@@ -182,6 +200,8 @@ impl Cloud {
             xi: self.shape.ratio,
             refine: self.shape.ratio < 1.0,
             corrector: self.shape.corrector,
+            verify: self.shape.verify,
+            kv: self.shape.moves_kv.then_some(KvEncoding::F16),
             ..SceneSettings::with_system("Answer.")
         };
         Scene { id: SCENE.to_owned(), version: 1, settings }
@@ -213,7 +233,7 @@ impl Cloud {
         if let Some((no, _)) = up.kept(asked) {
             return Ok(no);
         }
-        let terms = Terms { deadline, ..Terms::default() };
+        let terms = Terms { deadline, asker: Some(ASKER), ..Terms::default() };
         let answer =
             up.service.assist_for(asked, terms, Some(permit.payer())).map_err(|err| refused(&err))?;
         let no = self.next_stream;
@@ -233,7 +253,42 @@ impl Cloud {
             since_ns: now,
         };
         up.streams.insert(no, stream);
+        up.keepable += usize::from(asked.verify);
         Ok(no)
+    }
+
+    /// Takes a draft.
+    pub(super) fn verify(
+        &mut self,
+        id: (usize, DraftNo),
+        (of, request): (&Arc<AssistRequest>, &Arc<VerifyRequest>),
+    ) -> Result<(), CloudFault> {
+        let Some(up) = &mut self.up else { return Err(unreachable()) };
+        let permit = up.gate.admit(&self.tenant).map_err(|err| refused(&ServiceError::from(err)))?;
+        let payer = Some(permit.payer());
+        let check = up.service.verify(of.request_id, (**request).clone(), Terms::default(), payer);
+        up.keepable += usize::from(up.drafts.are_checked_of(of.request_id));
+        up.drafts.begin(id, (of, request), (check.map_err(|err| refused(&err))?, permit));
+        Ok(())
+    }
+
+    /// Returns the keys and values that were offered for a request.
+    pub(super) fn handoff(&self, request: Uuid) -> Option<Arc<Handoff>> {
+        self.up.as_ref()?.service.handoff(ASKER, request)
+    }
+
+    /// Forgets keys and values that were read.
+    pub(super) fn handoff_read(&self, request: Uuid) {
+        if let Some(up) = &self.up {
+            up.service.handoff_read(ASKER, request);
+        }
+    }
+
+    /// Nobody waits for a draft any more.
+    pub(super) fn drop_draft(&mut self, draft: DraftNo) {
+        if let Some(up) = &mut self.up {
+            self.books.add(up.drafts.forget(draft));
+        }
     }
 
     /// Returns the kept stream of a request.
@@ -270,7 +325,7 @@ impl Cloud {
                 return Err(format!("I4: question {:?} is cancelled and keeps its slot", stream.request));
             }
         }
-        let live = up.streams.values().filter(|stream| !stream.ended()).count();
+        let live = up.streams.values().filter(|stream| !stream.ended()).count() + up.drafts.live();
         let stats = up.service.stats();
         let held = stats.running + stats.waiting + stats.parked;
         // An answer that nobody reads may be written to its end.
@@ -320,6 +375,7 @@ impl Cloud {
                 stream.cancel();
             }
         }
+        self.books.add(up.drafts.pull((self.shape.voice, self.shape.tokens_per_day.is_some()), refused)?);
         up.streams.retain(|_, stream| {
             !stream.ended() || stream.readers > 0 || stream.asked.resume && now < stream.since_ns + KEPT_NS
         });
@@ -367,7 +423,7 @@ impl Cloud {
 
     /// Whether it drains and has nothing left.
     pub(super) fn is_drained(&self) -> bool {
-        self.up.as_ref().is_some_and(|up| up.drains && up.streams.values().all(Stream::ended))
+        self.up.as_ref().is_some_and(|up| up.drains && up.is_idle())
     }
 
     /// Checks what was charged, if no answer is under way.
@@ -391,7 +447,7 @@ impl Cloud {
             }
         }
         let Due { least, most } = self.books.due();
-        let under_way = up.streams.values().any(|stream| !stream.ended());
+        let under_way = !up.is_idle();
         let above = charged > most && !under_way;
         if charged < least || above {
             return Err(format!("quota: {charged} tokens are charged, due are {least} to {most}"));
@@ -407,7 +463,9 @@ impl Cloud {
         self.check_books()?;
         let Some(up) = &self.up else { return Ok(()) };
         let (free, all) = (up.host.free_kv_tokens(), up.host.engine().live().count());
-        if free != self.shape.kv_tokens.next_multiple_of(baton_engine::BLOCK_TOKENS) || all != 0 {
+        // What devices may still go on with is kept for a while.
+        let is_free = free == self.shape.kv_tokens.next_multiple_of(baton_engine::BLOCK_TOKENS) && all == 0;
+        if all > up.keepable || (up.keepable == 0 && !is_free) {
             return Err(format!("I8: the cloud has {free} tokens free and {all} sequences at the end"));
         }
         let deltas = up.gate.deltas();
@@ -419,6 +477,11 @@ impl Cloud {
 }
 
 impl Up {
+    /// Whether no answer and no draft is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.streams.values().all(Stream::ended) && self.drafts.checking.is_empty()
+    }
+
     /// Returns the stream of the same request, if it is kept.
     fn kept(&self, asked: &AssistRequest) -> Option<(StreamNo, &Stream)> {
         let same = |stream: &Stream| asked.resume && stream.asked.request_id == asked.request_id;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_device::local::{EngineCommand, EngineReport, LocalAnswer, LocalModel, LocalOptions, Reports};
+use baton_device::local::{
+    EngineCommand, EngineReport, KvSide, LocalAnswer, LocalModel, LocalOptions, Reports,
+};
 use baton_engine::pace_emulation::{PassContent, PassCost};
 use baton_engine::{Model, Sequences};
 use baton_generate::clock::Clock;
@@ -89,6 +91,11 @@ impl Device {
     /// Returns the model of a device.
     pub(super) fn model(shape: &DeviceShape) -> &'static Arc<Model> {
         if shape.other_tokenizer { other_model() } else { model() }
+    }
+
+    /// Returns what keys and values it can take.
+    pub(super) fn kv(&self) -> Option<KvSide> {
+        self.local.kv().ok()
     }
 
     /// Begins an answer.

@@ -4,20 +4,25 @@
 //! has no layers. Equal ids before a token give equal logits, and a lost, doubled or changed id gives
 //! others. Never: reads a clock. Always: a step that fails or is cancelled leaves every sequence as it was.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::Gguf;
+use baton_engine::rows::RowsError;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Adapter, AdapterId, AttentionScores, Capture, Engine, EngineOptions, Model, PrefixScope, SeqId,
-    SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
+    Adapter, AdapterId, AttentionScores, Capture, Engine, EngineOptions, KvRows, KvWidth, Model, PrefixScope,
+    SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_random::mix;
 use baton_synthetic::{Quant, SyntheticModel};
 
 /// Layers that a step seems to have: it can be cancelled after each.
 const LAYERS: usize = 2;
+/// Keys and values of a token in a layer.
+const ROW: KvWidth = KvWidth { heads: 1, d: 8 };
 /// Logit of the tokens that are never written.
 const NEVER: f32 = -40.0;
 /// How many tokens may follow a text.
@@ -176,6 +181,8 @@ pub struct SimEngine {
     trouble: Trouble,
     live: Live,
     computed: u64,
+    /// Sequences that began with rows which are not those of their tokens.
+    spoiled: BTreeSet<SeqId>,
 }
 
 impl SimEngine {
@@ -197,6 +204,7 @@ impl SimEngine {
             trouble: Trouble::default(),
             live: Live::default(),
             computed: 0,
+            spoiled: BTreeSet::new(),
         }
     }
 
@@ -218,10 +226,32 @@ impl SimEngine {
         self.computed
     }
 
+    /// Returns whether rows are those of some of these ids, each at most once and in their order.
+    fn are_of(&self, ids: &[TokenId], rows: &KvRows) -> bool {
+        let mut state = self.voice.seed;
+        let mut at = 0;
+        let mut own = [Vec::new(), Vec::new()];
+        for id in ids {
+            state = mix(state, u64::from(*id));
+            for (layer, own) in own.iter_mut().enumerate() {
+                own.clear();
+                row(state, layer, own);
+            }
+            let is_next = own.iter().enumerate().all(|(layer, own)| {
+                rows.layer(layer).get(at * own.len()..(at + 1) * own.len()) == Some(&own[..])
+            });
+            at += usize::from(is_next);
+        }
+        at == rows.tokens()
+    }
+
     fn output(&self, entry: &StepSeq<'_>) -> Result<SeqOutput, SequenceError> {
         let before = Sequences::ids(self, entry.seq)?;
         let vocab_len = self.engine.model().config().vocab_len;
         let mut state = self.voice.state(before);
+        if self.spoiled.contains(&entry.seq) {
+            state = mix(state, 5);
+        }
         let first = match entry.logits {
             Wanted::None => entry.ids.len(),
             Wanted::Last | Wanted::Best => entry.ids.len() - 1,
@@ -237,6 +267,19 @@ impl SimEngine {
         let scores = entry.capture.map(|capture| scores(capture, state, before.len() + entry.ids.len()));
         Ok(SeqOutput { logits, best: None, scores })
     }
+}
+
+/// Appends the keys and values of a token in a layer: 16 numbers from 1 to 2, as binary16.
+fn row(state: u64, layer: usize, out: &mut Vec<u8>) {
+    for at in 0..2 * ROW.d {
+        let bits = mix(state, (1_000 * (layer + 1) + at) as u64) as u16;
+        out.extend_from_slice(&(0x3c00 | bits & 0x03ff).to_le_bytes());
+    }
+}
+
+fn only_f16(format: KvFormat) -> Result<(), RowsError> {
+    let reason = "the simulated engine has one format";
+    if format == KvFormat::F16 { Ok(()) } else { Err(RowsError::Kind { reason }) }
 }
 
 /// Returns the position that the scores of a prompt point at, which depends on all its ids.
@@ -282,11 +325,62 @@ impl Sequences for SimEngine {
         if Sequences::len(&self.engine, seq).is_ok() {
             self.live.remove();
         }
+        self.spoiled.remove(&seq);
         self.engine.release(seq);
     }
 
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         self.engine.reuse_prefix(seq, ids)
+    }
+
+    fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
+        Ok(vec![ROW; LAYERS])
+    }
+
+    fn export_rows(
+        &self,
+        seq: SeqId,
+        layer: usize,
+        positions: &[usize],
+        format: KvFormat,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RowsError> {
+        only_f16(format)?;
+        let Ok(ids) = Sequences::ids(self, seq) else {
+            return Err(RowsError::Position { position: 0, cached: 0 });
+        };
+        for position in positions {
+            let Some(before) = ids.get(..=*position) else {
+                return Err(RowsError::Position { position: *position, cached: ids.len() });
+            };
+            row(self.voice.state(before), layer, out);
+        }
+        Ok(())
+    }
+
+    fn import_rows(
+        &mut self,
+        scope: PrefixScope,
+        adapter: Option<AdapterId>,
+        ids: &[TokenId],
+        rows: &KvRows,
+    ) -> Result<SeqId, RowsError> {
+        only_f16(rows.format())?;
+        rows.check(&[ROW; LAYERS])?;
+        let no_room = |_: SequenceError| RowsError::Kind { reason: "there is no room" };
+        let seq = self.create_in(scope, adapter).map_err(no_room)?;
+        let all = StepSeq { seq, ids, logits: Wanted::None, capture: None };
+        match self.engine.open_step(&[all]) {
+            Ok(open) => self.engine.commit_step(open),
+            Err(err) => {
+                self.release(seq);
+                return Err(no_room(err.into()));
+            }
+        }
+        if !self.are_of(ids, rows) {
+            self.spoiled.insert(seq);
+        }
+        Ok(seq)
     }
 
     fn step(

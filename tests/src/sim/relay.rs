@@ -16,7 +16,9 @@ impl World {
             return;
         };
         let shape = &self.scenario.devices[question.device];
-        let made = Answer::new(&question, shape, Device::model(shape), &self.cloud.settings(), self.now);
+        let kv = self.machines[question.device].device.kv().map(|side| side.identity.to_string());
+        let made =
+            Answer::new(&question, shape, (Device::model(shape), kv), &self.cloud.settings(), self.now);
         let mut answer = match made {
             Ok(answer) => answer,
             Err(words) => return self.fail(words),
@@ -81,8 +83,8 @@ impl World {
                     Err(fault) => answer.inbox.push_back(RelayEvent::CloudLost(fault)),
                 }
             }
-            // No scene of a scenario has answers verified.
-            RelayEffect::Check(_) | RelayEffect::DropCheck => {}
+            RelayEffect::Check(draft) => self.send_draft(number, draft),
+            RelayEffect::DropCheck => self.drop_draft(number),
             RelayEffect::CancelCloud => self.hang_up(number),
             RelayEffect::Engine(command) => {
                 answer.seen.command(&command);
@@ -106,8 +108,9 @@ impl World {
                 answer.seen.note(note.clone());
                 self.tell(|| format!("question {number}: {note}"));
             }
-            // No scene here offers keys and values.
-            RelayEffect::Progress(_) | RelayEffect::FetchKv(_) | RelayEffect::DropKv => {}
+            RelayEffect::FetchKv(ticket) => self.fetch_kv(number, &ticket),
+            RelayEffect::DropKv => self.drop_kv(number),
+            RelayEffect::Progress(_) => {}
             RelayEffect::WakeAt(at) => {
                 answer.timer += 1;
                 let set = answer.timer;
@@ -141,7 +144,11 @@ impl World {
         let fault = self.scenario.faults[place].clone();
         self.tell(|| format!("{fault:?}"));
         match fault {
-            Fault::Line { .. } | Fault::Unreachable { .. } | Fault::Twice { .. } => {}
+            Fault::Line { .. }
+            | Fault::Check { .. }
+            | Fault::Kv { .. }
+            | Fault::Unreachable { .. }
+            | Fault::Twice { .. } => {}
             Fault::Leave { question, .. } => {
                 if let Some(answer) = self.answers.get_mut(&question) {
                     answer.paused_until = 0;
@@ -185,6 +192,8 @@ impl World {
     }
 
     fn stop_cloud(&mut self, down_ms: u64) {
+        self.break_drafts();
+        self.break_fetches();
         let stopped = self.cloud.stop();
         self.check(stopped);
         self.break_all();
@@ -209,6 +218,8 @@ impl World {
             .map(|(number, _)| *number)
             .collect();
         for number in numbers {
+            self.drop_draft(number);
+            self.drop_kv(number);
             self.hang_up(number);
             self.answers.remove(&number);
             self.killed += 1;
@@ -236,11 +247,12 @@ impl World {
         let name = |words: String| format!("{words} (question {number})");
         let model = Device::model(shape);
         answer.seen.check_takeover(&answer.question, shape, model).map_err(name)?;
+        self.check_verified(answer, shape).map_err(name)?;
         let own_words = shape.voice == self.scenario.cloud.voice && !shape.other_tokenizer;
         let one_prompt = self.scenario.cloud.ratio >= 1.0 || answer.question.mode == RelayMode::CloudOnly;
         if own_words && one_prompt && !answer.continued {
             let segments = &answer.request.segments;
-            answer.seen.check_whole(&answer.question, shape, model, segments).map_err(name)?;
+            answer.seen.check_whole(&answer.question, shape.voice, model, segments).map_err(name)?;
         }
         let calm = self.scenario.faults.iter().all(|fault| match fault {
             Fault::Line { question, what: LineFault::Spoil, .. } => *question != number,

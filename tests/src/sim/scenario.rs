@@ -5,7 +5,7 @@
 
 use baton_device::relay::RelayMode;
 use baton_engine::pace_emulation::PassCost;
-use baton_protocol::{Corrector, Role, Sampling, Segment};
+use baton_protocol::{Corrector, Role, Sampling, Segment, VerifyPolicy};
 use baton_random::{SplitMix64, mix};
 
 use super::engine::Voice;
@@ -49,6 +49,12 @@ pub struct CloudShape {
     pub ratio: f32,
     /// The scene's corrector.
     pub corrector: Corrector,
+    /// Whether the scene has answers verified.
+    pub verify: VerifyPolicy,
+    /// Whether the scene offers keys and values, and the line's bytes in a second for them.
+    pub moves_kv: bool,
+    /// Bytes of keys and values that come over a line in a second.
+    pub kv_bytes_per_s: u64,
     /// Whether usage is kept by the program's store, which takes longer than its model.
     pub stores: bool,
 }
@@ -120,6 +126,26 @@ pub enum Fault {
         event: usize,
         /// What happens to it.
         what: LineFault,
+    },
+    /// Something happens to a draft that is sent to be checked, or to its reply.
+    Check {
+        /// The question.
+        question: usize,
+        /// The request, in the order in which they are sent.
+        request: usize,
+        /// What happens to it.
+        what: CheckFault,
+    },
+    /// Something happens to keys and values on their way.
+    Kv {
+        /// The question.
+        question: usize,
+        /// The connection, in the order in which they were opened.
+        fetch: usize,
+        /// The piece of its stream.
+        piece: usize,
+        /// What happens to it.
+        what: KvFault,
     },
     /// The cloud cannot be reached for some tries.
     Unreachable {
@@ -213,6 +239,34 @@ pub enum LineFault {
     Spoil,
 }
 
+/// What happens to a piece of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvFault {
+    /// The connection is cut before it.
+    Cut,
+    /// Nothing comes any more, and nobody is told.
+    Silence,
+    /// A bit of it is changed.
+    Damage,
+    /// It and what follows come so many milliseconds later.
+    Late(u64),
+}
+
+/// What happens to a draft on its way to the cloud, or to the reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckFault {
+    /// The request is lost, and the device is told.
+    Lost,
+    /// The reply is lost, and the device is told.
+    ReplyLost,
+    /// The reply is lost, and nobody is told.
+    Silence,
+    /// The reply comes so many milliseconds later.
+    Late(u64),
+    /// The request arrives twice.
+    Twice,
+}
+
 impl Scenario {
     /// Makes the scenario of a seed.
     #[must_use]
@@ -238,6 +292,10 @@ impl Scenario {
             concurrency_max: random.percent(15).then(|| 1 + random.below(3) as u32),
             ratio: [1.0, 1.0, 0.5, 0.25][random.below(4)],
             corrector: [Corrector::Cloud, Corrector::Device][random.below(2)],
+            verify: [VerifyPolicy::Off, VerifyPolicy::Off, VerifyPolicy::On, VerifyPolicy::Strict]
+                [SplitMix64::new(mix(seed, 12)).below(4)],
+            moves_kv: mix(seed, 14).is_multiple_of(2),
+            kv_bytes_per_s: [20_000, 100_000, 5_000_000][SplitMix64::new(mix(seed, 15)).below(3)],
             stores: seed.is_multiple_of(STORE_SHARE),
         };
         let mut devices: Vec<DeviceShape> =
@@ -257,6 +315,13 @@ impl Scenario {
         let (asked, there) = (questions.len(), devices.len());
         let fault = |at: usize| fault(mix(mix(seed, 5), at as u64), asked, there);
         let mut faults: Vec<Fault> = (0..count).map(fault).collect();
+        if cloud.verify != VerifyPolicy::Off && count > 0 {
+            faults
+                .extend(questions.iter().filter_map(|question| check_fault(question.number, mix(seed, 13))));
+        }
+        if cloud.moves_kv && count > 0 {
+            faults.extend(questions.iter().filter_map(|question| kv_fault(question.number, mix(seed, 16))));
+        }
         // Only the reader of a long answer can keep the cloud waiting.
         for long in questions.iter().filter(|question| question.tokens_max >= LONG) {
             devices[long.device].kv_tokens = 4096;
@@ -403,6 +468,34 @@ fn fault(seed: u64, questions: usize, devices: usize) -> Fault {
         }
         _ => Fault::Database { at_ms, for_ms: 10 + 4 * soon },
     }
+}
+
+/// Returns what happens to a draft of this question, if anything does.
+fn check_fault(question: usize, seed: u64) -> Option<Fault> {
+    let mut random = SplitMix64::new(mix(seed, question as u64));
+    let what = match random.below(10) {
+        0 => CheckFault::Lost,
+        1 => CheckFault::ReplyLost,
+        2 => CheckFault::Silence,
+        3 => CheckFault::Late(random.below(3_000) as u64),
+        4 => CheckFault::Twice,
+        _ => return None,
+    };
+    Some(Fault::Check { question, request: random.below(6), what })
+}
+
+/// Returns what happens to keys and values of this question, if anything does.
+fn kv_fault(question: usize, seed: u64) -> Option<Fault> {
+    let mut random = SplitMix64::new(mix(seed, question as u64));
+    let what = match random.below(8) {
+        0 | 1 => KvFault::Cut,
+        2 => KvFault::Silence,
+        3 => KvFault::Damage,
+        4 => KvFault::Late(random.below(400) as u64),
+        _ => return None,
+    };
+    let fetch = usize::from(random.percent(20));
+    Some(Fault::Kv { question, fetch, piece: random.below(12), what })
 }
 
 fn line_fault(random: &mut SplitMix64) -> LineFault {

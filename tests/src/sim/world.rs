@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use baton_cloud::store::UsageDelta;
 use baton_device::relay::{CloudFault, RelayEvent};
-use baton_protocol::{AssistEvent, AssistRequest};
+use baton_protocol::{AssistEvent, AssistRequest, VerifyReply, VerifyRequest};
 use baton_random::mix;
+use uuid::Uuid;
 
 use super::answer::{Answer, ConnNo};
 use super::cloud::Cloud;
 use super::device::{Begun, Device};
+use super::drafts::DraftNo;
+use super::handoff::{Come, FetchNo, Fetches};
 use super::network::{Conn, ToClient};
 use super::scenario::{Fault, Scenario};
 use super::trace::Trace;
@@ -51,6 +54,25 @@ pub(super) enum What {
     Arrive { question: usize, conn: ConnNo, what: ToClient },
     /// The cloud notices that a reader is gone.
     Gone(ConnNo),
+    /// A draft arrives at the cloud.
+    Draft {
+        question: usize,
+        draft: DraftNo,
+        /// Which draft of the question it is.
+        nth: usize,
+        of: Arc<AssistRequest>,
+        request: Arc<VerifyRequest>,
+    },
+    /// What came of a draft arrives at the device.
+    Checked { question: usize, draft: DraftNo, checked: Result<VerifyReply, CloudFault> },
+    /// The cloud notices that nobody waits for a draft.
+    DraftGone(DraftNo),
+    /// A fetch of keys and values arrives at the cloud.
+    Fetch { question: usize, no: FetchNo, nth: usize, from: u64, request: Uuid },
+    /// A piece of them arrives at the device.
+    Come { question: usize, no: FetchNo, what: Come },
+    /// The cloud notices that a fetch was given up.
+    FetchGone(FetchNo),
     /// A pass of the cloud is over.
     CloudPass(u32),
     /// A pass of a device is over.
@@ -89,6 +111,9 @@ pub(super) struct World {
     pub(super) answers: BTreeMap<usize, Answer>,
     pub(super) conns: BTreeMap<ConnNo, Conn>,
     pub(super) next_conn: ConnNo,
+    pub(super) next_draft: DraftNo,
+    pub(super) fetches: Fetches,
+    pub(super) next_fetch: FetchNo,
     pub(super) trace: Trace,
     pub(super) broken: Option<String>,
     happened: u64,
@@ -117,6 +142,9 @@ impl World {
             answers: BTreeMap::new(),
             conns: BTreeMap::new(),
             next_conn: 0,
+            next_draft: 0,
+            fetches: Fetches::new(),
+            next_fetch: 0,
             trace: Trace::default(),
             broken: None,
             happened: 0,
@@ -136,7 +164,11 @@ impl World {
         let begun = |number: usize| questions.iter().find(|(no, _)| *no == number).map_or(0, |(_, at)| *at);
         for (place, fault) in self.scenario.faults.clone().into_iter().enumerate() {
             let at_ms = match fault {
-                Fault::Line { .. } | Fault::Unreachable { .. } | Fault::Twice { .. } => continue,
+                Fault::Line { .. }
+                | Fault::Check { .. }
+                | Fault::Kv { .. }
+                | Fault::Unreachable { .. }
+                | Fault::Twice { .. } => continue,
                 Fault::Leave { question, after_ms } | Fault::Pause { question, after_ms, .. } => {
                     begun(question) + after_ms
                 }
@@ -194,7 +226,7 @@ impl World {
         let asked = self.answers.len() + self.killed >= self.scenario.questions.len();
         asked
             && self.answers.values().all(Answer::finished)
-            && self.cloud.up.as_ref().is_none_or(|up| up.streams.values().all(super::cloud::Stream::ended))
+            && self.cloud.up.as_ref().is_none_or(super::cloud::Up::is_idle)
             && self.machines.iter().all(|machine| machine.device.rests())
             && self.cloud.rests()
     }
@@ -256,6 +288,16 @@ impl World {
             What::Limit { question, conn, fault } => self.limit(question, conn, fault),
             What::Arrive { question, conn, what } => self.arrive(question, conn, what),
             What::Gone(conn) => self.gone(conn),
+            What::Draft { question, draft, nth, of, request } => {
+                self.post_draft((question, draft), nth, (&of, &request));
+            }
+            What::Checked { question, draft, checked } => self.checked(question, draft, checked),
+            What::Fetch { question, no, nth, from, request } => {
+                self.post_fetch(question, (no, nth), from, request);
+            }
+            What::Come { question, no, what } => self.came(question, no, what),
+            What::FetchGone(no) => drop(self.fetches.remove(&no)),
+            What::DraftGone(draft) => self.cloud.drop_draft(draft),
             What::CloudPass(life) if life == self.cloud.life => {
                 let done = self.cloud.commit();
                 self.check(done);
@@ -289,6 +331,8 @@ impl World {
             self.step();
         }
         self.feed_all();
+        self.feed_checked();
+        self.feed_kv();
     }
 
     /// Lets the cloud begin a pass; returns whether it did.

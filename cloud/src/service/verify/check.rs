@@ -60,12 +60,17 @@ impl<'a> Check<'a> {
         if room == 0 {
             return Err(ServiceError::PromptTooLong { tokens: prompt_tokens, limit: context - 1 });
         }
-        // The last token that fits is the model's own.
-        let draft = draft[..draft.len().min(room - 1)].to_vec();
-        let max_tokens = at_least.max(draft.len() + 1).min(room);
+        let wanted = at_least.max(draft.len() + 1).min(room);
         let reservation = payer.map(|payer| {
-            payer.reserve(TokenNeed { name: None, prompt_tokens: 0, max_tokens: max_tokens as u64 })
+            payer.reserve(TokenNeed { name: None, prompt_tokens: 0, max_tokens: wanted as u64 })
         });
+        let reservation = reservation.transpose()?;
+        // The tenant's day may have less left.
+        let granted = reservation.as_ref().map_or(u64::MAX, Reservation::max_tokens);
+        let max_tokens = wanted.min(usize::try_from(granted).unwrap_or(usize::MAX)).max(1);
+        // The last token is the model's own.
+        let draft = draft[..draft.len().min(max_tokens - 1)].to_vec();
+        let at_least = at_least.min(max_tokens);
         let answer = Answer::new(AnswerOptions {
             tokenizer: served.model.tokenizer().clone(),
             vocab_len: served.model.config().vocab_len,
@@ -80,7 +85,6 @@ impl<'a> Check<'a> {
             window: None,
             evidence: None,
         });
-        let reservation = reservation.transpose()?;
         Ok(Check { served, answer, open, known: known.len(), prompt_tokens, draft, at_least, reservation })
     }
 

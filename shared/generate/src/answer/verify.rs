@@ -149,7 +149,9 @@ impl Verification {
 
     /// Returns how many of the accepted ids the model would have written too, from the first on.
     pub(super) fn agreed(&self) -> usize {
-        self.ids.iter().zip(&self.choices).take_while(|(id, choice)| id == choice).count()
+        let same = self.ids.iter().zip(&self.choices).take_while(|(id, choice)| id == choice).count();
+        let more = usize::from(planted::is(Bug::DraftAccepted));
+        (same + more).min(self.ids.len())
     }
 
     /// Returns whether every row was taken.

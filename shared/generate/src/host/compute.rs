@@ -85,7 +85,7 @@ impl<S: Sequences> Host<S> {
         let elapsed = started.elapsed();
         let wait = self.emulation.map_or(Duration::ZERO, |cost| cost.wait(content, elapsed));
         let rows = rows.iter().map(|row| row.id).collect();
-        Ok(Pass { content, sample, begun_at, elapsed, wait, waited, rows, flags, outcomes })
+        Ok(Pass { content, sample, begun_at, elapsed, wait, waited, rows, flags, outcomes, is_cut: false })
     }
 
     /// Runs tokens through the model, for measuring.
@@ -245,7 +245,7 @@ fn sample_of(rows: &[Row]) -> PassSample {
     sample
 }
 
-/// Cancels a pass if all of its rows are cancelled, or if whoever runs the host says so.
+/// Cancels a pass if all of its rows are cancelled or replaced, or if whoever runs the host says so.
 struct PassControl<'a> {
     flags: &'a [CancelFlag],
     outer: &'a mut dyn StepControl,
@@ -256,7 +256,7 @@ impl StepControl for PassControl<'_> {
         if self.outer.after_layer(done, total).is_break() {
             self.flags.iter().for_each(CancelFlag::set);
         }
-        match self.flags.iter().all(CancelFlag::is_set) {
+        match self.flags.iter().all(CancelFlag::ends_pass) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -276,6 +276,12 @@ mod tests {
         assert_eq!(watch.after_layer(2, 3), ControlFlow::Continue(()));
         flags[1].set();
         assert_eq!(watch.after_layer(3, 3), ControlFlow::Break(()));
+        let flags = [flags[0].clone(), CancelFlag::default()];
+        let mut watch = PassControl { flags: &flags, outer: &mut () };
+        flags[1].replace();
+        assert_eq!(watch.after_layer(1, 3), ControlFlow::Break(()));
+        flags[1].replaced();
+        assert_eq!(watch.after_layer(1, 3), ControlFlow::Continue(()));
     }
 
     #[test]

@@ -95,6 +95,17 @@ struct State {
     changes: u64,
 }
 
+/// How the wait for the emulated machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// It has passed.
+    Whole,
+    /// Nobody wants the pass.
+    Unwanted,
+    /// An order replaces what was computed.
+    Replaced,
+}
+
 /// What has come in since the host looked last.
 pub(super) struct Arrived {
     pub(super) jobs: Vec<Job>,
@@ -265,17 +276,20 @@ impl HostHandle {
         state.changes != seen
     }
 
-    /// Lets `wait` pass. Returns whether it ended early, because all of these flags are set.
-    pub(super) fn wait_out(&self, wait: Duration, flags: &[CancelFlag]) -> bool {
+    /// Lets `wait` pass, unless nobody wants the pass of these flags any more.
+    pub(super) fn wait_out(&self, wait: Duration, flags: &[CancelFlag]) -> Waited {
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
             let left = wait.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                return false;
+                return Waited::Whole;
             }
             if flags.iter().all(CancelFlag::is_set) {
-                return true;
+                return Waited::Unwanted;
+            }
+            if flags.iter().all(CancelFlag::ends_pass) {
+                return Waited::Replaced;
             }
             state = self.0.changed.wait_timeout(state, left).expect(POISONED).0;
         }

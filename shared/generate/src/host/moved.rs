@@ -12,6 +12,7 @@ use tracing::debug;
 use super::{Host, chain};
 use crate::hooks::Fault;
 use crate::job::{Export, JobEvent, Take};
+use crate::planted::{self, Bug};
 use crate::scheduler::{Event, Goal, JobId};
 
 /// Bytes that leave between two passes.
@@ -67,6 +68,11 @@ impl<S: Sequences> Host<S> {
                 self.end_export();
                 continue;
             };
+            if planted::is(Bug::RowsTwice)
+                && let [.., before, last] = &mut export.positions[..]
+            {
+                *last = *before;
+            }
             let positions = export.positions.get(range).unwrap_or_default();
             let mut rows = Vec::new();
             match self.engine.export_rows(*seq, layer, positions, export.format, &mut rows) {
@@ -94,6 +100,7 @@ impl<S: Sequences> Host<S> {
     pub(super) fn take_rows(&mut self, id: JobId, take: Take) -> Result<(), Fault> {
         let Some(entry) = self.jobs.get_mut(&id) else { return Ok(()) };
         let Take { ids, rows, max_tokens, pass_tokens } = take;
+        entry.cancel.replaced();
         let (prompt_tokens, upto) = (ids.len(), ids.len().saturating_sub(1));
         let holds = matches!(entry.goal, Goal::Hold { .. });
         let made = match entry.seq {

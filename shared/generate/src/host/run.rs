@@ -90,10 +90,7 @@ impl<S: Sequences> Host<S> {
             let pass = self.turn_under(control);
             let idle = pass.is_none();
             if let Some(pass) = pass {
-                match self.handle.wait_out(pass.wait, &pass.flags) {
-                    true => self.undo(pass),
-                    false => self.commit(pass),
-                }
+                self.conclude(pass);
             }
             let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((closed, answer)) = gathered.end.take() {

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton_engine::engine::KvFormat;
+use baton_engine::pace_emulation::PassCost;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{Engine, Kept, KvRows, Sampler, StepSeq, Wanted};
 use baton_generate::answer::{Accepted, Answer, Keep};
 use baton_generate::clock::Clock;
-use baton_generate::host::Host;
+use baton_generate::host::{Host, HostOptions};
 use baton_generate::job::{Export, JobEvent, Opened, Order, RowsTaker, Sink, Take};
 use baton_generate::scheduler::{CloseReason, Closed, Goal};
 
@@ -187,6 +188,33 @@ fn an_answer_over_moved_keys_and_values_is_that_of_the_evicted_fork() {
         assert_eq!(computed, 1 + FIRST, "{prefilled} prefilled");
     }
     assert_ne!(over_kept(&ask, &tokens), ask.alone(&[]).0, "the test tells both apart");
+}
+
+#[test]
+fn rows_that_come_end_the_pass_that_runs() {
+    let ask = ask();
+    let (_, rows, _) = begun(&ask, usize::MAX);
+    // A pass would take days.
+    let emulation = Some(PassCost { base_ms: 0.0, prefill_ms_per_token: 1e8, decode_ms: 0.0 });
+    let options = HostOptions { emulation, ..options(KV_TOKENS, Clock::monotonic()) };
+    let host = Host::new(engine(KV_TOKENS), options);
+    let handle = host.handle();
+    let id = handle.new_id();
+    let (job, reader) = ask.job(id, Goal::Hold { upto: ask.prompt.len() - 1 }, None);
+    let cancel = job.cancel.clone();
+    handle.submit(job).unwrap();
+    let serving = std::thread::spawn(|| host.serve());
+    let (ids, rows) = (ask.prompt.clone(), Arc::new(rows));
+    cancel.replace();
+    handle.order(id, Order::Take(Take { ids, rows, max_tokens: ANSWER, pass_tokens: 32 }));
+    let mut looks = 0;
+    while reader.with(|record| record.held) == 0 {
+        looks += 1;
+        assert!(looks < 60_000, "the pass was waited for");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    handle.stop();
+    serving.join().unwrap();
 }
 
 #[test]
