@@ -15,7 +15,7 @@ use baton_generate::host::{Host, HostOptions};
 use baton_generate::job::{Export, JobEvent, Opened, Order, RowsTaker, Sink, Take};
 use baton_generate::scheduler::{CloseReason, Closed, Goal};
 
-use super::world::{Ask, Reader, engine, model, options};
+use super::world::{Ask, Reader, Record, engine, model, options};
 
 /// Tokens that the first host writes.
 const FIRST: usize = 5;
@@ -201,18 +201,20 @@ fn rows_that_come_end_the_pass_that_runs() {
     let handle = host.handle();
     let id = handle.new_id();
     let (job, reader) = ask.job(id, Goal::Hold { upto: ask.prompt.len() - 1 }, None);
-    let cancel = job.cancel.clone();
     handle.submit(job).unwrap();
     let serving = std::thread::spawn(|| host.serve());
+    let until = |wanted: &dyn Fn(&Record) -> bool| {
+        let there = (0..60_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            reader.with(wanted)
+        });
+        assert!(there, "the pass was waited for");
+    };
+    until(&|record| record.begun == 1);
     let (ids, rows) = (ask.prompt.clone(), Arc::new(rows));
-    cancel.replace();
+    reader.cancel.replace();
     handle.order(id, Order::Take(Take { ids, rows, max_tokens: ANSWER, pass_tokens: 32 }));
-    let mut looks = 0;
-    while reader.with(|record| record.held) == 0 {
-        looks += 1;
-        assert!(looks < 60_000, "the pass was waited for");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(&|record| record.held == 1);
     handle.stop();
     serving.join().unwrap();
 }
