@@ -175,6 +175,7 @@ fn axes(seed: u64) -> TableAxes {
             policy: drawn.scene,
             fixed_tokens: drawn.prompt.fixed_tokens,
             prefix_tokens: drawn.prompt.prefix_tokens,
+            draft_tokens: None,
         }
     });
     let scenes = scenes.collect();

@@ -8,6 +8,7 @@
 mod charts;
 mod quality;
 
+use baton_pacing::verify::{Acceptance, PassCosts, checks_ms};
 use baton_pacing::{
     DeviceClass, KeepsTau, NetworkClass, OptimizerInput, Plan, TableAxes, TablePlace, explain, relay,
     table::LENGTHS,
@@ -30,6 +31,8 @@ pub const NETWORK: &str = "wifi";
 const PROMPT_TOKENS_MAX: u32 = 10_000_000;
 /// Points of a curve over L.
 const ASSIST_POINTS: u32 = 64;
+/// Tokens of the answer whose time in slots is drawn.
+const ANSWER_TOKENS: u32 = 256;
 /// The most device classes whose curves are drawn; the table has all.
 const CURVES_MAX: usize = 3;
 
@@ -78,6 +81,8 @@ pub struct Prediction {
     pub gap_over_assist: Vec<Curve>,
     /// The allowed range of L; null if no L keeps tau.
     pub assist_feasible: Option<Interval>,
+    /// Time in the cloud's slots over L, if the scene verifies answers.
+    pub slot_over_assist: Option<SlotCurves>,
     /// The plan for every class and length of prompt over this network.
     pub table: Vec<Cell>,
     /// Scores over r, if there is an evaluation of this mode. The metric with the most questions comes first.
@@ -163,6 +168,21 @@ pub struct Curve {
     pub device_class: String,
     /// Points, by rising x.
     pub points: Vec<Point>,
+}
+
+/// Time in the cloud's slots for the tokens of an answer, without its prompt. A forecast.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct SlotCurves {
+    /// Tokens of the answer.
+    pub answer_tokens: u32,
+    /// The share of drafted tokens that the cloud would have written too.
+    pub acceptance: f64,
+    /// If the device writes on alone behind L.
+    pub released: Vec<Point>,
+    /// If the cloud checks what the device writes behind L.
+    pub verified: Vec<Point>,
+    /// If the cloud writes the whole answer, in milliseconds.
+    pub whole_ms: f64,
 }
 
 /// A point of a curve.
@@ -324,6 +344,7 @@ fn computed(
             .map(|(class, input)| curve(class, over_assist(input, plan.ratio, &assist)))
             .collect(),
         assist_feasible: assist_feasible(input, &plan),
+        slot_over_assist: axes.scenes[0].draft_tokens.map(|drafted| slot_curves(input, &plan, drafted)),
         table,
         quality: quality(&plan),
     })
@@ -365,6 +386,32 @@ fn assist_points(plan: &Plan) -> Vec<u32> {
 
 fn over_assist(input: &OptimizerInput, ratio: f64, tokens: &[u32]) -> Vec<Point> {
     tokens.iter().map(|&tokens| Point { x: f64::from(tokens), y: input.gap_at_ms(ratio, tokens) }).collect()
+}
+
+/// Returns the time in the cloud's slots over L up to a whole answer. The chosen L is one of the points.
+fn slot_curves(input: &OptimizerInput, plan: &Plan, drafted: usize) -> SlotCurves {
+    let answer = ANSWER_TOKENS.max(plan.assist_tokens);
+    let step = answer.div_ceil(ASSIST_POINTS).max(1);
+    let mut lengths: Vec<u32> = (0..=answer / step).map(|index| (index * step).max(1)).collect();
+    lengths.extend([plan.assist_tokens.max(1), answer]);
+    lengths.sort_unstable();
+    lengths.dedup();
+    let cloud = &input.cloud;
+    let costs = PassCosts { pass_ms: cloud.decode_ms, row_ms: cloud.prefill_ms_per_token };
+    let acceptance = Acceptance::default().share();
+    let released = |tokens: u32| f64::from(tokens) * cloud.decode_ms;
+    let verified =
+        |tokens: u32| released(tokens) + checks_ms(f64::from(answer - tokens), acceptance, costs, drafted);
+    let curve = |slot_ms: &dyn Fn(u32) -> f64| {
+        lengths.iter().map(|&tokens| Point { x: f64::from(tokens), y: slot_ms(tokens) }).collect()
+    };
+    SlotCurves {
+        answer_tokens: answer,
+        acceptance,
+        released: curve(&released),
+        verified: curve(&verified),
+        whole_ms: released(answer),
+    }
 }
 
 /// Returns the range of L: from the smallest that keeps tau (at least the floor) to the largest that the

@@ -6,10 +6,12 @@
 //! [`crate::learn::planning`]), with the values of each device. Pure. Always: measured values are used
 //! before assumed ones.
 
+use baton_generate::speculation::K_MAX;
 use baton_pacing::{
     BoundBy, CloudCost, DeviceClass, Goal, KeepsTau, NetworkClass, OptimizerInput, Plan, TableScene, Verdict,
     optimizer::ASSIST_MARGIN,
 };
+use baton_protocol::VerifyPolicy;
 use serde_json::{Value, json};
 
 use crate::learn::coefficients::{ALL, Coefficients, NETWORKS_ASSUMED};
@@ -75,6 +77,7 @@ pub fn table_scene(id: &str, settings: &SceneSettings, question_tokens: u32) -> 
         policy: policy(settings, Wish::default(), ANSWER_TOKENS_MAX),
         fixed_tokens: prefix_tokens.saturating_add(suffix_tokens),
         prefix_tokens,
+        draft_tokens: (settings.verify != VerifyPolicy::Off).then_some(K_MAX),
     }
 }
 

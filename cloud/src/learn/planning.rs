@@ -3,6 +3,7 @@
 //! Never: lets r fall below the scene's xi, or lets L exceed what the scene allows and the context holds.
 //! Pure: all figures are passed in.
 
+use baton_pacing::verify::with_first_check;
 use baton_pacing::{
     CloudCost, DeviceCost, InputError, OptimizerInput, PromptShape, ScenePolicy, SlowDevice, relay,
 };
@@ -124,10 +125,7 @@ pub(crate) fn policy(scene: &SceneSettings, wish: Wish, answer_tokens_max: u32) 
 /// and its check.
 fn device_cost(now: &Situation<'_>) -> DeviceCost {
     let cost = now.known.device(now.device);
-    let Some(tokens) = now.draft_tokens else { return cost };
-    let check_ms = cloud_cost(now).rtt_ms + now.cloud.decode_ms;
-    let draft_ms = tokens as f64 * cost.decode_ms;
-    DeviceCost { decompress_ms: cost.decompress_ms + draft_ms + check_ms, ..cost }
+    now.draft_tokens.map_or(cost, |drafted| with_first_check(cost, &cloud_cost(now), drafted))
 }
 
 fn cloud_cost(now: &Situation<'_>) -> CloudCost {

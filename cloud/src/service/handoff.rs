@@ -130,8 +130,9 @@ impl Handoff {
         self.bytes
     }
 
-    /// Returns the bytes from `at` to the end of their frame, or `None` if they have not come; for callers that
-    /// drive the engine themselves.
+    /// Returns the bytes from `at` to the end of their frame, or `None` if they have not come.
+    ///
+    /// For callers that drive the engine themselves; others wait with `next`.
     ///
     /// # Errors
     /// [`Unfinished`] if they will never come.

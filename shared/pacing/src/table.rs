@@ -6,6 +6,7 @@
 
 use crate::cost::{CloudCost, DeviceCost};
 use crate::optimizer::{InputError, OptimizerInput, Plan, PromptShape, ScenePolicy, relay};
+use crate::verify::with_first_check;
 
 /// Representative lengths of whole prompts, in tokens; each is twice the one before.
 pub const LENGTHS: [u32; 8] = [512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536];
@@ -21,6 +22,8 @@ pub struct TableScene {
     pub fixed_tokens: u32,
     /// The fixed tokens at the start of the prompt.
     pub prefix_tokens: u32,
+    /// Tokens of the first draft, if the device's tokens are checked before they are shown.
+    pub draft_tokens: Option<usize>,
 }
 
 /// A class of devices.
@@ -78,6 +81,8 @@ impl TableAxes {
     pub fn input(&self, place: TablePlace) -> OptimizerInput {
         let scene = &self.scenes[place.scene];
         let content_tokens = self.lengths[place.length].saturating_sub(scene.fixed_tokens);
+        let device = self.devices[place.device].cost;
+        let cloud = CloudCost { rtt_ms: self.networks[place.network].rtt_ms, ..self.cloud };
         OptimizerInput {
             prompt: PromptShape {
                 fixed_tokens: scene.fixed_tokens,
@@ -85,8 +90,8 @@ impl TableAxes {
                 prefix_tokens: scene.prefix_tokens.min(scene.fixed_tokens),
                 cached_tokens: 0,
             },
-            device: self.devices[place.device].cost,
-            cloud: CloudCost { rtt_ms: self.networks[place.network].rtt_ms, ..self.cloud },
+            device: scene.draft_tokens.map_or(device, |drafted| with_first_check(device, &cloud, drafted)),
+            cloud,
             scene: scene.policy,
             load: 0.0,
         }
@@ -133,6 +138,7 @@ mod tests {
             policy,
             fixed_tokens: 100,
             prefix_tokens: 60,
+            draft_tokens: None,
         };
         let device = |name: &str, prefill_ms_per_token| DeviceClass {
             name: name.to_owned(),

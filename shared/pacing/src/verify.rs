@@ -5,6 +5,8 @@
 //! trip. With acceptance `a` for each drafted token, a draft of `g` tokens brings
 //! `E(a, g) = (1 - a^(g+1)) / (1 - a)` tokens on average (Leviathan et al. 2023, equation 1).
 
+use crate::{CloudCost, DeviceCost};
+
 /// The acceptance before anything is known.
 const ACCEPTANCE_BEFORE: f64 = 0.8;
 /// How many drafted tokens that guess is worth.
@@ -81,6 +83,25 @@ pub fn draft_tokens(acceptance: f64, costs: PassCosts, most: usize) -> usize {
     (1..=most.max(1)).rev().min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(1)
 }
 
+/// Returns the time in the cloud's slots for so many tokens that a device drafts and the cloud checks, in
+/// drafts of the best length up to `most`.
+#[must_use]
+pub fn checks_ms(tokens: f64, acceptance: f64, costs: PassCosts, most: usize) -> f64 {
+    let sane = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
+    let drafted = draft_tokens(acceptance, costs, most);
+    let pass_ms = sane(costs.pass_ms) + drafted as f64 * sane(costs.row_ms);
+    tokens.max(0.0) * pass_ms / expected_tokens(acceptance, drafted)
+}
+
+/// Returns the cost of a device whose drafts of `drafted` tokens are checked: its first token comes later, by
+/// the first draft and its check.
+#[must_use]
+pub fn with_first_check(device: DeviceCost, cloud: &CloudCost, drafted: usize) -> DeviceCost {
+    let check_ms = cloud.rtt_ms + cloud.decode_ms;
+    let draft_ms = drafted as f64 * device.decode_ms;
+    DeviceCost { decompress_ms: device.decompress_ms + draft_ms + check_ms, ..device }
+}
+
 /// What decides when a draft must be sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Buffer {
@@ -138,6 +159,17 @@ mod tests {
         let total: usize =
             (0..rounds).map(|_| 1 + (0..drafted).take_while(|_| unit() < acceptance).count()).sum();
         total as f64 / f64::from(rounds)
+    }
+
+    #[test]
+    fn checked_tokens_cost_less_than_written_ones_if_most_drafts_are_right() {
+        let costs = PassCosts { pass_ms: 20.0, row_ms: 1.0 };
+        let written = 100.0 * costs.pass_ms;
+        // A pass of 8 drafted tokens takes 28 ms and brings 9.
+        assert!((checks_ms(100.0, 1.0, costs, 8) - 100.0 * 28.0 / 9.0).abs() < 1e-9);
+        assert!(checks_ms(100.0, 0.8, costs, 8) < 0.5 * written);
+        assert!(checks_ms(100.0, 0.0, costs, 8) >= written, "every pass brings one token");
+        assert_eq!(checks_ms(0.0, 0.8, costs, 8), 0.0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Shows a prediction as charts and sentences.
 
-use super::{Curve, Prediction};
+use super::{Curve, Point, Prediction};
 use crate::admin::chart::{Across, Axis, Chart, Line, Mark, Region, grouped};
 use crate::learn::forecast::digits;
 
@@ -27,6 +27,7 @@ impl Prediction {
     #[must_use]
     pub fn charts(&self) -> Vec<Chart> {
         let mut charts = vec![self.ttft_chart(), self.gap_chart()];
+        charts.extend(self.slot_chart());
         charts.extend(self.quality_chart());
         charts
     }
@@ -105,6 +106,44 @@ impl Prediction {
                 (f64::from(plan.assist_tokens), plan.predicted.gap_ms, format!("L {}", plan.assist_tokens))
             }),
         }
+    }
+
+    /// Draws what verification costs the cloud, beside a release at L and the whole answer.
+    fn slot_chart(&self) -> Option<Chart> {
+        let (slots, plan) = (self.slot_over_assist.as_ref()?, &self.plan);
+        let points = |points: &[Point]| points.iter().map(|point| (point.x, point.y)).collect();
+        let assist = f64::from(plan.assist_tokens.max(1));
+        let at = |points: &[Point]| points.iter().find(|point| point.x == assist).map(|point| point.y);
+        let (verified, released) = (at(&slots.verified)?, at(&slots.released)?);
+        let answer = f64::from(slots.answer_tokens);
+        Some(Chart {
+            id: "slot",
+            title: format!("Time in the cloud's slots over L, {} tokens", grouped(answer, 0)),
+            description: format!(
+                "An answer of {} tokens, without its prompt, if {} of the drafted tokens are accepted. At L {} it takes \
+                 {} ms with verification, {} ms if the device writes on alone, and {} ms if the cloud writes all of it.",
+                grouped(answer, 0),
+                digits(slots.acceptance),
+                plan.assist_tokens,
+                grouped(verified, 0),
+                grouped(released, 0),
+                grouped(slots.whole_ms, 0),
+            ),
+            x: Axis::new("L, tokens the cloud writes", "", 0.0, answer),
+            y: Axis::from_zero("slot time", "ms", slots.whole_ms * 1.05),
+            decimals: (0, 0),
+            lines: vec![
+                Line::new("verified", points(&slots.verified)),
+                Line::new("released at L", points(&slots.released)),
+            ],
+            region: None,
+            marks: vec![Mark {
+                across: Across::Y,
+                value: slots.whole_ms,
+                text: "the cloud writes all".to_owned(),
+            }],
+            chosen: Some((assist, verified, format!("L {}", plan.assist_tokens))),
+        })
     }
 
     /// Draws the curves of one metric, because other metrics have another axis.

@@ -1,6 +1,8 @@
 //! Tests that predictions are the optimizer's own numbers.
 
+use baton_generate::speculation::K_MAX;
 use baton_pacing::refit::DeviceReport;
+use baton_protocol::VerifyPolicy;
 use serde_json::{Value, json};
 
 use super::*;
@@ -197,11 +199,34 @@ fn given(settings: &SceneSettings, class: &str, prompt_tokens: u32) -> (f64, u32
         content_tokens: content,
         prefix_tokens: input.prompt.prefix_tokens as usize,
         room_tokens: 65_536,
-        draft_tokens: None,
+        draft_tokens: (settings.verify != VerifyPolicy::Off).then_some(K_MAX),
     };
     let planned =
         crate::learn::planning::plan(settings, crate::learn::planning::Wish::default(), situation).unwrap();
     (f64::from(planned.ratio), planned.assist_tokens)
+}
+
+#[test]
+fn a_scene_that_verifies_shows_what_that_costs() {
+    let plain = SceneSettings::with_system("You answer from the document.");
+    let verified = SceneSettings { verify: VerifyPolicy::On, ..plain.clone() };
+    let predicted =
+        |settings: &SceneSettings| predict("s", settings, &known(), &asked("phone", 4096), None).unwrap();
+    let (plain, got) = (predicted(&plain), predicted(&verified));
+    assert_eq!(plain.slot_over_assist, None);
+    assert!(plain.charts().iter().all(|chart| chart.id != "slot"));
+    assert!(got.plan.predicted.ttft_d_ms > plain.plan.predicted.ttft_d_ms, "the first draft and its check");
+    let slots = got.slot_over_assist.as_ref().unwrap();
+    assert_eq!(slots.released.len(), slots.verified.len());
+    for (released, verified) in slots.released.iter().zip(&slots.verified) {
+        assert_eq!((released.x, released.y), (verified.x, 25.0 * released.x));
+        assert!(released.y <= verified.y && verified.y <= slots.whole_ms + 1e-9, "{verified:?}");
+    }
+    assert_eq!(slots.verified.last().map(|last| last.y), Some(slots.whole_ms));
+    let chart = got.charts().into_iter().find(|chart| chart.id == "slot").unwrap();
+    let (assist, slot_ms, _) = chart.chosen.unwrap();
+    assert_eq!(assist, f64::from(got.plan.assist_tokens));
+    assert!(slots.verified.iter().any(|point| (point.x, point.y) == (assist, slot_ms)));
 }
 
 #[test]
@@ -214,7 +239,10 @@ fn what_is_shown_is_what_the_service_gives() {
         SceneSettings { assist_tokens: Some(7), ..pinned(0.4) },
     );
     let mut verdicts = std::collections::BTreeSet::new();
-    for settings in [&free, &pinned(0.25), &pinned(0.3), &pinned(0.99), &pinned(1.0), &late, &whole, &fixed] {
+    let verified = SceneSettings { verify: VerifyPolicy::On, ..free.clone() };
+    for settings in
+        [&free, &pinned(0.25), &pinned(0.3), &pinned(0.99), &pinned(1.0), &late, &whole, &fixed, &verified]
+    {
         for (class, tokens) in
             [("phone", 40), ("phone", 4096), ("tablet", 128), ("tablet", 700), ("phone", 20_000)]
         {
