@@ -139,42 +139,8 @@ impl Answer {
         let request = Arc::new(redacted.as_request().clone());
         check_sent(&request)?;
         let segments: Arc<[Segment]> = redacted.segments().to_vec().into();
-        let cost = DeviceCost {
-            prefill_ms_per_token: shape.cost.prefill_ms_per_token,
-            prefill_ms_per_token2: 0.0,
-            decode_ms: shape.cost.decode_ms,
-            decompress_ms: 1.0,
-        };
-        let kv = scene.kv.map(|_| match kv {
-            Some(model_name) => {
-                let ids = prompt_ids(model, &segments);
-                KvTerms {
-                    refused: None,
-                    model: model_name,
-                    prompt_sha256: ids_sha256(&ids),
-                    prompt_tokens: ids.len(),
-                    line_bytes_per_s: None,
-                }
-            }
-            None => KvTerms::refusing("this device takes none"),
-        });
-        let config = RelayConfig {
-            mode: question.mode,
-            has_device: question.mode != RelayMode::CloudOnly || question.seed.is_multiple_of(2),
-            pace: if question.instant { PaceMode::Instant } else { PaceMode::Paced },
-            tau_ms: f64::from(scene.tau_ms),
-            refine: scene.refine,
-            corrector: scene.corrector,
-            corrector_override: question.corrector,
-            verify: scene.verify,
-            cost,
-            hedge_after_ms: question.hedge_after_ms as f64,
-            first_timeout_ms: 60_000.0,
-            idle_timeout_ms: 20_000.0,
-            may_continue: true,
-            kv,
-            first_prompt: PromptId(100 * question.number as u64 + 1),
-        };
+        let terms = kv_terms(model, kv, &segments, scene);
+        let config = config(question, shape, scene, terms);
         let spec =
             AnswerSpec::plain(Arc::clone(&segments), sampling(&question.sampling), question.tokens_max);
         let stop = StopStrings::new(&question.sampling.stop).map_err(|err| err.to_string())?;
@@ -228,6 +194,60 @@ impl Answer {
 
     pub(super) fn finished(&self) -> bool {
         self.seen.outcome.is_some()
+    }
+}
+
+/// Returns on which terms the device takes keys and values, if the scene offers some.
+fn kv_terms(
+    model: &Model,
+    kv: Option<String>,
+    segments: &[Segment],
+    scene: &SceneSettings,
+) -> Option<KvTerms> {
+    scene.kv.map(|_| match kv {
+        Some(model_name) => {
+            let ids = prompt_ids(model, segments);
+            KvTerms {
+                refused: None,
+                model: model_name,
+                prompt_sha256: ids_sha256(&ids),
+                prompt_tokens: ids.len(),
+                line_bytes_per_s: None,
+            }
+        }
+        None => KvTerms::refusing("this device takes none"),
+    })
+}
+
+/// Returns the settings of a question's relay.
+fn config(
+    question: &Question,
+    shape: &DeviceShape,
+    scene: &SceneSettings,
+    kv: Option<KvTerms>,
+) -> RelayConfig {
+    let cost = DeviceCost {
+        prefill_ms_per_token: shape.cost.prefill_ms_per_token,
+        prefill_ms_per_token2: 0.0,
+        decode_ms: shape.cost.decode_ms,
+        decompress_ms: 1.0,
+    };
+    RelayConfig {
+        mode: question.mode,
+        has_device: question.mode != RelayMode::CloudOnly || question.seed.is_multiple_of(2),
+        pace: if question.instant { PaceMode::Instant } else { PaceMode::Paced },
+        tau_ms: f64::from(scene.tau_ms),
+        refine: scene.refine,
+        corrector: scene.corrector,
+        corrector_override: question.corrector,
+        verify: scene.verify,
+        cost,
+        hedge_after_ms: question.hedge_after_ms as f64,
+        first_timeout_ms: 60_000.0,
+        idle_timeout_ms: 20_000.0,
+        may_continue: true,
+        kv,
+        first_prompt: PromptId(100 * question.number as u64 + 1),
     }
 }
 

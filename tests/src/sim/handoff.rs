@@ -148,7 +148,7 @@ impl World {
         sending.pieces += 1;
         sending.last_ns = sending.last_ns.max(self.now) + piece.len() as u64 * 1_000_000_000 / bytes_per_s;
         let (mut sent_ns, mut silent) = (sending.last_ns, sending.silent);
-        let faults = self.scenario.faults.iter().filter_map(|fault| match fault {
+        let mut faults = self.scenario.faults.iter().filter_map(|fault| match fault {
             Fault::Kv { question: of, fetch, piece, what }
                 if (*of, *fetch, *piece) == (question, nth, place) =>
             {
@@ -156,7 +156,7 @@ impl World {
             }
             _ => None,
         });
-        let fault = faults.last();
+        let fault = faults.next_back();
         match fault {
             Some(KvFault::Cut) => {
                 self.fetches.remove(&no);
