@@ -147,7 +147,8 @@ impl World {
         let (nth, place) = (sending.nth, sending.pieces);
         sending.pieces += 1;
         sending.last_ns = sending.last_ns.max(self.now) + piece.len() as u64 * 1_000_000_000 / bytes_per_s;
-        let (mut sent_ns, mut silent) = (sending.last_ns, sending.silent);
+        let (was_silent, mut sent_ns) = (sending.silent, sending.last_ns);
+        let mut silent = was_silent;
         let mut faults = self.scenario.faults.iter().filter_map(|fault| match fault {
             Fault::Kv { question: of, fetch, piece, what }
                 if (*of, *fetch, *piece) == (question, nth, place) =>
@@ -164,21 +165,17 @@ impl World {
                 return false;
             }
             Some(KvFault::Silence) => silent = true,
-            Some(KvFault::Damage) => {
-                piece[0] ^= 0x40;
-            }
+            Some(KvFault::Damage) => piece[0] ^= 0x40,
             Some(KvFault::Late(ms)) => sent_ns += ms * MS,
             None => {}
         }
         if let Some(sending) = self.fetches.get_mut(&no) {
-            if silent && !sending.silent {
-                self.come_at(question, no, Come::Cut, sent_ns + SILENCE_NS);
-            }
-            let Some(sending) = self.fetches.get_mut(&no) else { return false };
             (sending.silent, sending.last_ns) = (silent, sent_ns);
         }
         if !silent {
             self.come(question, no, Come::Bytes(piece), sent_ns);
+        } else if !was_silent {
+            self.at(sent_ns + SILENCE_NS, What::Come { question, no, what: Come::Cut });
         }
         if is_last {
             self.fetches.remove(&no);
@@ -190,10 +187,6 @@ impl World {
     fn come(&mut self, question: usize, no: FetchNo, what: Come, sent_ns: u64) {
         // Of one connection, so nothing overtakes what was sent before.
         let at = sent_ns + self.latency(question, no << 9 | 1);
-        self.come_at(question, no, what, at);
-    }
-
-    fn come_at(&mut self, question: usize, no: FetchNo, what: Come, at: u64) {
         self.at(at, What::Come { question, no, what });
     }
 

@@ -51,7 +51,7 @@ pub struct CloudShape {
     pub corrector: Corrector,
     /// Whether the scene has answers verified.
     pub verify: VerifyPolicy,
-    /// Whether the scene offers keys and values, and the line's bytes in a second for them.
+    /// Whether the scene offers keys and values.
     pub moves_kv: bool,
     /// Bytes of keys and values that come over a line in a second.
     pub kv_bytes_per_s: u64,
