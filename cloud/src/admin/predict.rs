@@ -175,7 +175,7 @@ pub struct Curve {
 pub struct SlotCurves {
     /// Tokens of the answer.
     pub answer_tokens: u32,
-    /// The share of drafted tokens that the cloud would have written too.
+    /// The share of drafted tokens that the cloud would have written too: assumed, not measured.
     pub acceptance: f64,
     /// If the device writes on alone behind L.
     pub released: Vec<Point>,

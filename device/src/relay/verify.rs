@@ -4,6 +4,8 @@
 //! is in flight at a time, while the device drafts on. A rejected draft is dropped, with all that was
 //! drafted behind it, and the device goes on behind the cloud's token.
 //!
+//! If the device fails, the cloud writes the rest in its replies.
+//!
 //! Always: as long as the line holds, each token of the answer is the one that the cloud alone would have
 //! written. Without it, the answer goes on unverified, and it is known from which token on.
 

@@ -65,6 +65,14 @@ pub struct PassCosts {
     pub row_ms: f64,
 }
 
+impl PassCosts {
+    /// Returns the time of a pass that checks so many drafted tokens. What is no number counts as nothing.
+    fn check_ms(self, drafted: usize) -> f64 {
+        let sane = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
+        sane(self.pass_ms) + drafted as f64 * sane(self.row_ms)
+    }
+}
+
 /// Returns the tokens that a draft of `drafted` brings on average, with the cloud's own one.
 #[must_use]
 pub fn expected_tokens(acceptance: f64, drafted: usize) -> f64 {
@@ -75,11 +83,7 @@ pub fn expected_tokens(acceptance: f64, drafted: usize) -> f64 {
 /// Of equal ones the longest. Cost: `O(most^2)`.
 #[must_use]
 pub fn draft_tokens(acceptance: f64, costs: PassCosts, most: usize) -> usize {
-    let sane = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
-    let cost = |drafted: usize| {
-        let pass = REQUEST_MS + sane(costs.pass_ms) + drafted as f64 * sane(costs.row_ms);
-        pass / expected_tokens(acceptance, drafted)
-    };
+    let cost = |drafted: usize| (REQUEST_MS + costs.check_ms(drafted)) / expected_tokens(acceptance, drafted);
     (1..=most.max(1)).rev().min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(1)
 }
 
@@ -87,10 +91,8 @@ pub fn draft_tokens(acceptance: f64, costs: PassCosts, most: usize) -> usize {
 /// drafts of the best length up to `most`.
 #[must_use]
 pub fn checks_ms(tokens: f64, acceptance: f64, costs: PassCosts, most: usize) -> f64 {
-    let sane = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
     let drafted = draft_tokens(acceptance, costs, most);
-    let pass_ms = sane(costs.pass_ms) + drafted as f64 * sane(costs.row_ms);
-    tokens.max(0.0) * pass_ms / expected_tokens(acceptance, drafted)
+    tokens.max(0.0) * costs.check_ms(drafted) / expected_tokens(acceptance, drafted)
 }
 
 /// Returns the cost of a device whose drafts of `drafted` tokens are checked: its first token comes later, by
