@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 10_000])]
     lines: Vec<u64>,
     /// Runs of each path
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 7)]
     runs: usize,
     /// GGUF file of a model that is cloud and device, for `bits` and `quality`; may be given several times
     #[arg(long, value_name = "GGUF")]

@@ -17,8 +17,11 @@ use anyhow::Context as _;
 const READ_BYTES: usize = 64 << 10;
 const PIECES_MAX: usize = 1024;
 /// A system, in particular a virtual one, wakes a sleeping thread late by less than this. So the last part of
-/// a wait does not sleep.
+/// a wait does not sleep. Before a full piece it does: many bytes follow, and whoever sends and takes them
+/// needs the core.
 const AWAKE: Duration = Duration::from_millis(1);
+/// Most time by which a busy system may read a piece late.
+const LATE: Duration = Duration::from_millis(10);
 
 /// The current speed of a link.
 #[derive(Debug, Default)]
@@ -100,10 +103,13 @@ fn forward(from: &TcpStream, to: &TcpStream, slowness: &Arc<Slowness>) -> std::i
 
 /// Reads pieces and sets when each must arrive.
 fn read(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, slowness: &Slowness) {
-    let mut line_free = Instant::now();
+    let (mut line_free, mut was_full) = (Instant::now(), false);
     let mut buffer = vec![0; READ_BYTES];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
-        line_free = line_free.max(Instant::now());
+        // Behind a full piece, bytes were waiting: the line went on, even if this thread was late.
+        let late = if was_full { LATE } else { Duration::ZERO };
+        line_free = line_free.max(Instant::now().checked_sub(late).unwrap_or(line_free));
+        was_full = n == READ_BYTES;
         let bytes_per_s = slowness.bytes_per_s.load(Ordering::Acquire);
         if bytes_per_s > 0 {
             line_free += Duration::from_secs_f64(n as f64 / bytes_per_s as f64);
@@ -118,7 +124,7 @@ fn read(from: &mut TcpStream, pieces: &SyncSender<(Instant, Vec<u8>)>, slowness:
 /// Writes each piece when it is due; a failed write ends this direction.
 fn write(mut to: TcpStream, from: &TcpStream, due: &Receiver<(Instant, Vec<u8>)>) {
     while let Ok((when, bytes)) = due.recv() {
-        wait_until(when);
+        wait_until(when, if bytes.len() == READ_BYTES { Duration::ZERO } else { AWAKE });
         if to.write_all(&bytes).is_err() {
             break;
         }
@@ -128,10 +134,11 @@ fn write(mut to: TcpStream, from: &TcpStream, due: &Receiver<(Instant, Vec<u8>)>
     let _ = from.shutdown(Shutdown::Read);
 }
 
-fn wait_until(when: Instant) {
+/// Waits; does not sleep in the last part.
+fn wait_until(when: Instant, awake: Duration) {
     let left = when.saturating_duration_since(Instant::now());
-    if left > AWAKE {
-        std::thread::sleep(left - AWAKE);
+    if left > awake {
+        std::thread::sleep(left - awake);
     }
     while Instant::now() < when {
         std::thread::yield_now();

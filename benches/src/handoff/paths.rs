@@ -117,18 +117,17 @@ async fn times(world: &World, bytes: usize, runs: usize) -> Result<Times> {
     let mut times =
         Times { mask: middle(runs, || answered(world, PLAIN, bytes, None)).await?, ..Times::default() };
     for form in FORMS {
-        times
-            .moved
-            .insert(form, middle(runs, || async { Ok((moved(world, form, bytes).await?, None)) }).await?);
-        // The first answer learns the line, as a device's first one does; the others are measured.
+        // The first answer learns the line, as a device's first one does; the others are measured, in turn.
         let agent = world.agent()?;
         answer(world, &agent, form, bytes, None).await?;
-        let (mut all, mut used) = (Vec::new(), 0);
+        let (mut alone, mut all, mut used) = (Vec::new(), Vec::new(), 0);
         for _ in 0..runs {
+            alone.push(moved(world, form, bytes).await?);
             let (ms, kv) = answer(world, &agent, form, bytes, None).await?;
             all.push(ms);
             used += usize::from(kv.is_some_and(|kv| kv.used));
         }
+        times.moved.insert(form, median(alone).context("there was a run")?);
         times.choice.insert(form, (median(all).context("there was a run")?, used));
     }
     Ok(times)
