@@ -54,9 +54,6 @@ pub(crate) struct Args {
     /// Number of answers whose decoding is timed, and how often each
     #[arg(long, default_value_t = 24)]
     timed: usize,
-    /// Cite by all heads of a few layers, as for a model without calibrated heads
-    #[arg(long)]
-    uncalibrated: bool,
 }
 
 /// Runs the bench.
@@ -111,7 +108,7 @@ const WITHOUT_RANDOM: &str = "changed without a random sentence";
 const APART: &str = "difference of these two";
 
 fn measure(args: &Args, path: &Path, cases: &[Case]) -> Result<Measured> {
-    let mut bed = Bed::open(path, args.uncalibrated)?;
+    let mut bed = Bed::open(path)?;
     let told = cases.iter().map(|case| bed.ask(case)).collect::<Result<Vec<Told>>>()?;
     let share =
         |value: fn(&Told) -> bool| samples(cases, told.iter().map(|told| f64::from(u8::from(value(told)))));

@@ -44,7 +44,7 @@ use stream::{CloudStream, DraftCheck};
 
 use crate::client::{CloudClient, Feedback, OutgoingDraft, OutgoingRequest};
 use crate::fleet::PairLease;
-use crate::local::{CitingHeads, EngineCommand, Reports};
+use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
 use crate::privacy::{Memory, PrivateNames, RedactError};
 use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
@@ -58,7 +58,7 @@ use baton_protocol::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::task::JoinSet;
@@ -139,8 +139,6 @@ pub struct DeviceModel {
     pub adapters: BTreeMap<String, AdapterId>,
     /// What of earlier prompts is kept on the disk.
     pub kept: Option<Arc<Kept>>,
-    /// The heads that show what an answer stands on, once one has asked for them.
-    pub citing: OnceLock<CitingHeads>,
 }
 
 impl DeviceModel {
@@ -151,7 +149,7 @@ impl DeviceModel {
 
     /// Makes a device model without adapters, of a worker that others use too.
     pub fn shared(worker: Arc<EngineWorker>, model: Arc<Model>) -> DeviceModel {
-        DeviceModel { worker, model, adapters: BTreeMap::new(), kept: None, citing: OnceLock::new() }
+        DeviceModel { worker, model, adapters: BTreeMap::new(), kept: None }
     }
 }
 

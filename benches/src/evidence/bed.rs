@@ -16,10 +16,8 @@ use baton_generate::scheduler::{JobId, PrefillEnd, StepRow};
 use baton_protocol::{Segment, SentenceMap};
 use baton_random::SplitMix64;
 use baton_refine::{
-    Attended, AttentionShape, Cited, ContentTokens, Source, Sources, WeightedHead, bm25_values, cited, citing,
+    Attended, AttentionShape, Cited, ContentTokens, Source, Sources, bm25_values, cited, citing,
 };
-
-use crate::quality::real::calibrated;
 
 /// Most tokens of an answer.
 const ANSWER_TOKENS: usize = 40;
@@ -32,7 +30,7 @@ const FIRST: usize = 2;
 pub(super) struct Bed {
     name: String,
     engine: Engine,
-    heads: Vec<(HeadId, f32)>,
+    heads: Vec<HeadId>,
 }
 
 /// What came of one question.
@@ -92,15 +90,13 @@ impl Told {
 }
 
 impl Bed {
-    /// Opens a model, and calibrates its heads as an operator does, unless it is to do without.
-    pub(super) fn open(path: &Path, uncalibrated: bool) -> Result<Bed> {
+    /// Opens a model.
+    pub(super) fn open(path: &Path) -> Result<Bed> {
         let model = Model::open(path).with_context(|| format!("open model `{}`", path.display()))?;
-        let calibration = if uncalibrated { None } else { Some(calibrated(path)?) };
         let config = model.config();
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
-        let heads = citing(shape, |layer| config.sees_all(layer), calibration.as_ref()).into_iter();
-        let head = |WeightedHead { layer, head, weight }| (HeadId { layer, head }, weight as f32);
-        let heads = heads.map(head).collect();
+        let heads = citing(shape, |layer| config.sees_all(layer)).into_iter();
+        let heads = heads.map(|(layer, head)| HeadId { layer, head }).collect();
         let name = path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let options = EngineOptions { kv_tokens: 8192, ..EngineOptions::default() };
         Ok(Bed { name, engine: Engine::new(model, options)?, heads })

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &RealArgs) -> anyhow::Result<Report> {
 }
 
 /// Calibrates the heads of a model, as an operator does.
-pub(crate) fn calibrated(path: &Path) -> anyhow::Result<Calibration> {
+fn calibrated(path: &Path) -> anyhow::Result<Calibration> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let heads = folder.path().join("heads.json");
     let done = cpu_program("baton-cloud")?

@@ -11,9 +11,7 @@ use baton_engine::{HeadId, ModelConfig};
 use baton_generate::answer::Answer;
 use baton_generate::evidence::{Evidence, KeyGroups};
 use baton_protocol::Segment;
-use baton_refine::{
-    Attended, AttentionShape, Calibration, Citation, Cited, ContentTokens, Sources, cited, citing,
-};
+use baton_refine::{Attended, AttentionShape, Citation, Cited, ContentTokens, Sources, cited, citing};
 use serde_json::{Value, json};
 
 /// What the engine's thread writes and the reader of the answer takes. Clones share it.
@@ -36,16 +34,10 @@ impl Citations {
     }
 
     /// Begins with a prompt; returns what records its answer.
-    pub(crate) fn record(
-        &self,
-        config: &ModelConfig,
-        calibration: Option<&Calibration>,
-        segments: Vec<Segment>,
-        prompt: &Prompt,
-    ) -> Evidence {
+    pub(crate) fn record(&self, config: &ModelConfig, segments: Vec<Segment>, prompt: &Prompt) -> Evidence {
         let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
-        let heads = citing(shape, |layer| config.sees_all(layer), calibration).into_iter();
-        let heads = heads.map(|head| (HeadId { layer: head.layer, head: head.head }, head.weight as f32));
+        let heads = citing(shape, |layer| config.sees_all(layer)).into_iter();
+        let heads = heads.map(|(layer, head)| HeadId { layer, head });
         let parts = prompt.segments.iter().map(|part| (part.tokens.start, part.spans.as_slice()));
         let tokens = ContentTokens::of_all(parts);
         let sources = Sources::of(&segments);

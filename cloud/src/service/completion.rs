@@ -156,8 +156,9 @@ fn prompt(
     let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
     let segments: Vec<Segment> = messages.iter().cloned().map(Segment::from).collect();
     let prompt = tools::prompt(served.model.tokenizer(), served.model.template(), &segments, offered)?;
-    let evidence = request.citations.as_ref().map(|citations| {
-        citations.record(served.model.config(), served.calibration.as_deref(), segments, &prompt)
-    });
+    let evidence = request
+        .citations
+        .as_ref()
+        .map(|citations| citations.record(served.model.config(), segments, &prompt));
     Ok((prompt.ids, evidence))
 }

@@ -5,19 +5,16 @@
 //! redacted, refined or shortened. Never: tells a text of either.
 
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
 
-use baton_engine::{HeadId, Model};
+use baton_engine::HeadId;
 use baton_generate::text::AnswerText;
 use baton_protocol::Segment;
-use baton_refine::{Attended as RefineAttended, AttentionShape, Calibration, Sources, cited, citing};
+use baton_refine::{Attended as RefineAttended, AttentionShape, Sources, cited, citing};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tracing::warn;
 
 use super::commands::Ended;
-use super::{Agent, AgentError, AnswerReport, Question};
+use super::{Agent, AnswerReport, Question};
 use crate::local::{Attended, CitingHeads};
 use crate::privacy::Origin;
 use crate::relay::TextRules;
@@ -38,8 +35,8 @@ pub struct CitedSource {
     pub segment: usize,
     /// Its bytes of that segment's text, the end not included.
     pub bytes: [usize; 2],
-    /// Its share of the values of all sentences. A value is made of attention for a sentence's length, and of
-    /// the question's words.
+    /// Its share of the values of all sentences. A value is made of attention for a sentence's length, of the
+    /// question's words, and of a share of the value of the sentence before.
     pub score: f64,
 }
 
@@ -66,45 +63,14 @@ pub(super) struct Citing {
     rules: TextRules,
 }
 
-/// Returns the heads by which this model's answers cite. They are those that were calibrated for it, if they
-/// are in the file beside it, else all of a few layers.
-fn citing_heads(model: &Model) -> CitingHeads {
-    let config = model.config();
-    let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
-    let calibration = model.path().and_then(|path| calibrated(&path.with_extension("heads.json"), model));
-    let heads = citing(shape, |layer| config.sees_all(layer), calibration.as_ref()).into_iter();
-    heads.map(|head| (HeadId { layer: head.layer, head: head.head }, head.weight as f32)).collect()
-}
-
-/// Reads the heads beside a model's file. Heads of another model are not used.
-fn calibrated(path: &Path, model: &Model) -> Option<Calibration> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let config = model.config();
-    let fits = |calibration: &Calibration| {
-        calibration.check_model(config.n_layers, config.n_heads).is_ok()
-            && calibration.model_sha256() == model.file_sha256()
-    };
-    let calibration = Calibration::from_json(&text).ok().filter(fits);
-    if calibration.is_none() {
-        warn!(path = %path.display(), "these heads are of another model and are not used");
-    }
-    calibration
-}
-
 impl Agent {
-    /// Returns the heads to cite by, if a question asks for citations and there is a device model. The first
-    /// time it may read the model's whole file.
-    pub(super) async fn citing_heads(&self, question: &Question) -> Result<Option<CitingHeads>, AgentError> {
-        let Some(device) = self.device.as_ref().filter(|_| question.cites && !question.is_verified()) else {
-            return Ok(None);
-        };
-        if let Some(heads) = device.citing.get() {
-            return Ok(Some(heads.clone()));
-        }
-        let model = Arc::clone(&device.model);
-        let found = tokio::task::spawn_blocking(move || citing_heads(&model));
-        let found = found.await.map_err(AgentError::Prepare)?;
-        Ok(Some(device.citing.get_or_init(|| found).clone()))
+    /// Returns the heads to cite by, if a question asks for citations and there is a device model.
+    pub(super) fn citing_heads(&self, question: &Question) -> Option<CitingHeads> {
+        let device = self.device.as_ref().filter(|_| question.cites && !question.is_verified())?;
+        let config = device.model.config();
+        let shape = AttentionShape { n_layers: config.n_layers, n_heads: config.n_heads };
+        let heads = citing(shape, |layer| config.sees_all(layer)).into_iter();
+        Some(heads.map(|(layer, head)| HeadId { layer, head }).collect())
     }
 }
 

@@ -126,7 +126,7 @@ impl Agent {
             forms: self.forms.clone(),
             quoting: question.quoting(self.call_markup(&question.scene)),
             routing: self.routing(&question, mode).filter(|_| again.is_none()),
-            cites: self.citing_heads(&question).await?,
+            cites: self.citing_heads(&question),
             again,
             kv: self.kv_side(&question, mode).map(|side| (side, line)),
             mode,

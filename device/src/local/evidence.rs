@@ -14,8 +14,8 @@ use baton_refine::{ContentTokens, Sources, pieces};
 
 use super::command::AnswerSpec;
 
-/// Heads whose attention counts for citations, with their weights.
-pub type CitingHeads = Arc<[(HeadId, f32)]>;
+/// Heads whose attention counts for citations.
+pub type CitingHeads = Arc<[HeadId]>;
 
 /// What an answer attended to.
 #[derive(Debug, Clone, PartialEq)]

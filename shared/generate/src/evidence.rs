@@ -11,8 +11,8 @@ use baton_engine::{AttentionScores, Capture, HeadId};
 /// A prompt's tokens by the group that each belongs to, and the heads whose attention counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyGroups {
-    /// The heads, each at most once, with their weights.
-    pub heads: Vec<(HeadId, f32)>,
+    /// The heads, each at most once.
+    pub heads: Vec<HeadId>,
     /// For each position of the prompt, the group that it belongs to, if it counts.
     pub of_key: Vec<Option<u32>>,
     /// Number of groups; all that `of_key` names are smaller.
@@ -22,7 +22,6 @@ pub struct KeyGroups {
 /// The attention of one answer's tokens, by groups of its prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
-    heads: Vec<HeadId>,
     groups: KeyGroups,
     /// By the answer's own tokens, from the first behind the prompt: `[groups]`, empty if not known.
     rows: Vec<Vec<f32>>,
@@ -31,8 +30,7 @@ pub struct Evidence {
 impl Evidence {
     /// Makes the record of an answer behind this prompt.
     pub fn new(groups: KeyGroups) -> Evidence {
-        let heads = groups.heads.iter().map(|(head, _)| *head).collect();
-        Evidence { heads, groups, rows: Vec::new() }
+        Evidence { groups, rows: Vec::new() }
     }
 
     /// Returns the groups.
@@ -48,8 +46,8 @@ impl Evidence {
 
     /// Returns what a pass must capture: each query of this window.
     pub(crate) fn capture(&self, window: Range<usize>) -> Option<Capture> {
-        let is_wanted = !self.heads.is_empty() && self.groups.count > 0 && !window.is_empty();
-        is_wanted.then(|| Capture { window, heads: self.heads.clone(), each: true })
+        let is_wanted = !self.groups.heads.is_empty() && self.groups.count > 0 && !window.is_empty();
+        is_wanted.then(|| Capture { window, heads: self.groups.heads.clone(), each: true })
     }
 
     /// Takes the weights of rows that the tokens from `first` on were, or will be, chosen from.
@@ -70,14 +68,18 @@ impl Evidence {
 }
 
 impl KeyGroups {
-    /// Sums the weights of one query, `[heads, keys]`, over the keys of each group and over the heads.
+    /// Sums the weights of one query, `[heads, keys]`, over the keys of each group; the mean over the heads.
     fn sums(&self, weights: &[f32], keys: usize) -> Vec<f32> {
+        let own = self.of_key.len().min(keys);
+        let mut means = vec![0.0; own];
+        let share = 1.0 / self.heads.len() as f32;
+        for row in weights.chunks_exact(keys) {
+            means.iter_mut().zip(row).for_each(|(mean, weight)| *mean += share * weight);
+        }
         let mut sums = vec![0.0; self.count];
-        for (row, (_, share)) in weights.chunks_exact(keys).zip(&self.heads) {
-            for (weight, group) in row.iter().zip(&self.of_key) {
-                if let Some(group) = group {
-                    sums[*group as usize] += share * weight;
-                }
+        for (mean, group) in means.iter().zip(&self.of_key) {
+            if let Some(group) = group {
+                sums[*group as usize] += mean;
             }
         }
         sums
@@ -88,27 +90,26 @@ impl KeyGroups {
 mod tests {
     use super::*;
 
-    fn heads(shares: &[f32]) -> Vec<(HeadId, f32)> {
-        shares.iter().enumerate().map(|(head, share)| (HeadId { layer: 1, head }, *share)).collect()
+    fn heads(count: usize) -> Vec<HeadId> {
+        (0..count).map(|head| HeadId { layer: 1, head }).collect()
     }
 
     fn evidence() -> Evidence {
         let of_key = vec![None, Some(0), Some(0), None, Some(1)];
-        Evidence::new(KeyGroups { heads: heads(&[0.5, 0.25]), of_key, count: 2 })
+        Evidence::new(KeyGroups { heads: heads(2), of_key, count: 2 })
     }
 
     /// Scores of queries over six keys; the last is the answer's own.
     fn scores(queries: &[[f32; 12]]) -> AttentionScores {
-        let heads = heads(&[0.5, 0.25]).into_iter().map(|(head, _)| head).collect();
-        AttentionScores { heads, keys: 6, mean: queries.concat() }
+        AttentionScores { heads: heads(2), keys: 6, mean: queries.concat() }
     }
 
     #[test]
-    fn sums_are_over_the_keys_of_a_group_and_the_heads() {
+    fn sums_are_over_the_keys_of_a_group_and_means_over_the_heads() {
         let mut evidence = evidence();
         let one = [9.0, 1.0, 2.0, 9.0, 4.0, 9.0, 9.0, 8.0, 0.0, 9.0, 16.0, 9.0];
         evidence.take(0, &scores(&[one]));
-        assert_eq!(evidence.rows(), [vec![3.5, 6.0]]);
+        assert_eq!(evidence.rows(), [vec![5.5, 10.0]]);
     }
 
     #[test]
@@ -116,7 +117,7 @@ mod tests {
         let mut evidence = evidence();
         evidence.take(2, &scores(&[[1.0; 12], [2.0; 12]]));
         evidence.take(3, &scores(&[[4.0; 12]]));
-        assert_eq!(evidence.rows(), [vec![], vec![], vec![1.5, 0.75], vec![6.0, 3.0]]);
+        assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0], vec![8.0, 4.0]]);
         evidence.cut(3);
         assert_eq!(evidence.rows().len(), 3);
         assert_eq!(evidence.capture(0..2).map(|capture| (capture.window, capture.each)), Some((0..2, true)));
@@ -126,7 +127,7 @@ mod tests {
     #[test]
     fn nothing_is_captured_without_groups_or_heads() {
         let empty = |heads, count| Evidence::new(KeyGroups { heads, of_key: vec![None], count });
-        assert_eq!(empty(heads(&[1.0]), 0).capture(0..1), None);
+        assert_eq!(empty(heads(1), 0).capture(0..1), None);
         assert_eq!(empty(Vec::new(), 1).capture(0..1), None);
     }
 }

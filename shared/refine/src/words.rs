@@ -19,7 +19,7 @@ use crate::bm25::{TermIndex, distinct_terms};
 /// Weight of the question's words; that of attention is 1. This weight and the next were chosen from six
 /// pairs by recall on 24 generated documents of each length (seeds from 4,000,000). `./x bench quality`
 /// measures on other documents.
-pub(crate) const WORDS_SHARE: f64 = 1.5;
+const WORDS_SHARE: f64 = 1.5;
 /// Weight of bridge words.
 const BRIDGE_SHARE: f64 = 0.4;
 /// Number of best sentences whose words can be bridge words.

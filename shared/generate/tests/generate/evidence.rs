@@ -41,9 +41,9 @@ fn engine() -> Engine {
 
 fn groups(prompt: usize, random: &mut SplitMix64) -> KeyGroups {
     let config = MODEL.config();
-    let heads = [(0, 1, 0.5), (config.n_layers - 1, 0, 0.25), (0, 0, 0.25)];
+    let heads = [(0, 1), (config.n_layers - 1, 0), (0, 0)];
     KeyGroups {
-        heads: heads.iter().map(|&(layer, head, share)| (HeadId { layer, head }, share)).collect(),
+        heads: heads.map(|(layer, head)| HeadId { layer, head }).to_vec(),
         of_key: (0..prompt)
             .map(|_| random.below(GROUPS + 1).checked_sub(1).map(|group| group as u32))
             .collect(),
@@ -55,17 +55,17 @@ fn groups(prompt: usize, random: &mut SplitMix64) -> KeyGroups {
 fn brute_force(groups: &KeyGroups, prompt: &[TokenId], answer: &[TokenId]) -> Vec<Vec<f64>> {
     let (mut engine, ids) = (engine(), [prompt, answer].concat());
     let seq = engine.create();
-    let heads: Vec<HeadId> = groups.heads.iter().map(|(head, _)| *head).collect();
-    let capture = Capture { window: 0..ids.len(), heads, each: true };
+    let heads = groups.heads.len();
+    let capture = Capture { window: 0..ids.len(), heads: groups.heads.clone(), each: true };
     let step = StepSeq { seq, ids: &ids, logits: Wanted::None, capture: Some(&capture) };
     let scores = engine.step(&[step], &mut ()).unwrap().remove(0).scores.unwrap();
     let weight = |row: usize, head: usize, key: usize| {
-        f64::from(scores.mean[(row * groups.heads.len() + head) * scores.keys + key])
+        f64::from(scores.mean[(row * heads + head) * scores.keys + key])
     };
     let sum = |row: usize, group: usize| {
         let keys = (0..prompt.len()).filter(|key| groups.of_key[*key] == Some(group as u32));
-        let all = keys.flat_map(|key| (0..groups.heads.len()).map(move |head| (head, key)));
-        all.map(|(head, key)| f64::from(groups.heads[head].1) * weight(row, head, key)).sum()
+        let all = keys.flat_map(|key| (0..heads).map(move |head| (head, key)));
+        all.map(|(head, key)| weight(row, head, key)).sum::<f64>() / heads as f64
     };
     let rows = prompt.len() - 1..prompt.len() - 1 + answer.len();
     rows.map(|row| (0..GROUPS).map(|group| sum(row, group)).collect()).collect()
