@@ -15,12 +15,12 @@ use baton_synthetic::SyntheticModel;
 use crate::report::Report;
 
 /// Tokens of the prompt, and behind it.
-const PROMPT: usize = 384;
+const PROMPT: usize = 1024;
 const BEHIND: usize = 32;
 
 /// Compares a model of random weights, and the given ones.
 pub(super) fn measure(models: &[PathBuf], report: &mut Report) -> Result<()> {
-    let bytes = SyntheticModel { context_len: 1024, ..SyntheticModel::small("llama", Format::Q8_0, 3) };
+    let bytes = SyntheticModel { context_len: 2048, ..SyntheticModel::small("llama", Format::Q8_0, 3) };
     let synthetic = Model::from_gguf(Gguf::from_bytes(bytes.to_gguf()?)?)?;
     let mut all = vec![("random weights".to_owned(), synthetic)];
     for path in models {
@@ -52,15 +52,15 @@ pub(super) fn measure(models: &[PathBuf], report: &mut Report) -> Result<()> {
 fn differing(model: &Arc<Model>, format: KvFormat) -> Result<(usize, usize)> {
     let vocab = model.config().vocab_len as u32;
     let ids: Vec<TokenId> = (0..(PROMPT + BEHIND) as u32).map(|at| (at * 7919 + 13) % vocab).collect();
-    let kept: Vec<usize> = (0..PROMPT).filter(|at| at / 24 % 3 != 1).collect();
-    let options = EngineOptions { kv_tokens: 2048, kv_format: format, ..EngineOptions::default() };
+    let chosen: Vec<usize> = (0..PROMPT).filter(|at| at / 24 % 3 != 1).collect();
+    let kept = seen(model, chosen, PROMPT);
+    let options = EngineOptions { kv_tokens: 4096, kv_format: format, ..EngineOptions::default() };
     let mut cloud = Engine::new(Arc::clone(model), options.clone())?;
     let widths = cloud.kv_widths()?;
     let seq = cloud.create();
     cloud.step(&[StepSeq { seq, ids: &ids[..PROMPT], logits: Wanted::None, capture: None }], &mut ())?;
-    let config = model.config();
-    let heads = vec![kept.clone(); config.n_layers * config.n_kv_heads];
-    let there = cloud.evict(seq, &Kept::new(&heads)?)?;
+    let heads = widths.iter().map(|width| width.heads).sum();
+    let there = cloud.evict(seq, &Kept::new(&vec![kept.clone(); heads])?)?;
     let mut rows = KvRows::new(format, kept.len(), widths.len());
     for layer in 0..widths.len() {
         rows.push(layer, &exported(&cloud, seq, layer, &kept, format)?);
@@ -71,6 +71,14 @@ fn differing(model: &Arc<Model>, format: KvFormat) -> Result<(usize, usize)> {
     let have = behind(&mut device, here, &ids[PROMPT..])?;
     let differ = have.iter().zip(&want).filter(|(have, want)| have.to_bits() != want.to_bits()).count();
     Ok((differ + have.len().abs_diff(want.len()), want.len()))
+}
+
+/// Adds to chosen positions those that a sliding window of the model sees, as the cloud does.
+pub(super) fn seen(model: &Model, chosen: Vec<usize>, cached: usize) -> Vec<usize> {
+    match model.config().largest_window() {
+        Some(window) => window.with_seen(&chosen, cached),
+        None => chosen,
+    }
 }
 
 /// Returns the rows of a layer.

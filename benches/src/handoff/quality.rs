@@ -17,7 +17,7 @@ use baton_eval::stats::{Estimate, Sample, estimate};
 use baton_eval::suite::xquad;
 use serde_json::json;
 
-use super::bits::exported;
+use super::bits::{exported, seen};
 use crate::quality::DEFAULT;
 use crate::report::Report;
 
@@ -119,7 +119,8 @@ fn measured(model: &Arc<Model>, squad: &[PathBuf], count: usize) -> Result<Vec<F
             let (whole, _) = predictor.predict(run.segments(), known, &mut ())?;
             let (text, _) = predictor.predict(&run.refined_segments(&chosen), known, &mut ())?;
             (ln_p[0], ln_p[1]) = (right(whole.right_ln_p), right(text.right_ln_p));
-            let (ids, kept) = (run.prompt_ids().to_vec(), run.kept_positions(&chosen)?);
+            let ids = run.prompt_ids().to_vec();
+            let kept = seen(model, run.kept_positions(&chosen)?, ids.len() - 1);
             let seq = engine.create();
             let held = engine.reuse_prefix(seq, &ids[..ids.len() - 1]);
             for part in ids[held..ids.len() - 1].chunks(512) {

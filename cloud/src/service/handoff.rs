@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_engine::KvWidth;
 use baton_engine::engine::KvFormat;
+use baton_engine::{KvWidth, SlidingWindow};
 use baton_generate::job::{Export, RowsTaker};
 use baton_protocol::{HEAD_BYTES, KvEncoding, KvLayer, KvLayout, KvPlace, KvTicket};
 use bytes::Bytes;
@@ -38,6 +38,8 @@ pub(crate) struct KvModel {
     /// The name of what decides their bits.
     pub(crate) identity: String,
     pub(crate) widths: Vec<KvWidth>,
+    /// Its largest sliding window.
+    pub(crate) window: Option<SlidingWindow>,
 }
 
 /// The handoffs of one service.
@@ -286,6 +288,7 @@ mod tests {
             model: Arc::new(KvModel {
                 identity: "model".to_owned(),
                 widths: vec![KvWidth { heads: 2, d: 1024 }],
+                window: None,
             }),
             prompt_sha256: "prompt".to_owned(),
             metrics: Arc::default(),

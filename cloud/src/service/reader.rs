@@ -303,9 +303,16 @@ impl CloudReader {
         }
     }
 
-    /// Offers the keys and values of these positions to the device, if it wants some.
-    fn offer_kv(&mut self, positions: Vec<usize>) {
-        if let Some((ticket, export)) = self.offer.take().and_then(|offer| offer.open(positions)) {
+    /// Offers the keys and values of these positions to the device, if it wants some, and of those that a
+    /// sliding window sees.
+    fn offer_kv(&mut self, chosen: Vec<usize>) {
+        let Some(offer) = self.offer.take() else { return };
+        let cached = self.prompt_tokens.saturating_sub(1);
+        let positions = match offer.model.window {
+            Some(window) => window.with_seen(&chosen, cached),
+            None => chosen,
+        };
+        if let Some((ticket, export)) = offer.open(positions) {
             (self.first.kv, self.export) = (Some(ticket), Some(export));
         }
     }

@@ -173,7 +173,8 @@ impl Served {
             .map_err(|err| SetupError::Engine { model: name.clone(), err: Box::new(err) })?;
         let adapters = take_in(&mut engine, &name, files)?;
         let kv = engine.kv_widths().ok().filter(|_| upstream.is_none());
-        let kv = kv.map(|widths| Arc::new(KvModel { identity: kv_identity(&model), widths }));
+        let window = model.config().largest_window();
+        let kv = kv.map(|widths| Arc::new(KvModel { identity: kv_identity(&model), widths, window }));
         let proposer = options
             .proposer(&model, engine_options)
             .map_err(|err| SetupError::Speculation { model: name.clone(), err: Box::new(err) })?;

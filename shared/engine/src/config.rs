@@ -35,6 +35,21 @@ impl SlidingWindow {
         let oldest = (position + 1).saturating_sub(self.tokens);
         first < self.sinks || first + BLOCK_TOKENS > oldest
     }
+
+    /// Adds to chosen positions, which ascend, those that a token behind `cached` ones sees. A sequence that
+    /// keeps all of them goes on as if nothing were missing in the window.
+    pub fn with_seen(&self, chosen: &[usize], cached: usize) -> Vec<usize> {
+        let (first, last) = self.behind(cached);
+        let between = chosen.iter().copied().filter(|position| (first..last).contains(position));
+        (0..first).chain(between).chain(last..cached).collect()
+    }
+
+    /// Returns what a token behind `cached` ones sees of them: those before the first number, and those from
+    /// the second on.
+    pub(crate) fn behind(&self, cached: usize) -> (usize, usize) {
+        let first = self.sinks.min(cached);
+        (first, (cached + 1).saturating_sub(self.tokens).clamp(first, cached))
+    }
 }
 
 /// Groups of experts: a token uses experts of a few groups only. Source: DeepSeek-AI 2024, DeepSeek-V3,
@@ -314,6 +329,11 @@ impl ModelConfig {
     /// Returns the sliding window of a layer, if it has one.
     pub fn window_at(&self, layer: usize) -> Option<SlidingWindow> {
         self.window.filter(|_| self.local.is_none() || self.is_local(layer))
+    }
+
+    /// Returns the largest sliding window of a layer, if one has one.
+    pub fn largest_window(&self) -> Option<SlidingWindow> {
+        (0..self.n_layers).filter_map(|layer| self.window_at(layer)).max_by_key(|window| window.tokens)
     }
 
     /// Returns the width of all query heads together, except in local layers.

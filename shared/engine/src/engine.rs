@@ -308,16 +308,12 @@ impl Engine {
         if config.recurrent.is_some() {
             return Err(EvictError::Recurrent { family: config.family.name });
         }
-        let windowed =
-            self.window.is_some() || (0..config.n_layers).any(|layer| config.window_at(layer).is_some());
-        if windowed {
-            return Err(EvictError::SlidingWindow);
-        }
         if self.layers.len() < config.n_layers {
             return Err(EvictError::SomeLayers { held: self.layers.len(), n_layers: config.n_layers });
         }
         let cached = self.table.len(seq)? - self.table.evicted(seq)?;
-        kept.check(config.n_layers * config.n_kv_heads, cached)?;
+        let heads = self.own_layers().map(|layer| self.width(layer).heads).sum();
+        kept.check(heads, self.window.or_else(|| config.largest_window()), cached)?;
         if self.first_lost(seq)?.is_some() {
             return Err(EvictError::Lost);
         }

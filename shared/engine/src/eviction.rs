@@ -6,6 +6,7 @@
 //! mask over the full cache. Every head keeps equally many, so that a slot means the same place in every
 //! head.
 
+use crate::config::SlidingWindow;
 use crate::kv::KvError;
 
 /// The kept positions of every KV head of every layer. If the sequence has lost some before, they are indices
@@ -63,10 +64,19 @@ pub enum EvictError {
         /// Tokens in the cache.
         cached: usize,
     },
-    /// The model has a sliding window, which counts positions; slots of a cache with evictions are not
-    /// positions.
-    #[error("a model with a sliding window cannot evict keys and values")]
-    SlidingWindow,
+    /// A head does not keep what a sliding window sees. Windows count slots, which are positions only if
+    /// nothing is missing between them.
+    #[error(
+        "head {head} must keep its first {first} tokens and those from {last} on, which a sliding window sees"
+    )]
+    SlidingWindow {
+        /// Index of the head over all layers.
+        head: usize,
+        /// Tokens at the beginning.
+        first: usize,
+        /// The first of those at the end.
+        last: usize,
+    },
     /// The model has recurrent layers, whose states stand for all tokens.
     #[error("a {family} model has recurrent layers and cannot evict keys and values")]
     Recurrent {
@@ -111,14 +121,29 @@ impl Kept {
         &self.positions[head * self.tokens..(head + 1) * self.tokens]
     }
 
-    /// Checks the positions against a model's heads and a sequence's tokens.
-    pub(crate) fn check(&self, wanted: usize, cached: usize) -> Result<(), EvictError> {
+    /// Checks the positions against a model's heads, its window and a sequence's tokens.
+    pub(crate) fn check(
+        &self,
+        wanted: usize,
+        window: Option<SlidingWindow>,
+        cached: usize,
+    ) -> Result<(), EvictError> {
         let heads = self.positions.len().checked_div(self.tokens).unwrap_or(0);
         if heads != wanted {
             return Err(EvictError::Heads { heads, wanted });
         }
-        match self.positions.iter().find(|position| **position >= cached) {
-            Some(&position) => Err(EvictError::Position { position, cached }),
+        if let Some(&position) = self.positions.iter().find(|position| **position >= cached) {
+            return Err(EvictError::Position { position, cached });
+        }
+        let Some((first, last)) = window.map(|window| window.behind(cached)) else { return Ok(()) };
+        // Positions ascend, so that as many as there are at an end are all of them.
+        let keeps = |head: &usize| {
+            let positions = self.positions(*head);
+            positions.iter().take_while(|position| **position < first).count() == first
+                && positions.iter().rev().take_while(|position| **position >= last).count() == cached - last
+        };
+        match (0..heads).find(|head| !keeps(head)) {
+            Some(head) => Err(EvictError::SlidingWindow { head, first, last }),
             None => Ok(()),
         }
     }
@@ -131,7 +156,7 @@ mod tests {
     #[track_caller]
     fn check(heads: &[&[usize]], want: &str) {
         let heads: Vec<Vec<usize>> = heads.iter().map(|positions| positions.to_vec()).collect();
-        let got = Kept::new(&heads).and_then(|kept| kept.check(2, 10).map(|()| kept));
+        let got = Kept::new(&heads).and_then(|kept| kept.check(2, None, 10).map(|()| kept));
         let got = match got {
             Ok(kept) => format!("{} {:?} {:?}", kept.tokens(), kept.positions(0), kept.positions(1)),
             Err(err) => err.to_string(),
@@ -148,5 +173,20 @@ mod tests {
         check(&[&[0, 1], &[0]], "head 1 keeps 1 tokens, the first one keeps 2, and at least 1 must stay");
         check(&[&[0], &[10]], "position 10 is to be kept, the sequence has 10 tokens in the cache");
         check(&[&[0, 1], &[4, 4]], "head 1 keeps position 4 after one that is not before it");
+    }
+
+    #[test]
+    fn what_a_window_sees_must_stay() {
+        let check = |kept: &[usize], tokens, sinks| {
+            let window = Some(SlidingWindow { tokens, sinks });
+            Kept::new(&[kept.to_vec()]).unwrap().check(1, window, 10)
+        };
+        let refused = |first, last| Err(EvictError::SlidingWindow { head: 0, first, last });
+        assert_eq!(check(&[0, 4, 7, 8, 9], 4, 1), Ok(()));
+        assert_eq!(check(&[0, 4, 8, 9], 4, 1), refused(1, 7));
+        assert_eq!(check(&[4, 7, 8, 9], 4, 1), refused(1, 7));
+        assert_eq!(check(&[3], 1, 0), Ok(()), "a token that sees only itself");
+        assert_eq!(check(&[9], 40, 0), refused(0, 0));
+        assert_eq!(check(&(0..10).collect::<Vec<_>>(), 40, 90), Ok(()));
     }
 }

@@ -52,6 +52,14 @@ pub enum RowsError {
         /// Tokens of the sequence.
         tokens: usize,
     },
+    /// There are fewer rows than a sliding window sees.
+    #[error("{kept} tokens are kept, a sliding window of the model sees {seen} of them")]
+    Window {
+        /// Tokens whose keys and values come.
+        kept: usize,
+        /// Tokens that the window sees.
+        seen: usize,
+    },
     /// A layer has another number of bytes than its rows.
     #[error("layer {layer} has {bytes} bytes, must have {want}")]
     Bytes {

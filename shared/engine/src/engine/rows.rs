@@ -16,11 +16,9 @@ impl Engine {
     /// [`RowsError::Kind`] if this engine can neither give nor take rows.
     pub fn kv_widths(&self) -> Result<Vec<KvWidth>, RowsError> {
         let config = self.model.config();
-        let windowed =
-            self.window.is_some() || (0..config.n_layers).any(|layer| config.window_at(layer).is_some());
         let reasons = [
             (config.recurrent.is_some(), "the model has recurrent layers, whose states stand for all tokens"),
-            (windowed, "the model has a sliding window, which counts positions"),
+            (self.window.is_some(), "the engine has a sliding window that the model has not"),
             (self.layers.len() < config.n_layers, "the engine computes only some of the layers"),
             (self.gpu.is_some(), "a GPU computes some of the layers"),
         ];
@@ -31,12 +29,12 @@ impl Engine {
     }
 
     /// Returns the layers that have keys and values of their own.
-    fn own_layers(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn own_layers(&self) -> impl Iterator<Item = usize> + '_ {
         let of_model = self.host.kv.of_model().iter().enumerate();
         of_model.filter(|(layer, kv)| kv.source == *layer).map(|(layer, _)| layer)
     }
 
-    fn width(&self, layer: usize) -> KvWidth {
+    pub(super) fn width(&self, layer: usize) -> KvWidth {
         let kv = self.host.kv.of_model()[layer];
         KvWidth { heads: kv.n_kv_heads, d: kv.d_head }
     }
@@ -77,7 +75,8 @@ impl Engine {
     }
 
     /// Creates a sequence of `ids` of which only these rows are in the cache, as [`Self::evict`] makes one.
-    /// Cost: every row is read twice, once to check it.
+    /// Cost: every row is read twice, once to check it. The last rows are taken for those that a sliding
+    /// window sees ([`crate::SlidingWindow::with_seen`]).
     ///
     /// # Errors
     /// [`RowsError`]; nothing has changed then.
@@ -95,6 +94,11 @@ impl Engine {
             return Err(RowsError::Tokens { kept, tokens });
         }
         rows.check(&widths)?;
+        let (first, last) = self.model.config().largest_window().map_or((0, tokens), |w| w.behind(tokens));
+        let seen = first + tokens - last;
+        if kept < seen {
+            return Err(RowsError::Window { kept, seen });
+        }
         let root = self.root(adapter)?;
         let seq = self.table.create_thin((root, scope), ids.to_vec(), kept)?;
         let blocks = self.table.blocks(seq)?.to_vec();

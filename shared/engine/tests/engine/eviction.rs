@@ -3,10 +3,11 @@
 use baton_engine::engine::KvFormat;
 use baton_engine::{Engine, EngineOptions, EvictError, Kept, KvError, SlidingWindow};
 use baton_kernels_cpu::Format;
+use baton_synthetic::SyntheticModel;
 
 use crate::reference::definition::masked_reference;
 use crate::reference::relative_error;
-use crate::{all_logits, assert_same_bits, engine, exact, open, prompt, tiny};
+use crate::{all_logits, assert_same_bits, engine, exact, family, open, prompt, tiny};
 
 /// Tokens before the eviction.
 const PROMPT: usize = 100;
@@ -51,6 +52,38 @@ fn what_is_left_is_what_a_mask_over_the_whole_would_leave() {
     for (kept_tokens, chunk) in [(1, 50), (31, 7), (32, 1), (33, 50), (64, 13), (99, 50)] {
         check_against_a_mask(kept_tokens, chunk);
     }
+}
+
+/// Compares a model with a sliding window, its own or the engine's, with masks over the whole.
+#[track_caller]
+fn check_with_a_window(model: &SyntheticModel, option: Option<SlidingWindow>, seen: SlidingWindow) {
+    let (ids, opened) = (prompt(5, 190), open(model));
+    let mut engine = engine(&opened, 2, EngineOptions { window: option, ..exact() });
+    let seq = engine.create();
+    all_logits(&mut engine, seq, &ids[..PROMPT]);
+    let heads = (model.n_layers * model.n_kv_heads) as usize;
+    let kept: Vec<Vec<usize>> =
+        scattered(1, 30).iter().cycle().take(heads).map(|some| seen.with_seen(some, PROMPT)).collect();
+    let sees =
+        |head: usize, query: usize, key: usize| query < PROMPT || key >= PROMPT || kept[head].contains(&key);
+    let want = masked_reference(model, &ids, option, &sees).logits[PROMPT..].to_vec();
+    let thin = engine.evict(seq, &Kept::new(&kept).unwrap()).unwrap();
+    let have: Vec<f32> =
+        ids[PROMPT..].chunks(17).flat_map(|ids| all_logits(&mut engine, thin, ids)).collect();
+    let error = relative_error(&have, &want);
+    assert!(error <= 1e-5 && kept[0].len() < PROMPT, "{}: relative error {error:.2e}", model.family);
+    // With one token less, the window would see another one in its place.
+    let fewer: Vec<Vec<usize>> = kept.iter().map(|kept| kept[..kept.len() - 1].to_vec()).collect();
+    let refused = engine.evict(seq, &Kept::new(&fewer).unwrap());
+    assert!(matches!(refused, Err(EvictError::SlidingWindow { head: 0, .. })), "{refused:?}");
+}
+
+#[test]
+fn what_a_window_sees_stays_and_the_rest_may_go() {
+    let window = |tokens, sinks| SlidingWindow { tokens, sinks };
+    check_with_a_window(&family("gemma2", Format::F32), None, window(40, 0));
+    check_with_a_window(&family("gpt-oss", Format::F32), None, window(40, 0));
+    check_with_a_window(&tiny("llama", Format::F32), Some(window(33, 4)), window(33, 4));
 }
 
 #[test]
@@ -126,5 +159,6 @@ fn what_cannot_be_evicted_is_refused() {
     let mut windowed = engine(&opened, 1, EngineOptions { window, ..options });
     let seq = windowed.create();
     all_logits(&mut windowed, seq, &prompt(5, PROMPT));
-    assert_eq!(windowed.evict(seq, &kept(40)), Err(EvictError::SlidingWindow));
+    let refused = Err(EvictError::SlidingWindow { head: 0, first: 4, last: 37 });
+    assert_eq!(windowed.evict(seq, &kept(40)), refused);
 }

@@ -77,8 +77,9 @@ fn tied_layers_are_computed_by_one_engine_in_whole_steps() {
     let plain = StepSeq { seq, ids: &[1], logits: Wanted::None, capture: None };
     let err = engine.open_step(&[plain]).unwrap_err();
     assert!(matches!(err, StepError::TiedInPieces { family: "gemma4" }), "{err}");
-    let err = engine.evict(seq, &Kept::new(&vec![vec![0]; 21]).unwrap()).unwrap_err();
-    assert!(matches!(err, EvictError::SlidingWindow), "{err}");
+    let heads = engine.kv_widths().unwrap().iter().map(|width| width.heads).sum();
+    let err = engine.evict(seq, &Kept::new(&vec![vec![0]; heads]).unwrap()).unwrap_err();
+    assert!(matches!(err, EvictError::SlidingWindow { head: 0, first: 0, last: 0 }), "{err}");
     engine.reset(None, GpuLayers::Fit).unwrap();
     assert_eq!(all_logits(&mut engine, seq, &[1, 2, 3]), before, "after a reset");
     let adapter = SyntheticAdapter::of_seed(1).to_gguf(model.config()).unwrap();
