@@ -434,8 +434,8 @@ impl Backend for CpuBackend {
     ) -> Result<(), WeightError> {
         let (d, keys) = (shape.d_head, span.start + span.rows.len());
         let position = span.start + rows.start - span.rows.start;
-        // One query reads its keys once for all heads that share them. Many queries read them once anyway, and
-        // then more parts keep more threads busy.
+        // One query reads its keys once for all heads that share them. Many queries read them once anyway,
+        // and then more parts keep more threads busy.
         let share = |one: &ScoreTarget<'_>, next: &ScoreTarget<'_>| {
             rows.len() == 1
                 && next.head == one.head + 1
