@@ -434,35 +434,19 @@ impl Backend for CpuBackend {
     ) -> Result<(), WeightError> {
         let (d, keys) = (shape.d_head, span.start + span.rows.len());
         let position = span.start + rows.start - span.rows.start;
-        // One query reads its keys once for all heads that share them. Many queries read them once anyway,
-        // and then more parts keep more threads busy.
-        let share = |one: &ScoreTarget<'_>, next: &ScoreTarget<'_>| {
-            rows.len() == 1
-                && next.head == one.head + 1
-                && next.head / shape.group() == one.head / shape.group()
-        };
-        let mut groups: Vec<_> = targets.chunk_by_mut(share).collect();
-        self.pool.for_each(&mut groups, |group| {
-            let heads = group[0].head..group[0].head + group.len();
-            let kv_head = heads.start / shape.group();
+        self.pool.for_each(targets, |target| {
+            let kv_head = target.head / shape.group();
             let blocks = kv.head_blocks(layer, kv_head, &span.blocks, 0..keys, |_| true);
-            let lse: Vec<f32> = rows.clone().flat_map(|row| &lse.row(row)[heads.clone()]).copied().collect();
+            let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[target.head]).collect();
             let queries = Queries {
-                q: &q.data[rows.start * q.width + heads.start * d..],
-                rows: RowLayout { tokens: rows.len(), heads: heads.len(), d, stride: q.width },
+                q: &q.data[rows.start * q.width + target.head * d..],
+                rows: RowLayout { tokens: rows.len(), heads: 1, d, stride: q.width },
                 visible: visible(shape, position),
                 scale: shape.scale,
                 cap: shape.cap,
-                sinks: shape.sinks_of(heads),
+                sinks: shape.sinks_of(target.head..target.head + 1),
             };
-            if let [target] = &mut **group {
-                return score_rows(&queries, &blocks, &lse, target.sum);
-            }
-            let mut sums = vec![0.0; group.len() * keys];
-            score_rows(&queries, &blocks, &lse, &mut sums);
-            for (target, own) in group.iter_mut().zip(sums.chunks_exact(keys)) {
-                add_assign(target.sum, own);
-            }
+            score_rows(&queries, &blocks, &lse, target.sum);
         });
         Ok(())
     }
