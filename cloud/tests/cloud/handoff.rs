@@ -1,16 +1,24 @@
 //! Keys and values for devices, over real sockets: what is offered to whom, and that it is what the model
 //! computes.
 
+use std::sync::Arc;
+
+use baton_cloud::api::{Access, ApiLimits};
+use baton_cloud::service::{CloudService, ModelSetup, start};
+use baton_edge::HttpLimits;
 use baton_engine::engine::KvFormat;
+use baton_engine::gguf::Gguf;
 use baton_engine::rows::{ids_sha256, kv_identity};
-use baton_engine::{Engine, EngineOptions, StepSeq, Wanted};
+use baton_engine::{Engine, EngineOptions, Model, StepSeq, Wanted};
+use baton_kernels_cpu::Format;
 use baton_protocol::{
     AssistEvent, AssistRequest, DeviceInfo, KvEncoding, KvFrames, KvLayer, KvLayout, KvTicket, SentenceMap,
 };
+use baton_synthetic::{ExtraValue, SyntheticModel};
 use uuid::Uuid;
 
 use crate::client::Server;
-use crate::world::{document, model, prompt_ids, request, tokens};
+use crate::world::{document, model, options, prompt_ids, request, scenes, tokens};
 
 /// Returns a request of a device with this model.
 fn asked(id: u128, scene: &str, kv: Option<String>) -> AssistRequest {
@@ -50,8 +58,8 @@ async fn fetch(server: &Server, request: &AssistRequest, from: Option<u64>) -> (
 }
 
 /// Returns the rows of each layer.
-fn rows(request: &AssistRequest, ticket: &KvTicket, bytes: &[u8]) -> Vec<Vec<u8>> {
-    let engine = Engine::new(model(), EngineOptions::default()).unwrap();
+fn rows(model: &Arc<Model>, request: &AssistRequest, ticket: &KvTicket, bytes: &[u8]) -> Vec<Vec<u8>> {
+    let engine = Engine::new(Arc::clone(model), EngineOptions::default()).unwrap();
     let layers: Vec<KvLayer> = engine
         .kv_widths()
         .unwrap()
@@ -68,37 +76,73 @@ fn rows(request: &AssistRequest, ticket: &KvTicket, bytes: &[u8]) -> Vec<Vec<u8>
     rows
 }
 
-#[tokio::test]
-async fn a_device_of_the_same_model_gets_what_the_model_computes() {
-    let server = Server::start().await;
-    let identity = kv_identity(&model());
+/// Checks what a device of this model gets; returns the positions of its rows, and how many there are in all.
+async fn check_rows(server: &Server, model: &Arc<Model>) -> (Vec<usize>, usize) {
+    let identity = kv_identity(model);
     let request = asked(1, "doc-qa", Some(identity.clone()));
-    let ticket = ticket(&server, &request).await.unwrap();
-    let ids = prompt_ids(&model(), &request);
+    let ticket = ticket(server, &request).await.unwrap();
+    let ids = prompt_ids(model, &request);
     assert_eq!((&ticket.model, &ticket.prompt_sha256), (&identity, &ids_sha256(&ids)));
     assert_eq!(ticket.format, KvEncoding::F16);
     let content = SentenceMap::new(&request.segments).len();
     assert!((ticket.tokens as usize) < ids.len() / 2 && content > 20, "{} of {}", ticket.tokens, ids.len());
-    let (status, bytes) = fetch(&server, &request, None).await;
+    let (status, bytes) = fetch(server, &request, None).await;
     assert_eq!((status, bytes.len() as u64), (200, ticket.bytes));
-    let rows = rows(&request, &ticket, &bytes);
+    let rows = rows(model, &request, &ticket, &bytes);
     // Another engine computes the whole prompt; every row is one of its rows, in the order of positions.
-    let mut engine = Engine::new(model(), EngineOptions::default()).unwrap();
+    let mut engine = Engine::new(Arc::clone(model), EngineOptions::default()).unwrap();
     let seq = engine.create();
     let known = &ids[..ids.len() - 1];
     engine.step(&[StepSeq { seq, ids: known, logits: Wanted::None, capture: None }], &mut ()).unwrap();
     let all: Vec<usize> = (0..known.len()).collect();
+    let mut positions = Vec::new();
     for (layer, rows) in rows.iter().enumerate() {
         let mut whole = Vec::new();
         engine.export_rows(seq, layer, &all, KvFormat::F16, &mut whole).unwrap();
         let each = whole.len() / all.len();
-        let mut computed = whole.chunks_exact(each);
-        for row in rows.chunks_exact(each) {
-            assert!(computed.any(|computed| computed == row), "layer {layer}");
-        }
+        let mut computed = whole.chunks_exact(each).enumerate();
+        let found = rows.chunks_exact(each).map(|row| computed.find(|(_, computed)| *computed == row));
+        positions = found.map(|found| found.unwrap_or_else(|| panic!("layer {layer}")).0).collect();
     }
-    let (status, _) = fetch(&server, &request, None).await;
+    assert_eq!(positions.len(), ticket.tokens as usize);
+    let (status, _) = fetch(server, &request, None).await;
     assert_eq!(status, 410, "it was read");
+    (positions, known.len())
+}
+
+#[tokio::test]
+async fn a_device_of_the_same_model_gets_what_the_model_computes() {
+    check_rows(&Server::start().await, &model()).await;
+}
+
+#[tokio::test]
+async fn what_a_sliding_window_sees_comes_with_the_kept_sentences() {
+    let window = 64;
+    let extra = vec![
+        ("attention.sliding_window", ExtraValue::U32(window)),
+        ("attention.sliding_window_pattern", ExtraValue::U32(2)),
+    ];
+    let tiny = SyntheticModel {
+        n_layers: 4,
+        d_model: 64,
+        d_head: 16,
+        d_ff: 96,
+        context_len: 2048,
+        endless: true,
+        extra,
+        ..SyntheticModel::small("gemma3", Format::F32, 7)
+    };
+    let model = Model::from_gguf(Gguf::from_bytes(tiny.to_gguf().unwrap()).unwrap()).unwrap();
+    let setup = ModelSetup::named("tiny", Arc::clone(&model));
+    let (service, worker) = CloudService::new(setup, scenes(), options()).unwrap();
+    start(worker).unwrap();
+    let access = Access::with_static_key(None);
+    let server = Server::over(service, access, HttpLimits::default(), ApiLimits::default()).await;
+    let (positions, cached) = check_rows(&server, &model).await;
+    let seen: Vec<usize> = (cached + 1 - window as usize..cached).collect();
+    let before = positions.len() - seen.len();
+    assert!(before > 0, "sentences were kept");
+    assert_eq!(positions[before..], seen);
 }
 
 #[tokio::test]
