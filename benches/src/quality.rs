@@ -31,7 +31,7 @@ use serde_json::json;
 use crate::report::Report;
 
 mod checks;
-pub(crate) mod real;
+mod real;
 
 /// Lengths of documents in tokens.
 pub(crate) const LENGTHS: [usize; 3] = [512, 1024, 2048];

@@ -134,7 +134,7 @@ fn write(mut to: TcpStream, from: &TcpStream, due: &Receiver<(Instant, Vec<u8>)>
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Waits; does not sleep in the last part.
+/// Waits. Does not sleep in the last part, of length `awake`.
 fn wait_until(when: Instant, awake: Duration) {
     let left = when.saturating_duration_since(Instant::now());
     if left > awake {
