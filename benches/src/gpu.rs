@@ -19,7 +19,8 @@ use anyhow::{Context as _, Result, bail};
 use baton_device::machine::shape::shape_of;
 use baton_engine::engine::KvFormat;
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Model, SeqId, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, MeanOver, Model, SeqId, StepSeq,
+    Wanted,
 };
 use baton_gpu::{Device, GpuChoice, Rates, VramLimit};
 use baton_kernels_cpu::Format;
@@ -204,7 +205,7 @@ impl Bed {
         };
         let heads = (0..8).map(|at| HeadId { layer: at * layers / 8, head: at % heads }).collect();
         let last = prompt - (prompt - 1) / CHUNK * CHUNK;
-        let capture = Capture { heads, window: last.saturating_sub(32)..last, each: false };
+        let capture = Capture { heads, window: last.saturating_sub(32)..last, over: MeanOver::Queries };
         let ids = self.ids(prompt);
         let mut best = f64::INFINITY;
         for _ in 0..=turns {

@@ -17,7 +17,9 @@ use anyhow::{Context as _, Result, anyhow};
 use baton_corpus::document;
 use baton_engine::gguf::Gguf;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{AttentionScores, Capture, Engine, EngineOptions, HeadId, Model, SeqId, StepSeq, Wanted};
+use baton_engine::{
+    AttentionScores, Capture, Engine, EngineOptions, HeadId, MeanOver, Model, SeqId, StepSeq, Wanted,
+};
 use baton_protocol::{MaskEvent, Role, Segment, SentenceMap};
 use baton_refine::{
     AttentionShape, Calibration, CapturePlan, ContentTokens, Mode, RefineInput, Scores, WeightedHead,
@@ -278,7 +280,7 @@ fn capture(plan: &CapturePlan, tokens: usize) -> Capture {
     Capture {
         window: tokens.saturating_sub(plan.window)..tokens,
         heads: plan.heads.iter().map(|&(layer, head)| HeadId { layer, head }).collect(),
-        each: false,
+        over: MeanOver::Queries,
     }
 }
 

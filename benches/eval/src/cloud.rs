@@ -13,8 +13,8 @@ use baton_baselines::{
 };
 use baton_engine::prompt::{Prompt, PromptError, PromptSegment, assemble};
 use baton_engine::{
-    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, Model, StepControl, StepError,
-    StepSeq, TokenId, Tokenizer, Wanted,
+    AttentionScores, Capture, Engine, EngineError, EngineOptions, HeadId, MeanOver, Model, StepControl,
+    StepError, StepSeq, TokenId, Tokenizer, Wanted,
 };
 use baton_protocol::{Segment, SentenceMap};
 use baton_refine::{
@@ -235,7 +235,7 @@ impl Cloud {
         let seq = engine.create();
         let held = engine.reuse_prefix(seq, &ids[..start]);
         let window = 0..run.window_end() - start;
-        let capture = (!heads.is_empty()).then_some(Capture { window, heads, each: false });
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads, over: MeanOver::Queries });
         let result = prefill(engine, seq, &ids[held..], start - held, capture.as_ref(), control)
             .map_err(RunError::from)
             .and_then(|(logits, scores)| {

@@ -8,8 +8,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use baton_engine::{
-    Capture, Engine, EngineError, EvictError, HeadId, Kept, Model, SeqId, StepControl, StepSeq, TokenId,
-    Wanted,
+    Capture, Engine, EngineError, EvictError, HeadId, Kept, MeanOver, Model, SeqId, StepControl, StepSeq,
+    TokenId, Wanted,
 };
 use baton_protocol::Segment;
 
@@ -118,7 +118,8 @@ impl EvictingDevice {
         if policy == Eviction::HeavyHitters {
             let mut logits = Vec::new();
             for chunk in ids.chunks(CHUNK_TOKENS) {
-                let capture = Capture { window: 0..chunk.len(), heads: heads.clone(), each: false };
+                let capture =
+                    Capture { window: 0..chunk.len(), heads: heads.clone(), over: MeanOver::Queries };
                 let step = StepSeq { seq, ids: chunk, logits: Wanted::Last, capture: Some(&capture) };
                 let output = self.engine.step(&[step], control)?.remove(0);
                 let scores = output.scores.expect("a step with a capture gives scores");
@@ -129,7 +130,7 @@ impl EvictingDevice {
         }
         let start = ids.len() - WINDOW.min(ids.len());
         let held = self.engine.reuse_prefix(seq, &ids[..start]);
-        let capture = Capture { window: 0..ids.len() - start, heads: heads.clone(), each: false };
+        let capture = Capture { window: 0..ids.len() - start, heads: heads.clone(), over: MeanOver::Queries };
         let (logits, scores) =
             prefill(&mut self.engine, seq, &ids[held..], start - held, Some(&capture), control)?;
         let scores = scores.expect("a step with a capture gives scores");

@@ -20,7 +20,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use baton_engine::engine::KvFormat;
 use baton_engine::gguf::{Gguf, TensorInfo};
-use baton_engine::{Capture, Engine, EngineOptions, HeadId, Model, SeqId, StepSeq, TokenId, Wanted};
+use baton_engine::{
+    Capture, Engine, EngineOptions, HeadId, MeanOver, Model, SeqId, StepSeq, TokenId, Wanted,
+};
 use serde_json::{Value, json};
 
 use super::machine;
@@ -246,7 +248,7 @@ impl Worker {
         let seq = self.kept_prefill(before)?;
         let ids = self.tokens(CHUNK_TOKENS);
         let window = CHUNK_TOKENS - WINDOW_TOKENS..CHUNK_TOKENS;
-        let capture = (!heads.is_empty()).then_some(Capture { window, heads, each: false });
+        let capture = (!heads.is_empty()).then_some(Capture { window, heads, over: MeanOver::Queries });
         let start = Instant::now();
         self.extend(seq, &ids, capture.as_ref())?;
         let seconds = start.elapsed().as_secs_f64();

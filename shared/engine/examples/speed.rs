@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engine::gguf::Gguf;
-use baton_engine::{Capture, Engine, EngineOptions, HeadId, Model, StepSeq, Wanted};
+use baton_engine::{Capture, Engine, EngineOptions, HeadId, MeanOver, Model, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticModel;
 
@@ -59,7 +59,8 @@ fn measure(engine: &mut Engine, model: &Model) -> Result<(), Box<dyn Error>> {
     let begun = Instant::now();
     for chunk in ids.chunks(CHUNK_TOKENS) {
         let window = chunk.len().saturating_sub(16)..chunk.len();
-        let capture = (chunk.len() >= 16).then(|| Capture { window, heads: heads.clone(), each: false });
+        let capture =
+            (chunk.len() >= 16).then(|| Capture { window, heads: heads.clone(), over: MeanOver::Queries });
         engine
             .step(&[StepSeq { seq, ids: chunk, logits: Wanted::Last, capture: capture.as_ref() }], &mut ())?;
     }

@@ -123,6 +123,30 @@ pub(crate) struct Norm<'a> {
     pub(crate) eps: f32,
 }
 
+/// Queries of a span and the keys they attend to, for scores.
+pub(crate) struct Attending<'a, B: Backend> {
+    pub(crate) kv: &'a B::Kv,
+    pub(crate) layer: usize,
+    pub(crate) shape: &'a AttentionShape<'a>,
+    /// `[t, h d]`.
+    pub(crate) q: &'a B::Rows,
+    /// `[t, h]`, as [`Backend::attend`] gave it.
+    pub(crate) lse: &'a B::Rows,
+    pub(crate) span: &'a SeqSpan,
+}
+
+impl<B: Backend> Attending<'_, B> {
+    /// Returns the keys of the span's sequence.
+    pub(crate) fn keys(&self) -> usize {
+        self.span.start + self.span.rows.len()
+    }
+
+    /// Returns the position of a row of the span among the keys.
+    pub(crate) fn position(&self, row: usize) -> usize {
+        self.span.start + row - self.span.rows.start
+    }
+}
+
 /// The head whose attention scores are kept, and the buffer for them.
 pub(crate) struct ScoreTarget<'a> {
     pub(crate) head: usize,
@@ -131,7 +155,7 @@ pub(crate) struct ScoreTarget<'a> {
 }
 
 /// Operations over rows of activations, `[t, width]` in f32.
-pub(crate) trait Backend: Send + Sync {
+pub(crate) trait Backend: Send + Sync + Sized {
     /// Activations.
     type Rows: Send + Sync;
     /// Contents of the KV cache's blocks.
@@ -331,21 +355,27 @@ pub(crate) trait Backend: Send + Sync {
         lse: &mut Self::Rows,
     );
 
-    /// Adds the softmax weights of the queries in `rows`, which lie in `span`, to every target.
+    /// Adds the softmax weights of the queries in `rows`, which lie in the span, to every target.
     ///
     /// # Errors
     /// [`WeightError::Gpu`].
-    #[expect(clippy::too_many_arguments, reason = "one fused operation; every operand is its own")]
     fn score(
         &self,
-        kv: &Self::Kv,
-        layer: usize,
-        shape: &AttentionShape<'_>,
-        q: &Self::Rows,
-        lse: &Self::Rows,
-        span: &SeqSpan,
+        queries: &Attending<'_, Self>,
         rows: Range<usize>,
         targets: &mut [ScoreTarget<'_>],
+    ) -> Result<(), WeightError>;
+
+    /// Adds the softmax weights of one query, a row of the span, to `sum`, `[keys]`, head by head.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
+    fn score_heads(
+        &self,
+        queries: &Attending<'_, Self>,
+        row: usize,
+        heads: &[usize],
+        sum: &mut [f32],
     ) -> Result<(), WeightError>;
 
     /// Returns activations with these numbers, row-major.

@@ -46,7 +46,7 @@ pub use offload::{KvHome, MoveRates, Offload, OffloadStats, Pipeline};
 pub use prompt::{Prompt, PromptSegment, SegmentTokens};
 pub use rows::{KvRows, KvWidth, RowsError};
 pub use sampling::{Sampler, SamplingParams};
-pub use scores::{AttentionScores, Capture, HeadId};
+pub use scores::{AttentionScores, Capture, HeadId, MeanOver};
 pub use sequences::{SequenceError, Sequences};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message, ToolChat};

@@ -1,7 +1,7 @@
 //! Attention scores of a window of queries, for ranking the text they attend to.
 //!
-//! For chosen heads, a pass can return the mean softmax weight that the last queries of a sequence give to
-//! every key. This costs one product of window and keys per head. The denominators of the weights come from
+//! For chosen heads, a pass can return the softmax weight that the last queries of a sequence give to every
+//! key: its mean over the queries, or over the heads. This costs one product of window and keys per head. The denominators of the weights come from
 //! the log-sum-exp that the pass computes anyway. The full matrix of queries and keys is never built.
 
 use std::ops::Range;
@@ -25,8 +25,17 @@ pub struct Capture {
     pub window: Range<usize>,
     /// The heads, each at most once.
     pub heads: Vec<HeadId>,
-    /// Whether each query's weights are returned by themselves, and not the mean over the window.
-    pub each: bool,
+    /// What the weights are averaged over.
+    pub over: MeanOver,
+}
+
+/// What captured weights are averaged over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MeanOver {
+    /// The window's queries: each head has its own means.
+    Queries,
+    /// The heads: each query has its own means.
+    Heads,
 }
 
 /// The scores of one sequence.
@@ -36,18 +45,10 @@ pub struct AttentionScores {
     pub heads: Vec<HeadId>,
     /// Number of keys: all tokens of the sequence, including those of this pass.
     pub keys: usize,
-    /// `[heads, keys]`: the mean, over the window's queries, of the softmax weight they give to each key. A
-    /// key that a query does not see (later ones, and those outside a sliding window) counts as zero. With
-    /// [`Capture::each`] it is `[queries, heads, keys]`, and no mean.
+    /// The mean softmax weight of each key: `[heads, keys]` over [`MeanOver::Queries`], `[queries, keys]` over
+    /// [`MeanOver::Heads`]. A key that a query does not see (later ones, and those outside a sliding window)
+    /// counts as zero.
     pub mean: Vec<f32>,
-}
-
-impl AttentionScores {
-    /// Returns what there is of each query: the rows of all heads, `[heads, keys]`. Without [`Capture::each`]
-    /// it is one item, the means.
-    pub fn of_queries(&self) -> impl Iterator<Item = &[f32]> {
-        self.mean.chunks_exact((self.heads.len() * self.keys).max(1))
-    }
 }
 
 /// Why a [`Capture`] was refused.

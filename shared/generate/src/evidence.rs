@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use baton_engine::{AttentionScores, Capture, HeadId};
+use baton_engine::{AttentionScores, Capture, HeadId, MeanOver};
 
 /// A prompt's tokens by the group that each belongs to, and the heads whose attention counts.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,17 +47,18 @@ impl Evidence {
     /// Returns what a pass must capture: each query of this window.
     pub(crate) fn capture(&self, window: Range<usize>) -> Option<Capture> {
         let is_wanted = !self.groups.heads.is_empty() && self.groups.count > 0 && !window.is_empty();
-        is_wanted.then(|| Capture { window, heads: self.groups.heads.clone(), each: true })
+        let heads = || self.groups.heads.clone();
+        is_wanted.then(|| Capture { window, heads: heads(), over: MeanOver::Heads })
     }
 
     /// Takes the weights of rows that the tokens from `first` on were, or will be, chosen from.
     pub(crate) fn take(&mut self, first: usize, scores: &AttentionScores) {
-        for (query, weights) in scores.of_queries().enumerate() {
+        for (query, weights) in scores.mean.chunks_exact(scores.keys).enumerate() {
             let at = first + query;
             if self.rows.len() <= at {
                 self.rows.resize(at + 1, Vec::new());
             }
-            self.rows[at] = self.groups.sums(weights, scores.keys);
+            self.rows[at] = self.groups.sums(weights);
         }
     }
 
@@ -68,18 +69,12 @@ impl Evidence {
 }
 
 impl KeyGroups {
-    /// Sums the weights of one query, `[heads, keys]`, over the keys of each group; the mean over the heads.
-    fn sums(&self, weights: &[f32], keys: usize) -> Vec<f32> {
-        let own = self.of_key.len().min(keys);
-        let mut means = vec![0.0; own];
-        let share = 1.0 / self.heads.len() as f32;
-        for row in weights.chunks_exact(keys) {
-            means.iter_mut().zip(row).for_each(|(mean, weight)| *mean += share * weight);
-        }
+    /// Sums the weights of one query, `[keys]`, over the keys of each group.
+    fn sums(&self, weights: &[f32]) -> Vec<f32> {
         let mut sums = vec![0.0; self.count];
-        for (mean, group) in means.iter().zip(&self.of_key) {
+        for (weight, group) in weights.iter().zip(&self.of_key) {
             if let Some(group) = group {
-                sums[*group as usize] += mean;
+                sums[*group as usize] += weight;
             }
         }
         sums
@@ -100,27 +95,27 @@ mod tests {
     }
 
     /// Scores of queries over six keys; the last is the answer's own.
-    fn scores(queries: &[[f32; 12]]) -> AttentionScores {
+    fn scores(queries: &[[f32; 6]]) -> AttentionScores {
         AttentionScores { heads: heads(2), keys: 6, mean: queries.concat() }
     }
 
     #[test]
-    fn sums_are_over_the_keys_of_a_group_and_means_over_the_heads() {
+    fn sums_are_over_the_keys_of_a_group() {
         let mut evidence = evidence();
-        let one = [9.0, 1.0, 2.0, 9.0, 4.0, 9.0, 9.0, 8.0, 0.0, 9.0, 16.0, 9.0];
-        evidence.take(0, &scores(&[one]));
+        evidence.take(0, &scores(&[[9.0, 4.5, 1.0, 9.0, 10.0, 9.0]]));
         assert_eq!(evidence.rows(), [vec![5.5, 10.0]]);
     }
 
     #[test]
     fn a_row_that_is_computed_again_counts_once_and_unknown_ones_are_empty() {
         let mut evidence = evidence();
-        evidence.take(2, &scores(&[[1.0; 12], [2.0; 12]]));
-        evidence.take(3, &scores(&[[4.0; 12]]));
+        evidence.take(2, &scores(&[[1.0; 6], [2.0; 6]]));
+        evidence.take(3, &scores(&[[4.0; 6]]));
         assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0], vec![8.0, 4.0]]);
         evidence.cut(3);
         assert_eq!(evidence.rows().len(), 3);
-        assert_eq!(evidence.capture(0..2).map(|capture| (capture.window, capture.each)), Some((0..2, true)));
+        let want = Some((0..2, MeanOver::Heads));
+        assert_eq!(evidence.capture(0..2).map(|capture| (capture.window, capture.over)), want);
         assert_eq!(evidence.capture(1..1), None);
     }
 

@@ -9,7 +9,7 @@ use baton_kernels_cpu::{
 };
 
 use super::cpu_kv::CpuKv;
-use super::{AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
+use super::{Attending, AttentionShape, Backend, DeltaInput, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
@@ -210,6 +210,29 @@ fn visible(shape: &AttentionShape<'_>, position: usize) -> Visible {
         Some(window) => Visible { position, sinks: window.sinks, window: window.tokens },
         None => Visible::causal(position),
     }
+}
+
+/// Adds the softmax weights of the queries in `rows` of one head to `sum`, for these keys. They begin with a
+/// block.
+fn add_scores(
+    queries: &Attending<'_, CpuBackend>,
+    rows: Range<usize>,
+    head: usize,
+    keys: Range<usize>,
+    sum: &mut [f32],
+) {
+    let Attending { kv, layer, shape, q, lse, span } = queries;
+    let blocks = kv.head_blocks(*layer, head / shape.group(), &span.blocks, keys, |_| true);
+    let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[head]).collect();
+    let of_head = Queries {
+        q: &q.data[rows.start * q.width + head * shape.d_head..],
+        rows: RowLayout { tokens: rows.len(), heads: 1, d: shape.d_head, stride: q.width },
+        visible: visible(shape, queries.position(rows.start)),
+        scale: shape.scale,
+        cap: shape.cap,
+        sinks: shape.sinks_of(head..head + 1),
+    };
+    score_rows(&of_head, &blocks, &lse, sum);
 }
 
 impl Backend for CpuBackend {
@@ -423,30 +446,31 @@ impl Backend for CpuBackend {
 
     fn score(
         &self,
-        kv: &CpuKv,
-        layer: usize,
-        shape: &AttentionShape<'_>,
-        q: &CpuRows,
-        lse: &CpuRows,
-        span: &SeqSpan,
+        queries: &Attending<'_, Self>,
         rows: Range<usize>,
         targets: &mut [ScoreTarget<'_>],
     ) -> Result<(), WeightError> {
-        let (d, keys) = (shape.d_head, span.start + span.rows.len());
-        let position = span.start + rows.start - span.rows.start;
+        let keys = 0..queries.keys();
         self.pool.for_each(targets, |target| {
-            let kv_head = target.head / shape.group();
-            let blocks = kv.head_blocks(layer, kv_head, &span.blocks, 0..keys, |_| true);
-            let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[target.head]).collect();
-            let queries = Queries {
-                q: &q.data[rows.start * q.width + target.head * d..],
-                rows: RowLayout { tokens: rows.len(), heads: 1, d, stride: q.width },
-                visible: visible(shape, position),
-                scale: shape.scale,
-                cap: shape.cap,
-                sinks: shape.sinks_of(target.head..target.head + 1),
-            };
-            score_rows(&queries, &blocks, &lse, target.sum);
+            add_scores(queries, rows.clone(), target.head, keys.clone(), target.sum)
+        });
+        Ok(())
+    }
+
+    /// Threads share the keys, so that all heads' weights of a key are added by one of them.
+    fn score_heads(
+        &self,
+        queries: &Attending<'_, Self>,
+        row: usize,
+        heads: &[usize],
+        sum: &mut [f32],
+    ) -> Result<(), WeightError> {
+        let each = sum.len().div_ceil(self.pool.threads()).next_multiple_of(BLOCK_TOKENS);
+        self.pool.for_each(sum.chunks_mut(each).enumerate(), |(part, sum)| {
+            let keys = part * each..part * each + sum.len();
+            for &head in heads {
+                add_scores(queries, row..row + 1, head, keys.clone(), sum);
+            }
         });
         Ok(())
     }

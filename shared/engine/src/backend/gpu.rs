@@ -14,7 +14,7 @@ use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, AttentionItems,
 use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, ZipOp};
 
 use super::gpu_kv::GpuKv;
-use super::{AttentionShape, Backend, DeltaInput, Norm, Recurrence, ScoreTarget, SeqSpan};
+use super::{Attending, AttentionShape, Backend, DeltaInput, Norm, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
 use crate::family::Activation;
 use crate::kv::BlockCopy;
@@ -198,6 +198,38 @@ impl GpuBackend {
         self.tables().clear();
         self.device.read(from, 0, out)?;
         self.fault()
+    }
+}
+
+impl GpuBackend {
+    /// Returns the sums, over the queries in `rows`, of each head's softmax weights, `[1, keys]`.
+    fn scores(&self, queries: &Attending<'_, Self>, rows: Range<usize>, heads: &[usize]) -> Vec<GpuRows> {
+        let Attending { kv, layer, shape, q, lse, span } = *queries;
+        let (window, first_keys) = visible(shape);
+        let blocks = self.shared_table(span.blocks.iter().map(|block| block.0).collect());
+        let sums: Vec<GpuRows> = heads.iter().map(|_| self.alloc(1, queries.keys())).collect();
+        let kv = kv.layer(layer, std::slice::from_ref(span), true);
+        for (&head, sum) in heads.iter().zip(&sums) {
+            let args = ScoreArgs {
+                q: &q.data,
+                q_width: q.width,
+                kv: &kv,
+                blocks: &blocks,
+                lse: &lse.data,
+                lse_width: lse.width,
+                row: rows.start,
+                rows: rows.len(),
+                position: queries.position(rows.start),
+                head,
+                kv_head: head / shape.group(),
+                scale: shape.scale,
+                cap: shape.cap,
+                window,
+                first_keys,
+            };
+            ops::score(self.dev(), &args, queries.keys(), &sum.data);
+        }
+        sums
     }
 }
 
@@ -487,44 +519,31 @@ impl Backend for GpuBackend {
 
     fn score(
         &self,
-        kv: &GpuKv,
-        layer: usize,
-        shape: &AttentionShape<'_>,
-        q: &GpuRows,
-        lse: &GpuRows,
-        span: &SeqSpan,
+        queries: &Attending<'_, Self>,
         rows: Range<usize>,
         targets: &mut [ScoreTarget<'_>],
     ) -> Result<(), WeightError> {
-        let keys = span.start + span.rows.len();
-        let (window, first_keys) = visible(shape);
-        let blocks = self.shared_table(span.blocks.iter().map(|block| block.0).collect());
-        let sums: Vec<GpuRows> = targets.iter().map(|_| self.alloc(1, keys)).collect();
-        let kv = kv.layer(layer, std::slice::from_ref(span), true);
-        for (target, sum) in targets.iter().zip(&sums) {
-            let args = ScoreArgs {
-                q: &q.data,
-                q_width: q.width,
-                kv: &kv,
-                blocks: &blocks,
-                lse: &lse.data,
-                lse_width: lse.width,
-                row: rows.start,
-                rows: rows.len(),
-                position: span.start + rows.start - span.rows.start,
-                head: target.head,
-                kv_head: target.head / shape.group(),
-                scale: shape.scale,
-                cap: shape.cap,
-                window,
-                first_keys,
-            };
-            ops::score(self.dev(), &args, keys, &sum.data);
-        }
+        let heads: Vec<usize> = targets.iter().map(|target| target.head).collect();
+        let sums = self.scores(queries, rows, &heads);
         for (target, sum) in targets.iter_mut().zip(sums) {
             let added = self.read(sum)?;
             target.sum.iter_mut().zip(added).for_each(|(sum, more)| *sum += more);
         }
+        Ok(())
+    }
+
+    fn score_heads(
+        &self,
+        queries: &Attending<'_, Self>,
+        row: usize,
+        heads: &[usize],
+        sum: &mut [f32],
+    ) -> Result<(), WeightError> {
+        let mut sums = self.scores(queries, row..row + 1, heads).into_iter();
+        let Some(mut all) = sums.next() else { return Ok(()) };
+        sums.for_each(|one| self.add(&mut all, &one));
+        let added = self.read(all)?;
+        sum.iter_mut().zip(added).for_each(|(sum, more)| *sum += more);
         Ok(())
     }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{Pass, PassInput};
-use crate::backend::{AttentionShape, Backend, ScoreTarget, SeqSpan};
-use crate::scores::{AttentionScores, Capture};
+use crate::backend::{Attending, AttentionShape, Backend, ScoreTarget, SeqSpan};
+use crate::scores::{AttentionScores, Capture, MeanOver};
 use crate::weights::WeightError;
 
 impl<B: Backend> Pass<'_, B> {
@@ -21,35 +21,38 @@ impl<B: Backend> Pass<'_, B> {
             if !capture.heads.iter().any(|id| id.layer == layer) {
                 continue;
             }
-            let all = rows_of(span, capture);
-            let keys = scores.keys;
-            for (query, own) in scores.mean.chunks_exact_mut(capture.heads.len() * keys).enumerate() {
-                let rows = if capture.each { all.start + query..all.start + query + 1 } else { all.clone() };
-                let mut targets: Vec<_> = capture
-                    .heads
-                    .iter()
-                    .zip(own.chunks_exact_mut(keys))
-                    .filter(|(id, _)| id.layer == layer)
-                    .map(|(id, sum)| ScoreTarget { head: id.head, sum })
-                    .collect();
-                backend.score(kv, layer, shape, &self.q, &self.lse, span, rows, &mut targets)?;
+            let queries = Attending { kv, layer, shape, q: &self.q, lse: &self.lse, span };
+            let (rows, own) = (rows_of(span, capture), scores.mean.chunks_exact_mut(scores.keys));
+            let heads = capture.heads.iter().map(|id| (id.layer == layer).then_some(id.head));
+            match capture.over {
+                MeanOver::Queries => {
+                    let targets =
+                        heads.zip(own).filter_map(|(head, sum)| Some(ScoreTarget { head: head?, sum }));
+                    backend.score(&queries, rows, &mut targets.collect::<Vec<_>>())?;
+                }
+                MeanOver::Heads => {
+                    let heads: Vec<usize> = heads.flatten().collect();
+                    rows.zip(own)
+                        .try_for_each(|(row, sum)| backend.score_heads(&queries, row, &heads, sum))?;
+                }
             }
         }
         Ok(())
     }
 }
 
-/// Divides sums of softmax weights by the number of queries, unless each query has its own.
+/// Divides sums of softmax weights by the number of queries, or of heads.
 pub(super) fn means(
     mut scores: Vec<Option<AttentionScores>>,
     captures: &[Option<&Capture>],
 ) -> Vec<Option<AttentionScores>> {
     for (scores, capture) in scores.iter_mut().zip(captures) {
-        if let (Some(scores), Some(capture)) = (scores, capture)
-            && !capture.each
-        {
-            scores.mean.iter_mut().for_each(|sum| *sum /= capture.window.len() as f32);
-        }
+        let (Some(scores), Some(capture)) = (scores, capture) else { continue };
+        let n = match capture.over {
+            MeanOver::Queries => capture.window.len(),
+            MeanOver::Heads => capture.heads.len(),
+        };
+        scores.mean.iter_mut().for_each(|sum| *sum /= n as f32);
     }
     scores
 }
@@ -64,8 +67,11 @@ pub(super) fn rows_of(span: &SeqSpan, capture: &Capture) -> Range<usize> {
 pub(super) fn empty_scores((span, capture): (&SeqSpan, &Option<&Capture>)) -> Option<AttentionScores> {
     capture.map(|capture| {
         let keys = span.start + span.rows.len();
-        let queries = if capture.each { capture.window.len() } else { 1 };
-        let mean = vec![0.0; queries * capture.heads.len() * keys];
+        let rows = match capture.over {
+            MeanOver::Queries => capture.heads.len(),
+            MeanOver::Heads => capture.window.len(),
+        };
+        let mean = vec![0.0; rows * keys];
         AttentionScores { heads: capture.heads.clone(), keys, mean }
     })
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_engine::engine::{EngineError, KvFormat};
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Kept, Model, Offload, SlidingWindow,
-    StepControl, StepError, StepSeq, StepSize, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, HeadId, Kept, MeanOver, Model, Offload,
+    SlidingWindow, StepControl, StepError, StepSeq, StepSize, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::cases::HostDevice;
@@ -111,7 +111,7 @@ fn windows_of_layers_mix_cpu_and_gpu() {
 fn scores_and_adapters_are_those_of_the_cpu() {
     let model = open(&tiny("llama", Format::Q8_0));
     let heads = (0..3).flat_map(|layer| (0..6).map(move |head| HeadId { layer, head })).collect();
-    let capture = Capture { heads, window: 33..40, each: false };
+    let capture = Capture { heads, window: 33..40, over: MeanOver::Queries };
     let ids = prompt(5, 40);
     let lora = adapters::adapter(&model, &SyntheticAdapter::of_seed(8));
     let run = |options: EngineOptions| {

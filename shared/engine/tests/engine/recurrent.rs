@@ -9,7 +9,7 @@ use baton_engine::engine::EngineError;
 use baton_engine::gguf::Gguf;
 use baton_engine::{
     Adapter, AdapterError, Capture, Engine, EngineOptions, EvictError, GpuLayers, HeadId, Kept, KvError,
-    Model, SeqId, StepControl, StepError, StepSeq, Wanted,
+    MeanOver, Model, SeqId, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticAdapter, SyntheticModel};
@@ -285,7 +285,8 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
         let mut engine = engine(&model, 1, EngineOptions::default());
         let seq = engine.create();
         all_logits(&mut engine, seq, &[1, 2, 3]);
-        let capture = Capture { window: 0..1, heads: vec![HeadId { layer: 0, head: 0 }], each: false };
+        let capture =
+            Capture { window: 0..1, heads: vec![HeadId { layer: 0, head: 0 }], over: MeanOver::Queries };
         let step = StepSeq { seq, ids: &[1], logits: Wanted::None, capture: Some(&capture) };
         let err = engine.step(&[step], &mut ()).unwrap_err().to_string();
         assert_eq!(err, format!("layer 0 of a {name} model is recurrent and has no attention scores"));

@@ -1,6 +1,6 @@
 //! The engine compared with its definition in f64, for every family and option.
 
-use baton_engine::{Capture, EngineOptions, HeadId, SlidingWindow, StepSeq, Wanted};
+use baton_engine::{Capture, EngineOptions, HeadId, MeanOver, SlidingWindow, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 
@@ -31,7 +31,7 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
         .filter(|id| id.layer < model.n_layers as usize && id.head < model.n_heads as usize)
         .filter(|id| opened.config().has_attention(id.layer))
         .collect();
-    let capture = Capture { window: 25..45, heads: heads.clone(), each: false };
+    let capture = Capture { window: 25..45, heads: heads.clone(), over: MeanOver::Queries };
     let mut have = all_logits(&mut engine, seq, &ids[..100]);
     let last = one(&mut engine, seq, &ids[100..], Some(&capture));
     have.extend(last.logits);
@@ -55,32 +55,33 @@ fn check(model: &SyntheticModel, options: EngineOptions, limit: f64) {
     }
 }
 
-/// Each query of a window has its own weights, in a chunk and by itself.
+/// Each query of a window has its own mean over heads of several layers, in a chunk and by itself.
 #[test]
-fn each_query_has_its_own_weights() {
+fn each_query_has_its_own_mean_over_the_heads() {
     for name in FAMILIES {
         let model = family(name, Format::F32);
         let (ids, opened) = (prompt(3, 60), open(&model));
         let want = reference(&model, &ids, None);
         let layers = (0..opened.config().n_layers).filter(|layer| opened.config().has_attention(*layer));
-        let heads: Vec<HeadId> = layers.map(|layer| HeadId { layer, head: 1 + layer % 2 }).collect();
+        let heads: Vec<HeadId> =
+            layers.flat_map(|layer| [0, 1 + layer % 2].map(|head| HeadId { layer, head })).collect();
         let mut engine = engine(&opened, 2, exact());
         let seq = engine.create();
         let mut rows: Vec<Vec<f32>> = Vec::new();
         for tokens in [0..40, 40..59, 59..60] {
             let first = tokens.len().saturating_sub(19);
-            let capture = Capture { window: first..tokens.len(), heads: heads.clone(), each: true };
+            let capture =
+                Capture { window: first..tokens.len(), heads: heads.clone(), over: MeanOver::Heads };
             let scores = one(&mut engine, seq, &ids[tokens.clone()], Some(&capture)).scores.unwrap();
-            assert_eq!((scores.keys, scores.of_queries().count()), (tokens.end, tokens.len() - first));
-            rows.extend(scores.of_queries().map(<[f32]>::to_vec));
+            assert_eq!((scores.keys, scores.mean.len()), (tokens.end, (tokens.len() - first) * tokens.end));
+            rows.extend(scores.mean.chunks_exact(scores.keys).map(<[f32]>::to_vec));
         }
         for (query, row) in (21..).zip(&rows) {
-            let keys = row.len() / heads.len();
-            for (id, have) in heads.iter().zip(row.chunks(keys)) {
-                let want = &want.weights[id.layer][id.head][query];
-                let near =
-                    |(have, want): (&f32, &f64)| (f64::from(*have) - want).abs() <= 3e-5 * (want + 0.02);
-                assert!(have.iter().zip(want).all(near), "{name} {id:?} query {query}");
+            for (key, have) in row.iter().enumerate() {
+                let weights = heads.iter().map(|id| want.weights[id.layer][id.head][query][key]);
+                let want = weights.sum::<f64>() / heads.len() as f64;
+                let near = (f64::from(*have) - want).abs() <= 3e-5 * (want + 0.02);
+                assert!(near, "{name} query {query} key {key}: {have} for {want}");
             }
         }
         assert_eq!(rows.len(), 39);
@@ -215,7 +216,8 @@ fn scores_and_logits_do_not_depend_on_what_else_is_wanted() {
         let model = open(&family(name, Format::F32));
         let layers = (0..3).filter(|layer| model.config().has_attention(*layer));
         let heads: Vec<HeadId> = layers.map(|layer| HeadId { layer, head: 4 }).collect();
-        let captures = [12..30, 80..90].map(|window| Capture { window, heads: heads.clone(), each: false });
+        let captures =
+            [12..30, 80..90].map(|window| Capture { window, heads: heads.clone(), over: MeanOver::Queries });
         for capture in &captures {
             let mut engine = engine(&model, 2, exact());
             let seq = engine.create();

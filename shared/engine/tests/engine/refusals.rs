@@ -6,8 +6,8 @@ use baton_engine::gguf::Gguf;
 use baton_engine::model::ModelError;
 use baton_engine::sampling::check_logits;
 use baton_engine::{
-    Capture, Engine, EngineError, EngineOptions, HeadId, KvError, Model, SlidingWindow, StepError, StepSeq,
-    Wanted,
+    Capture, Engine, EngineError, EngineOptions, HeadId, KvError, MeanOver, Model, SlidingWindow, StepError,
+    StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
@@ -364,7 +364,7 @@ fn steps_that_make_no_sense_are_refused_and_change_nothing() {
     let err = refused(&[step(seq, &[1; 401])]);
     assert!(matches!(err, StepError::ContextFull { tokens: 401, context_len: 400 }), "{err}");
     for (window, layer, head) in [(0..0, 0, 0), (0..3, 0, 0), (0..1, 3, 0), (0..1, 0, 6)] {
-        let capture = Capture { window, heads: vec![HeadId { layer, head }], each: false };
+        let capture = Capture { window, heads: vec![HeadId { layer, head }], over: MeanOver::Queries };
         let err = refused(&[StepSeq { capture: Some(&capture), ..step(seq, &[1, 2]) }]);
         assert!(matches!(err, StepError::Capture(_)), "{err}");
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use baton_engine::{AttentionScores, Capture};
+use baton_engine::{AttentionScores, Capture, MeanOver};
 
 use super::{Answer, Window};
 use crate::evidence::Evidence;
@@ -70,7 +70,7 @@ impl Answer {
         inside.then(|| Capture {
             window: window.start - tokens.start..window.end - tokens.start,
             heads: heads.clone(),
-            each: false,
+            over: MeanOver::Queries,
         })
     }
 }

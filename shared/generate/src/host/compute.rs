@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use baton_engine::pace_emulation::PassContent;
 use baton_engine::tokenizer::TokenId;
-use baton_engine::{SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted};
+use baton_engine::{
+    MeanOver, SeqId, SeqOutput, SequenceError, Sequences, StepControl, StepError, StepSeq, Wanted,
+};
 
 use super::{Entry, Host, Pass, PassSample, Turns};
 use crate::answer::{AnswerEnd, Outcome, Rows, Written};
@@ -141,7 +143,9 @@ impl<S: Sequences> Host<S> {
         let entry = self.jobs.get(&id)?;
         let seq = entry.seq?;
         let mut rows = entry.answer.rows(planned, &proposed);
-        if rows.capture.as_ref().is_some_and(|capture| capture.each) && !self.engine.captures() {
+        if rows.capture.as_ref().is_some_and(|capture| capture.over == MeanOver::Heads)
+            && !self.engine.captures()
+        {
             rows.capture = None;
         }
         Some(Row {

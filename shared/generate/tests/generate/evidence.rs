@@ -7,7 +7,8 @@ use std::time::Duration;
 use baton_engine::gguf::Gguf;
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{
-    Capture, Engine, EngineOptions, HeadId, Model, PrefixScope, Sampler, SamplingParams, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, HeadId, MeanOver, Model, PrefixScope, Sampler, SamplingParams, StepSeq,
+    Wanted,
 };
 use baton_generate::answer::{Accepted, Answer, AnswerOptions, Keep, TextMode};
 use baton_generate::clock::Clock;
@@ -55,17 +56,12 @@ fn groups(prompt: usize, random: &mut SplitMix64) -> KeyGroups {
 fn brute_force(groups: &KeyGroups, prompt: &[TokenId], answer: &[TokenId]) -> Vec<Vec<f64>> {
     let (mut engine, ids) = (engine(), [prompt, answer].concat());
     let seq = engine.create();
-    let heads = groups.heads.len();
-    let capture = Capture { window: 0..ids.len(), heads: groups.heads.clone(), each: true };
+    let capture = Capture { window: 0..ids.len(), heads: groups.heads.clone(), over: MeanOver::Heads };
     let step = StepSeq { seq, ids: &ids, logits: Wanted::None, capture: Some(&capture) };
     let scores = engine.step(&[step], &mut ()).unwrap().remove(0).scores.unwrap();
-    let weight = |row: usize, head: usize, key: usize| {
-        f64::from(scores.mean[(row * heads + head) * scores.keys + key])
-    };
     let sum = |row: usize, group: usize| {
         let keys = (0..prompt.len()).filter(|key| groups.of_key[*key] == Some(group as u32));
-        let all = keys.flat_map(|key| (0..heads).map(move |head| (head, key)));
-        all.map(|(head, key)| weight(row, head, key)).sum::<f64>() / heads as f64
+        keys.map(|key| f64::from(scores.mean[row * scores.keys + key])).sum::<f64>()
     };
     let rows = prompt.len() - 1..prompt.len() - 1 + answer.len();
     rows.map(|row| (0..GROUPS).map(|group| sum(row, group)).collect()).collect()

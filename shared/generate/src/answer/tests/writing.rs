@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use baton_engine::MeanOver;
 use baton_engine::sampling::NotFinite;
 use baton_engine::stop::StopStrings;
 use baton_engine::token_set::TokenSet;
@@ -326,7 +327,7 @@ fn a_window_is_captured_with_the_end_of_the_prompt_and_never_reused() {
     let mut answer = Answer::new(AnswerOptions { window: Some(window), ..options });
     let row = |tokens: Range<usize>, end| StepRow::Prefill { id: ID, tokens, end };
     assert_eq!(answer.rows(&row(0..10, PrefillEnd::More), &[]).capture, None);
-    let captured = Capture { window: 1..4, heads, each: false };
+    let captured = Capture { window: 1..4, heads, over: MeanOver::Queries };
     for (end, logits) in [(PrefillEnd::Held, Wanted::None), (PrefillEnd::Sampled, wanted)] {
         let rows = answer.rows(&row(4..10, end), &[]);
         assert_eq!((rows.capture, rows.logits), (Some(captured.clone()), logits));
