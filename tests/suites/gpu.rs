@@ -16,8 +16,11 @@ mod gpu {
 
 use std::sync::{Arc, OnceLock};
 
+use baton_engine::gguf::Gguf;
 use baton_engine::{Engine, EngineOptions, GpuLayers, GpuLoss, GpuUse, Model, SeqId, StepSeq, Wanted};
 use baton_gpu::Device;
+use baton_kernels_cpu::Format;
+use baton_synthetic::{ExtraValue, SyntheticExperts, SyntheticModel};
 
 /// Logits of a GPU differ from the CPU's by rounding: at most this part of the largest.
 const TOLERANCE: f32 = 0.02;
@@ -121,6 +124,21 @@ fn assert_same_bits(have: &[f32], want: &[f32], what: &str) {
     let differs = have.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
     assert_eq!(differs, None, "{what}: first number that differs");
     assert!(have.iter().all(|value| value.is_finite()), "{what}: not finite");
+}
+
+/// Returns a model of random weights, with experts or without.
+fn synthetic(family: &'static str, format: Format, experts: bool) -> Arc<Model> {
+    let experts = experts.then_some(SyntheticExperts { count: 6, used: 2, d_ff: 256, shared_d_ff: 256 });
+    let windowed = ["gemma3", "gpt-oss"].contains(&family);
+    let window = windowed.then_some(("attention.sliding_window", ExtraValue::U32(40)));
+    let shape = SyntheticModel {
+        experts,
+        extra: window.into_iter().collect(),
+        tied: family != "gpt-oss",
+        ..SyntheticModel::small(family, format, 5)
+    };
+    let bytes = shape.to_gguf().expect("the shape fits the format");
+    Model::from_gguf(Gguf::from_bytes(bytes).expect("a GGUF file")).expect("a model")
 }
 
 /// Returns token ids that resemble text; they differ for each seed.

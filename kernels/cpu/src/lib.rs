@@ -30,6 +30,7 @@ pub mod matmul;
 pub mod pool;
 pub mod quantize;
 pub mod recurrent;
+pub mod routing;
 pub mod rows;
 mod simd;
 
@@ -49,6 +50,7 @@ pub use quantize::quantize_row;
 pub use recurrent::{
     DeltaToken, causal_conv, delta_step, gate_by_sigmoid, l2_norm_heads, mul_assign, sigmoid, silu, softplus,
 };
+pub use routing::{ExpertGroups, FACTOR_SUM_MIN, Gating, Routing, route};
 pub use rows::{
     RopeStyle, add_assign, add_scaled, dot_f32, geglu, rms_norm, rms_norm_heads, rope, scale, soft_cap,
     softmax, swiglu, swiglu_clamped,

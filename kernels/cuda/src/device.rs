@@ -303,7 +303,7 @@ impl CudaDevice {
     fn place(&self, buffer: &Buffer, end: u64) -> Option<u64> {
         assert!(end <= buffer.bytes(), "{end} bytes of a buffer of {}", buffer.bytes());
         let memory = buffer.raw::<Memory>()?;
-        self.fault.check(memory.generation).is_ok().then_some(memory.address)
+        self.fault.check(memory.generation).is_ok().then_some(memory.address + buffer.at())
     }
 
     /// Checks that what was read of a buffer is what it holds.

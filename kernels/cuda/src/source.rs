@@ -11,6 +11,7 @@ use baton_kernels_gpu::{ATTEND_VECTORS, AttendWidth, JoinedAs, Kernel, MapOp, Ti
 const COMMON: &str = include_str!("cu/common.cuh");
 const GATES: &str = include_str!("cu/gates.cuh");
 const ROWS: &str = include_str!("cu/rows.cuh");
+const EXPERTS: &str = include_str!("cu/experts.cuh");
 const QUANTIZE: &str = include_str!("cu/quantize.cuh");
 const SHORT: &str = include_str!("cu/short.cuh");
 const LONG: &str = include_str!("cu/long.cuh");
@@ -155,13 +156,20 @@ impl Copied {
 /// Returns all kernels in families, each of which makes one text of reasonable size.
 pub fn families() -> Vec<Family> {
     let name = |kernel: &Kernel| match kernel {
-        Kernel::MatVec { format, .. } if format.block_len() == 32 => "matvec_short",
-        Kernel::MatVec { format, .. } if grids::codebook(*format).is_empty() => "matvec_long",
-        Kernel::MatVec { .. } => "matvec_codebook",
+        Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. } => "floats",
+        Kernel::MatVecChosen { format } if format.block_len() == 1 => "floats",
+        Kernel::MatVec { format, .. } | Kernel::MatVecChosen { format } if format.block_len() == 32 => {
+            "matvec_short"
+        }
+        Kernel::MatVec { format, .. } | Kernel::MatVecChosen { format }
+            if grids::codebook(*format).is_empty() =>
+        {
+            "matvec_long"
+        }
+        Kernel::MatVec { .. } | Kernel::MatVecChosen { .. } => "matvec_codebook",
         Kernel::MatMul { format } if format.block_len() == 32 => "matmul_short",
         Kernel::MatMul { format } if grids::codebook(*format).is_empty() => "matmul_long",
         Kernel::MatMul { .. } => "matmul_codebook",
-        Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. } => "floats",
         Kernel::Attend(_) | Kernel::AttendPart(_) | Kernel::AttendJoin(_) | Kernel::Score => "attention",
         _ => "rows",
     };
@@ -186,7 +194,10 @@ pub const fn threads(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Quantize { block: 32 } => 32,
         Kernel::Quantize { .. } => 64,
-        Kernel::MatVec { .. } | Kernel::MatVecJoined { .. } | Kernel::MatVecFloat { .. } => 128,
+        Kernel::MatVec { .. }
+        | Kernel::MatVecJoined { .. }
+        | Kernel::MatVecFloat { .. }
+        | Kernel::MatVecChosen { .. } => 128,
         Kernel::Attend(AttendWidth::D576) | Kernel::AttendPart(AttendWidth::D576) => 320,
         _ => 256,
     }
@@ -209,6 +220,7 @@ fn table_name(format: Format) -> Option<&'static str> {
 const fn format_of(kernel: Kernel) -> Option<Format> {
     match kernel {
         Kernel::MatVec { format, .. } | Kernel::MatMul { format } => Some(format),
+        Kernel::MatVecChosen { format } if format.block_len() > 1 => Some(format),
         _ => None,
     }
 }
@@ -262,6 +274,13 @@ fn line(kernel: Kernel) -> String {
         Kernel::MatMul { format } => format!("MATMUL({name}, {}, {format:?})", kind(format)),
         Kernel::MatVecFloat { format, tokens } => format!("MATVEC_FLOAT({name}, {format:?}, {tokens}u)"),
         Kernel::MatMulFloat { format } => format!("MATMUL_FLOAT({name}, {format:?})"),
+        Kernel::MatVecChosen { format } if format.block_len() == 1 => {
+            format!("MATVEC_FLOAT_CHOSEN({name}, {format:?})")
+        }
+        Kernel::MatVecChosen { format } => format!("MATVEC_CHOSEN({name}, {}, {format:?})", class(format)),
+        Kernel::Route => format!("ROUTE({name})"),
+        Kernel::AddChosenBias => format!("ADD_CHOSEN_BIAS({name})"),
+        Kernel::AddChosen => format!("ADD_CHOSEN({name})"),
         Kernel::MatVecJoined { .. } => line(function(kernel)),
         Kernel::NormRounded { block } => format!("NORM_ROUNDED({name}, {block}u)"),
         Kernel::RopeAppend(style) => format!("ROPE_APPEND({name}, {})", style == RopeStyle::Adjacent),
@@ -270,6 +289,7 @@ fn line(kernel: Kernel) -> String {
         Kernel::Best => format!("BEST({name})"),
         Kernel::Map(MapOp::Scale) => format!("MAP({name}, Scale)"),
         Kernel::Map(MapOp::SoftCap) => format!("MAP({name}, SoftCap)"),
+        Kernel::Map(MapOp::Sigmoid) => format!("MAP({name}, Sigmoid)"),
         Kernel::Zip(op) => {
             let op = match op {
                 ZipOp::Add => "Add",
@@ -298,10 +318,13 @@ fn line(kernel: Kernel) -> String {
 /// Returns the text of some kernels. Each is a function with C linkage named by [`entry`]; its arguments are
 /// the kernel's buffers and then its numbers, in the order of the table of kernels.
 pub fn text(kernels: &[Kernel]) -> String {
-    let any = |test: fn(&Kernel) -> bool| kernels.iter().any(test);
+    let any = |test: &dyn Fn(&Kernel) -> bool| kernels.iter().any(test);
     let is_product = |kernel: &Kernel| format_of(*kernel).is_some();
-    let is_float =
-        |kernel: &Kernel| matches!(kernel, Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. });
+    let is_chosen = |kernel: &Kernel| matches!(kernel, Kernel::MatVecChosen { .. });
+    let is_float = |kernel: &Kernel| {
+        matches!(kernel, Kernel::MatVecFloat { .. } | Kernel::MatMulFloat { .. })
+            || is_chosen(kernel) && !is_product(kernel)
+    };
     let is_attention = |kernel: &Kernel| {
         matches!(kernel, Kernel::Attend(_) | Kernel::AttendPart(_) | Kernel::AttendJoin(_) | Kernel::Score)
     };
@@ -310,6 +333,7 @@ pub fn text(kernels: &[Kernel]) -> String {
             kernel,
             Kernel::Quantize { .. }
                 | Kernel::MatVec { .. }
+                | Kernel::MatVecChosen { .. }
                 | Kernel::MatMul { .. }
                 | Kernel::MatVecFloat { .. }
                 | Kernel::MatMulFloat { .. }
@@ -320,39 +344,41 @@ pub fn text(kernels: &[Kernel]) -> String {
         )
     };
     let mut text = COMMON.to_owned();
-    let is_matvec = |kernel: &Kernel| matches!(kernel, Kernel::MatVec { .. });
-    if any(is_other) || any(is_matvec) {
+    let is_matvec =
+        |kernel: &Kernel| matches!(kernel, Kernel::MatVec { .. }) || is_chosen(kernel) && is_product(kernel);
+    if any(&is_other) || any(&is_matvec) {
         text.push_str(GATES);
     }
-    if any(is_other) || any(|kernel| matches!(kernel, Kernel::Quantize { .. })) {
+    if any(&is_other) || any(&|kernel: &Kernel| matches!(kernel, Kernel::Quantize { .. })) {
         text.push_str(QUANTIZE);
     }
-    if any(is_other) {
+    if any(&is_other) {
         text.push_str(ROWS);
+        text.push_str(EXPERTS);
     }
-    if any(is_product) {
+    if any(&is_product) {
         push_nibble_values(&mut text);
         text.push_str(SHORT);
         text.push_str(LONG);
         push_codebooks(&mut text, kernels);
         text.push_str(CODEBOOKS);
     }
-    if any(is_product) || any(is_float) {
+    if any(&is_product) || any(&is_float) {
         text.push_str(PLACE);
     }
-    if any(is_matvec) {
+    if any(&is_matvec) {
         text.push_str(MATVEC);
     }
-    if any(is_float) {
+    if any(&is_float) {
         text.push_str(FLOATS);
     }
-    if any(is_attention) || any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
+    if any(&is_attention) || any(&|kernel: &Kernel| matches!(kernel, Kernel::MatMul { .. })) {
         text.push_str(MMA);
     }
-    if any(|kernel| matches!(kernel, Kernel::MatMul { .. })) {
+    if any(&|kernel: &Kernel| matches!(kernel, Kernel::MatMul { .. })) {
         text.push_str(MATMUL);
     }
-    if any(is_attention) {
+    if any(&is_attention) {
         text.push_str(ATTENTION);
         text.push_str(ATTENTION_PARTS);
     }

@@ -10,6 +10,7 @@
 //! - Attention: 6e-6 of the largest magnitude of values, as outputs are averages of them. Parts, chunks of
 //!   rows and single queries are equal to all at once, bit for bit.
 //! - A NaN or an infinity among the activations of a product makes its row's outputs NaN.
+//! - Experts are those of the scalar definition. Their factors are functions with a division.
 //! - Kernels that join others have their results, bit for bit.
 //! - No kernel writes behind its numbers, or depends on memory that nobody has written.
 
@@ -17,6 +18,7 @@ mod altered;
 mod attention;
 mod blocks;
 mod cache;
+mod experts;
 pub mod failing;
 pub mod host;
 mod joined;
@@ -53,6 +55,9 @@ pub fn check(device: &dyn Device, kernel: Kernel) {
         | Kernel::MatMulFloat { .. } => products::check(&mut probe),
         Kernel::MatVecJoined { .. } | Kernel::NormRounded { .. } | Kernel::RopeAppend(_) => {
             joined::check(&mut probe);
+        }
+        Kernel::Route | Kernel::MatVecChosen { .. } | Kernel::AddChosenBias | Kernel::AddChosen => {
+            experts::check(&mut probe);
         }
         Kernel::Append | Kernel::Keep => cache::check(&mut probe),
         Kernel::Attend(width) | Kernel::AttendPart(width) | Kernel::AttendJoin(width) => {

@@ -123,17 +123,38 @@ pub struct Tiles {
     pub numbers: u32,
 }
 
-/// Memory of a device. Copies of the handle are the same memory, which is given back with the last one.
+/// Where parts of a buffer may begin: at multiples of this. A kernel of any set can use such a part.
+pub const PART_ALIGNMENT: u64 = 256;
+
+/// Memory of a device. Copies of the handle and parts are the same memory, which is given back with the last
+/// one.
 #[derive(Clone)]
 pub struct Buffer {
     raw: Arc<dyn Any + Send + Sync>,
+    at: u64,
     bytes: u64,
 }
 
 impl Buffer {
     /// Wraps a set's own handle.
     pub fn new(raw: Arc<dyn Any + Send + Sync>, bytes: u64) -> Self {
-        Self { raw, bytes }
+        Self { raw, at: 0, bytes }
+    }
+
+    /// Returns a part of it, as a buffer. A launch that writes one part has no other part in its list.
+    ///
+    /// # Panics
+    /// If it does not begin at a multiple of [`PART_ALIGNMENT`], or has other bytes than these.
+    #[must_use]
+    pub fn part(&self, at: u64, bytes: u64) -> Self {
+        let fits = at.is_multiple_of(PART_ALIGNMENT) && at + bytes <= self.bytes;
+        assert!(fits, "{bytes} bytes at {at} of a buffer of {}", self.bytes);
+        Self { raw: Arc::clone(&self.raw), at: self.at + at, bytes }
+    }
+
+    /// Returns where it begins in the set's own handle; 0 unless it is a part.
+    pub fn at(&self) -> u64 {
+        self.at
     }
 
     /// Returns the set's own handle; `None` if it is another type, such as that of a buffer which could not
@@ -150,7 +171,7 @@ impl Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Buffer").field("at", &self.at).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 

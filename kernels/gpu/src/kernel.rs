@@ -55,6 +55,13 @@ pub enum MapOp {
     Scale,
     /// `x = a tanh(x / a)`.
     SoftCap,
+    /// `x = 1 / (1 + e^-x)`; `a` is not used.
+    Sigmoid,
+}
+
+impl MapOp {
+    /// Every operation.
+    pub const ALL: [Self; 3] = [Self::Scale, Self::SoftCap, Self::Sigmoid];
 }
 
 /// Operations on pairs of numbers.
@@ -160,6 +167,36 @@ pub enum Kernel {
         /// F32, F16 or BF16.
         format: Format,
     },
+    /// Chooses the experts of `n` tokens (`routing.rs` of `kernels/cpu`, also for NaN and infinity).
+    ///
+    /// Buffers: `x` f32 ro `[n, count]`, the router's numbers; `bias` f32 ro `[count]`, that of the choice;
+    /// `own` f32 ro `[count]`, the experts' own factors; `work` rw `[n, 4, count]`; `routes` rw
+    /// `[n, used, 2]`: ids, ascending, and the bits of factors. Without a bias or factors, that buffer is one
+    /// word that is not read. Params: `n`, `count`, `used`, `gating` (0 softmax, 1 sigmoid, 2 softmax of the
+    /// chosen), `groups` (0 for none), `groups_used`, `normalized`, `scale` f32, `has_bias`, `has_own`.
+    /// Groups: one per token, flattened to x and y.
+    Route,
+    /// Products of chosen matrices with an activation row each: the bits of [`Self::MatVec`] and
+    /// [`Self::MatVecFloat`].
+    ///
+    /// `w` holds `held` matrices `[rows, cols]`, the first of number `first`, one each `stride` words. Pair
+    /// `p` has activation row `p / used` and matrix `routes[p, 0] each + at`. A pair whose matrix is not in
+    /// `w` is left as it is.
+    ///
+    /// Buffers: `w` ro; `routes` ro `[pairs, 2]`; the activations as there; `out` f32 rw `[pairs, rows]`.
+    /// Params: `rows`, `cols`, `pairs`, `used`, `each`, `at`, `first`, `held`, `stride`. Groups:
+    /// `rows / matvec_rows` in x and y (flattened, rounded up), `pairs` in z.
+    MatVecChosen {
+        /// Any format.
+        format: Format,
+    },
+    /// `x[p, j] += bias[routes[p, 0], j]`. Buffers: `x` f32 rw `[pairs, width]`; `bias` f32 ro; `routes` ro
+    /// `[pairs, 2]`. Params: `n` (numbers of `x`), `width`.
+    AddChosenBias,
+    /// Adds `routes[p, 1] y[p, j]` to `x[i, j]` for `p` from `i used` to `(i + 1) used`, in order, each
+    /// product rounded before the sum. Buffers: `x` f32 rw; `y` f32 ro `[pairs, width]`; `routes` ro
+    /// `[pairs, 2]`. Params: `n` (numbers of `x`), `width`, `used`.
+    AddChosen,
     /// RMS norm of `n` vectors. Buffers: `x` f32 ro `[n, width]`; `weight` f32 ro `[width]`; `out` f32 rw.
     /// Params: `n`, `width`, `eps`. Groups: one per vector, flattened to x and y.
     RmsNorm,
@@ -267,11 +304,16 @@ impl Kernel {
             Self::MatMul { format } | Self::MatMulFloat { format } => {
                 format!("matmul_{}", format.name().to_lowercase())
             }
+            Self::Route => "route".to_owned(),
+            Self::MatVecChosen { format } => format!("matvec_{}_chosen", format.name().to_lowercase()),
+            Self::AddChosenBias => "add_chosen_bias".to_owned(),
+            Self::AddChosen => "add_chosen".to_owned(),
             Self::RmsNorm => "rms_norm".to_owned(),
             Self::RmsNormInPlace => "rms_norm_in_place".to_owned(),
             Self::Best => "best".to_owned(),
             Self::Map(MapOp::Scale) => "scale".to_owned(),
             Self::Map(MapOp::SoftCap) => "soft_cap".to_owned(),
+            Self::Map(MapOp::Sigmoid) => "sigmoid".to_owned(),
             Self::Zip(op) => op.name().to_owned(),
             Self::NormRounded { block } => format!("norm_rounded_{block}"),
             Self::AddBias => "add_bias".to_owned(),
@@ -315,6 +357,9 @@ impl Kernel {
         let mut all = vec![
             Self::Quantize { block: 32 },
             Self::Quantize { block: 256 },
+            Self::Route,
+            Self::AddChosenBias,
+            Self::AddChosen,
             Self::RmsNorm,
             Self::RmsNormInPlace,
             Self::Best,
@@ -329,7 +374,7 @@ impl Kernel {
             Self::Keep,
             Self::Score,
         ];
-        all.extend([MapOp::Scale, MapOp::SoftCap].map(Self::Map));
+        all.extend(MapOp::ALL.map(Self::Map));
         let pairs = [ZipOp::Add, ZipOp::Swiglu, ZipOp::Geglu, ZipOp::SwigluClamped, ZipOp::GateBySigmoid];
         all.extend(pairs.map(Self::Zip));
         for format in Format::ALL {
@@ -339,6 +384,7 @@ impl Kernel {
                 all.push(if is_float { float } else { Self::MatVec { format, tokens } });
             }
             all.push(if is_float { Self::MatMulFloat { format } } else { Self::MatMul { format } });
+            all.push(Self::MatVecChosen { format });
         }
         for width in AttendWidth::ALL {
             all.extend([Self::Attend(width), Self::AttendPart(width), Self::AttendJoin(width)]);

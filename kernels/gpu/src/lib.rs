@@ -21,8 +21,12 @@ mod fault;
 mod kernel;
 mod matrix;
 pub mod ops;
+mod stack;
 
-pub use device::{Buffer, Device, Facts, GpuError, HEADROOM_BYTES, Interface, Launch, Mark, Tiles};
+pub use device::{
+    Buffer, Device, Facts, GpuError, HEADROOM_BYTES, Interface, Launch, Mark, PART_ALIGNMENT, Tiles,
+};
 pub use fault::FirstFault;
 pub use kernel::{ATTEND_VECTORS, AttendWidth, JoinedAs, Kernel, MapOp, TOKENS_EACH, ZipOp};
 pub use matrix::{DeviceMatrix, Piece, Quantized, last_word, pieces};
+pub use stack::{DeviceStack, stack_buffers};

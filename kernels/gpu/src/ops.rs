@@ -10,12 +10,14 @@ use crate::kernel::{AttendWidth, Kernel, MapOp, TOKENS_EACH, ZipOp};
 use crate::matrix::{DeviceMatrix, Quantized};
 
 mod attention;
+mod experts;
 mod joined;
 
 pub use attention::{
     AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs, append, attend, attend_parts,
     attend_states_bytes, copy_block, item_words, keep, score,
 };
+pub use experts::{Chosen, add_chosen, add_chosen_bias, matmul_chosen, route};
 pub use joined::{can_join, matmul_added, matmul_apart, matmul_gated, norm_rounded, rope_append};
 
 /// The most workgroups of one dimension.

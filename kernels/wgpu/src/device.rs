@@ -126,7 +126,12 @@ impl WgpuDevice {
             self.fault.keep(GpuError::Kernel { kernel: "a command".to_owned(), reason });
         }
         let here = handle.filter(|handle| handle.generation == self.fault.generation())?;
-        here.raw.as_ref().map(Raw::view)
+        let whole = here.raw.as_ref().map(Raw::view)?;
+        if buffer.at() == 0 {
+            return Some(whole);
+        }
+        let bytes = buffer.bytes().next_multiple_of(16).min(whole.bytes - buffer.at());
+        Some(View { at: whole.at + buffer.at(), bytes, ..whole })
     }
 
     /// Wraps a handle, or stands for one after a fault. `generation` is that before the allocation.

@@ -11,6 +11,7 @@ use baton_kernels_gpu::{AttendWidth, Kernel, MapOp, Tiles, ZipOp};
 const COMMON: &str = include_str!("shaders/common.wgsl");
 const NUMBERS: &str = include_str!("shaders/numbers.wgsl");
 const ROWS: &str = include_str!("shaders/rows.wgsl");
+const EXPERTS: &str = include_str!("shaders/experts.wgsl");
 const WEIGHTS: &str = include_str!("shaders/weights.wgsl");
 const SHORT: &str = include_str!("shaders/short.wgsl");
 const LONG: &str = include_str!("shaders/long.wgsl");
@@ -156,9 +157,16 @@ pub(crate) fn shader(kernel: Kernel, fused: Fused) -> Shader {
 fn definition(kernel: Kernel) -> Shader {
     match kernel {
         Kernel::Quantize { block } => quantize(block),
-        Kernel::MatVec { format, tokens } => matvec(format, tokens),
+        Kernel::Route => route(),
+        Kernel::MatVec { format, tokens } => matvec(product(format, &[], &PRODUCT), format, tokens, "whole"),
+        Kernel::MatVecFloat { format, tokens } => {
+            matvec_float(float_product(format, &[], &PRODUCT), format, tokens, "whole")
+        }
+        Kernel::MatVecChosen { format } if format.block_len() == 1 => {
+            matvec_float(float_product(format, &[ROUTES], &CHOSEN), format, 1, "chosen")
+        }
+        Kernel::MatVecChosen { format } => matvec(product(format, &[ROUTES], &CHOSEN), format, 1, "chosen"),
         Kernel::MatMul { format } => matmul(format),
-        Kernel::MatVecFloat { format, tokens } => matvec_float(format, tokens),
         Kernel::MatMulFloat { format } => matmul_float(format),
         Kernel::Best => best(),
         Kernel::RmsNorm | Kernel::RmsNormInPlace => rms_norm(kernel == Kernel::RmsNormInPlace),
@@ -167,7 +175,9 @@ fn definition(kernel: Kernel) -> Shader {
         Kernel::AttendJoin(_) => attend_join(),
         Kernel::Score => score(),
         Kernel::Map(_) | Kernel::Zip(_) | Kernel::AddBias | Kernel::ScaleRows => simple(kernel),
-        Kernel::Copy | Kernel::Gather | Kernel::AddScaled => rows(kernel),
+        Kernel::Copy | Kernel::Gather | Kernel::AddScaled | Kernel::AddChosenBias | Kernel::AddChosen => {
+            rows(kernel)
+        }
         Kernel::Rope(_) | Kernel::Append | Kernel::Keep => heads(kernel),
         Kernel::MatVecJoined { .. } | Kernel::NormRounded { .. } | Kernel::RopeAppend(_) => {
             unreachable!("this set does not join kernels: {}", kernel.name())
@@ -181,6 +191,29 @@ fn quantize(block: u32) -> Shader {
         .constant("THREADS", format!("{}u", block / 4))
         .push(piece(ROWS, "quantize"))
         .finish()
+}
+
+fn route() -> Shader {
+    let bindings = [
+        ("x", "f32", Ro),
+        ("bias", "f32", Ro),
+        ("own", "f32", Ro),
+        ("work", "u32", Rw),
+        ("routes", "u32", Rw),
+    ];
+    let params = [
+        ("n", "u32"),
+        ("count", "u32"),
+        ("used", "u32"),
+        ("gating", "u32"),
+        ("groups", "u32"),
+        ("groups_used", "u32"),
+        ("normalized", "u32"),
+        ("scale", "f32"),
+        ("has_bias", "u32"),
+        ("has_own", "u32"),
+    ];
+    Source::new(&bindings, &params).push(piece(EXPERTS, "route")).finish()
 }
 
 fn rms_norm(in_place: bool) -> Shader {
@@ -207,6 +240,7 @@ fn simple(kernel: Kernel) -> Shader {
     let (name, other, params): (&str, &[Binding], &[Param]) = match kernel {
         Kernel::Map(MapOp::Scale) => ("scale", &[], &[N, ("a", "f32")]),
         Kernel::Map(MapOp::SoftCap) => ("soft_cap", &[], &[N, ("a", "f32")]),
+        Kernel::Map(MapOp::Sigmoid) => ("sigmoid", &[], &[N, ("a", "f32")]),
         Kernel::Zip(op) => {
             let name = match op {
                 ZipOp::Add => "add",
@@ -243,6 +277,14 @@ fn rows(kernel: Kernel) -> Shader {
         Kernel::Gather => {
             ("gather", &[("x", "u32", Ro), ("rows", "u32", Ro), ("out", "u32", Rw)], &[N, ("width", "u32")])
         }
+        Kernel::AddChosenBias => {
+            ("add_chosen_bias", &[("x", "f32", Rw), ("bias", "f32", Ro), ROUTES], &[N, ("width", "u32")])
+        }
+        Kernel::AddChosen => (
+            "add_chosen",
+            &[("x", "f32", Rw), ("y", "f32", Ro), ROUTES],
+            &[N, ("width", "u32"), ("used", "u32")],
+        ),
         _ => (
             "add_scaled",
             &[("x", "f32", Rw), ("y", "f32", Ro), ("rows", "u32", Ro), ("factors", "f32", Ro)],
@@ -342,18 +384,30 @@ fn decoder(format: Format) -> (Vec<&'static str>, bool) {
 const PRODUCT: [Param; 5] =
     [("rows", "u32"), ("cols", "u32"), ("t", "u32"), ("row_first", "u32"), ("stride", "u32")];
 
-/// Begins the source of a product of a format of blocks: bindings, table, decoder.
-fn product(format: Format) -> (Source, bool) {
-    let bindings = [
-        ("w", "u32", Ro),
-        ("q", "vec4<u32>", Ro),
-        ("scale", "f32", Ro),
-        ("sums", "i32", Ro),
-        ("out", "f32", Rw),
-    ];
+/// Chosen experts and the bits of their factors.
+const ROUTES: Binding = ("routes", "u32", Ro);
+
+/// The numbers of a product with chosen matrices.
+const CHOSEN: [Param; 9] = [
+    ("rows", "u32"),
+    ("cols", "u32"),
+    ("pairs", "u32"),
+    ("used", "u32"),
+    ("each", "u32"),
+    ("matrix_in_expert", "u32"),
+    ("first", "u32"),
+    ("held", "u32"),
+    ("stride", "u32"),
+];
+
+/// Begins the source of a product of a format of blocks: bindings (`more` behind the weights), table,
+/// decoder. Also returns whether the format has minima.
+fn product(format: Format, more: &[Binding], params: &[Param]) -> (Source, bool) {
+    let rounded = [("q", "vec4<u32>", Ro), ("scale", "f32", Ro), ("sums", "i32", Ro), ("out", "f32", Rw)];
+    let bindings = [&[("w", "u32", Ro)], more, &rounded].concat();
     let (pieces, has_minima) = decoder(format);
     let aligned = if format.block_bytes().is_multiple_of(4) { "aligned" } else { "unaligned" };
-    let mut source = Source::new(&bindings, &PRODUCT)
+    let mut source = Source::new(&bindings, params)
         .constant("BLOCK_BYTES", format!("{}u", format.block_bytes()))
         .constant("HAS_MINIMA", has_minima)
         .table(table_of(format))
@@ -365,8 +419,9 @@ fn product(format: Format) -> (Source, bool) {
     (source, has_minima)
 }
 
-fn matvec(format: Format, tokens: u32) -> Shader {
-    let (source, has_minima) = product(format);
+/// Completes the source of a product with few activation rows; `place` names the piece that says which
+/// matrix and rows a workgroup takes.
+fn matvec((source, has_minima): (Source, bool), format: Format, tokens: u32, place: &str) -> Shader {
     let parts = if tokens == 1 { 128 } else { 64 };
     let minima = if has_minima { TILES.matvec_rows * tokens * (parts + 1) } else { 1 };
     source
@@ -374,14 +429,14 @@ fn matvec(format: Format, tokens: u32) -> Shader {
         .constant("PARTS", format!("{parts}u"))
         .constant("MINIMA_LEN", format!("{minima}u"))
         .push(piece(MATVEC, "place"))
+        .push(piece(MATVEC, place))
         .push(piece(MATVEC, "chain"))
         .push(piece(MATVEC, if format.block_len() == 32 { "short" } else { "long" }))
-        .push(piece(MATVEC, "put"))
         .finish()
 }
 
 fn matmul(format: Format) -> Shader {
-    let (source, has_minima) = product(format);
+    let (source, has_minima) = product(format, &[], &PRODUCT);
     source
         .constant("SUMS_LEN", if has_minima { "4u * TOKENS" } else { "1u" })
         .constant("MINIMA_LEN", if has_minima { "2u * ROWS" } else { "1u" })
@@ -392,28 +447,30 @@ fn matmul(format: Format) -> Shader {
 }
 
 /// Begins the source of a product of a format of floats.
-fn float_product(format: Format) -> Source {
+fn float_product(format: Format, more: &[Binding], params: &[Param]) -> Source {
     let name = match format {
         Format::F32 => "f32",
         Format::F16 => "f16",
         _ => "bf16",
     };
-    Source::new(&[("w", "u32", Ro), ("x", "f32", Ro), ("out", "f32", Rw)], &PRODUCT)
-        .push(piece(WEIGHTS, name))
+    let bindings = [&[("w", "u32", Ro)], more, &[("x", "f32", Ro), ("out", "f32", Rw)]].concat();
+    Source::new(&bindings, params).push(piece(WEIGHTS, name))
 }
 
-fn matvec_float(format: Format, tokens: u32) -> Shader {
-    float_product(format)
+/// As [`matvec`], for a format of floats.
+fn matvec_float(source: Source, format: Format, tokens: u32, place: &str) -> Shader {
+    source
+        .constant("NUMBER_BYTES", format!("{}u", format.block_bytes()))
         .constant("TOKENS", format!("{tokens}u"))
         .constant("CHUNK", if tokens == 1 { "512u" } else { "256u" })
         .push(piece(MATVEC, "place"))
+        .push(piece(MATVEC, place))
         .push(piece(MATVEC, "float"))
-        .push(piece(MATVEC, "put"))
         .finish()
 }
 
 fn matmul_float(format: Format) -> Shader {
-    float_product(format).push(piece(MATMUL, "place")).push(piece(MATMUL, "float")).finish()
+    float_product(format, &[], &PRODUCT).push(piece(MATMUL, "place")).push(piece(MATMUL, "float")).finish()
 }
 
 /// The numbers of attention; the kernels of parts have one more.

@@ -16,14 +16,16 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::routing::{ExpertRows, Router};
 use crate::sampling::Best;
 use crate::tokenizer::TokenId;
-use crate::weights::{Weight, WeightError};
+use crate::weights::{ExpertStacks, Weight, WeightError};
 
 pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
 pub(crate) mod cpu_states;
 pub(crate) mod gpu;
+mod gpu_experts;
 mod gpu_joined;
 pub(crate) mod gpu_kv;
 
@@ -160,6 +162,8 @@ pub(crate) trait Backend: Send + Sync + Sized {
     type Rows: Send + Sync;
     /// Contents of the KV cache's blocks.
     type Kv: Send + Sync;
+    /// The experts that rows were given, and their factors.
+    type Routes;
 
     /// Returns activations that every number is written to before it is read.
     fn rows(&self, t: usize, width: usize) -> Self::Rows;
@@ -298,6 +302,35 @@ pub(crate) trait Backend: Send + Sync + Sized {
 
     /// Adds `factors[i]` times row `i` of `y` to row `rows[i]` of `x`, for every `i`.
     fn add_scaled(&self, x: &mut Self::Rows, rows: &[usize], factors: &[f32], y: &Self::Rows);
+
+    /// Adds `sigmoid(gate[i])` times row `i` of `y` to row `i` of `x`, for every `i`. `gate` is `[t, 1]`.
+    fn add_gated(&self, x: &mut Self::Rows, gate: Self::Rows, y: &Self::Rows);
+
+    /// Chooses each row's experts by its router's numbers, `[t, experts]`.
+    fn route(&self, logits: Self::Rows, router: &Router<'_>) -> Self::Routes;
+
+    /// Returns the experts that have rows, in the order of their ids.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn by_expert(&self, routes: Self::Routes) -> Result<Vec<ExpertRows>, WeightError>;
+
+    /// Adds the output of each row's experts, times their factors, to the row of `sum`, in the order of their
+    /// ids. Returns whether it did: if not, the caller computes expert by expert, which gives the same bits.
+    ///
+    /// # Errors
+    /// As [`Self::project`].
+    fn add_experts(
+        &self,
+        x: &Self::Rows,
+        experts: &ExpertStacks<'_>,
+        routes: &Self::Routes,
+        activation: Activation,
+        sum: &mut Self::Rows,
+    ) -> Result<bool, WeightError> {
+        let _ = (x, experts, routes, activation, sum);
+        Ok(false)
+    }
 
     /// Rotates every head of each row by the row's position.
     fn rope(&self, x: &mut Self::Rows, d_head: usize, table: &RopeTable, style: RopeStyle);

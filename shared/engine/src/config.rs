@@ -3,6 +3,9 @@
 //! Reads metadata only; [`crate::weights`] checks tensors against the result. Invariant: the numbers of a
 //! [`ModelConfig`] are non-zero, divide as the forward pass needs, and their products fit `usize`.
 
+pub use baton_kernels_cpu::ExpertGroups;
+use baton_kernels_cpu::Routing;
+
 use crate::family::{self, Family, Gating};
 use crate::gguf::{Gguf, GgufError};
 use crate::kv::BLOCK_TOKENS;
@@ -52,16 +55,6 @@ impl SlidingWindow {
     }
 }
 
-/// Groups of experts: a token uses experts of a few groups only. Source: DeepSeek-AI 2024, DeepSeek-V3,
-/// section 2.1.2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Groups of a layer; divides the experts.
-    pub count: usize,
-    /// Groups per token, 1 to `count`.
-    pub used: usize,
-}
-
 /// The mixture of experts in the feed-forward layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
@@ -83,6 +76,14 @@ pub struct Experts {
     pub groups: Option<ExpertGroups>,
     /// The first layer with experts; the layers before it are dense.
     pub first_layer: usize,
+}
+
+impl Experts {
+    /// Returns how they are chosen.
+    pub fn routing(&self) -> Routing {
+        let Self { used, gating, normalized, scale, groups, .. } = *self;
+        Routing { used, gating, normalized, scale, groups }
+    }
 }
 
 /// Queries that become longer with their position: by `1 + scale ln(1 + floor(position / step))`. Source:

@@ -4,6 +4,7 @@
 //! is how rotary positions pair the dimensions of a head, which tensors exist and how they are used. A family
 //! with the same parts needs only a new row.
 
+pub use baton_kernels_cpu::Gating;
 use baton_kernels_cpu::RopeStyle;
 
 /// Whether a kind of tensor or key belongs to a model.
@@ -28,18 +29,6 @@ pub enum Activation {
     Gelu,
     /// `x / (1 + e^-1.702x) (up + 1)`, with both halves clamped.
     ClampedSilu,
-}
-
-/// How a router's numbers become the factors of the chosen experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Gating {
-    /// The softmax over all experts.
-    Softmax,
-    /// The sigmoid of each number.
-    Sigmoid,
-    /// The softmax over the chosen experts alone.
-    ChosenSoftmax,
 }
 
 /// The expert that every token uses.

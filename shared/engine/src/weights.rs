@@ -21,7 +21,7 @@ mod recurrent;
 mod streamed;
 pub(crate) mod uses;
 
-pub(crate) use mapped::MatrixAt;
+pub(crate) use mapped::{ExpertsOnGpu, MatrixAt};
 pub use mapped::{MappedWeights, rope_divisors, vocab_len};
 pub use recurrent::{DeltaGates, DeltaNetWeights, RecurrentWeights, ShortConvWeights};
 pub(crate) use streamed::{InMemory, direct};
@@ -296,6 +296,32 @@ pub struct SharedExpert<'a> {
     pub network: GatedWeights<'a>,
 }
 
+/// A matrix of every expert of a layer: matrix `each id + at` of those that lie one behind the other.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertMatrices<'a> {
+    /// All of them, `[experts each rows, cols]`.
+    pub all: Matrix<'a>,
+    /// How many of them an expert has.
+    pub each: usize,
+    /// Which one of an expert's this is.
+    pub at: usize,
+}
+
+/// All experts of a layer that only some tokens use.
+#[derive(Debug)]
+pub struct ExpertStacks<'a> {
+    /// Experts.
+    pub count: usize,
+    /// Gate projections.
+    pub gate: ExpertMatrices<'a>,
+    /// Up projections.
+    pub up: ExpertMatrices<'a>,
+    /// Down projections.
+    pub down: ExpertMatrices<'a>,
+    /// Biases of gate, up and down, `[experts, width]`; empty if the model has none.
+    pub biases: [&'a [f32]; 3],
+}
+
 /// The networks of a feed-forward half.
 #[derive(Debug)]
 pub enum FfnBody<'a> {
@@ -441,6 +467,16 @@ pub trait WeightSource: Send + Sync {
     /// # Errors
     /// [`WeightError`] at any time, since a source may read or receive weights.
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError>;
+
+    /// Returns all experts of a layer, if they are at hand without being acquired; `None` if they are not, or
+    /// the layer has none.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    fn experts(&self, layer: usize) -> Result<Option<ExpertStacks<'_>>, WeightError> {
+        let _ = layer;
+        Ok(None)
+    }
 
     /// Returns the embedding table, `[v, e]`, of which a token needs one row.
     ///

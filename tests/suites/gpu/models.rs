@@ -9,23 +9,9 @@ use baton_e2e::pair::demo_model;
 use baton_engine::gguf::Gguf;
 use baton_engine::{Adapter, GpuLayers, Model, Offload, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
-use baton_synthetic::{ExtraValue, SyntheticAdapter, SyntheticExperts, SyntheticModel};
+use baton_synthetic::SyntheticAdapter;
 
-use crate::{assert_near, assert_same_bits, cpu, device, engine, logits, on, prompt, written};
-
-fn synthetic(family: &'static str, format: Format, experts: bool) -> Arc<Model> {
-    let experts = experts.then_some(SyntheticExperts { count: 6, used: 2, d_ff: 256, shared_d_ff: 256 });
-    let windowed = ["gemma3", "gpt-oss"].contains(&family);
-    let window = windowed.then_some(("attention.sliding_window", ExtraValue::U32(40)));
-    let shape = SyntheticModel {
-        experts,
-        extra: window.into_iter().collect(),
-        tied: family != "gpt-oss",
-        ..SyntheticModel::small(family, format, 5)
-    };
-    let bytes = shape.to_gguf().expect("the shape fits the format");
-    Model::from_gguf(Gguf::from_bytes(bytes).expect("a GGUF file")).expect("a model")
-}
+use crate::{assert_near, assert_same_bits, cpu, device, engine, logits, on, prompt, synthetic, written};
 
 /// Checks a model against the CPU: a prompt, and so many greedy tokens.
 #[track_caller]

@@ -30,11 +30,11 @@ struct Bf16 {
 // A lane takes a block of 32 columns. Activations of 32 blocks lie in shared memory for all warps.
 template <class F, u32 TOKENS>
 DEVICE void matvec_float(const u32* __restrict__ w, const float* __restrict__ x, float* __restrict__ out,
-                         u32 rows, u32 cols, u32 t, u32 row_first, u32 stride) {
+                         u32 rows, u32 cols, u32 t, u32 row_first, u32 stride, u32 first_token) {
     __shared__ __align__(16) float x_lists[TOKENS][WARP][LIST];
     __shared__ __align__(16) float s_lists[MATVEC_WARPS][MATVEC_ROWS * TOKENS][LIST];
     const u32 each = 16u / F::BYTES;
-    MatVecPlace at = matvec_place(TOKENS);
+    MatVecPlace at = matvec_place(first_token);
     u32 blocks = (cols + 31u) / 32u, lane = at.lane;
     bool has_rows = at.row < rows, is_aligned = cols % each == 0;
     float y = 0.0f;
@@ -106,7 +106,18 @@ DEVICE void matvec_float(const u32* __restrict__ w, const float* __restrict__ x,
         name(const u32* w, const float* x, float* out, u32 rows, u32 cols, u32 t, u32 row_first,             \
              u32 stride) {                                                                                   \
         follow();                                                                                            \
-        matvec_float<format, tokens>(w, x, out, rows, cols, t, row_first, stride);                           \
+        matvec_float<format, tokens>(w, x, out, rows, cols, t, row_first, stride, blockIdx.z * tokens);      \
+    }
+
+#define MATVEC_FLOAT_CHOSEN(name, format)                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, 4)                                                     \
+        name(const u32* w, const u32* routes, const float* x, float* out, u32 rows, u32 cols, u32 pairs,     \
+             u32 used, u32 each, u32 at, u32 first, u32 held, u32 stride) {                                  \
+        follow();                                                                                            \
+        ChosenPair pair = chosen_pair(routes, pairs, each, at, first);                                       \
+        if (pair.matrix >= held) return;                                                                     \
+        matvec_float<format, 1u>(w + (u64)pair.matrix * stride, x + (u64)(pair.number / used) * cols,        \
+                                 out + (u64)pair.number * rows, rows, cols, 1u, 0u, rows, 0u);               \
     }
 
 // Tiles of 64 weight rows and 64 tokens; a thread has four of each.

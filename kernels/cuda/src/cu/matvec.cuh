@@ -21,6 +21,8 @@ struct MatVecArgs {
     float* out[3];
     u32 rows[3];
     u32 cols, t, row_first, stride, mode;
+    // The first activation row of the workgroup.
+    u32 first_token;
 };
 
 // The weight rows of a workgroup: of one matrix, or in turns of a gate and of what it gates.
@@ -95,7 +97,7 @@ DEVICE void matvec_short(const MatVecArgs& args) {
     __shared__ __align__(16) float z_lists[MATVEC_WARPS][MATVEC_ROWS * TOKENS][LIST];
     __shared__ __align__(16) float dx_lists[MATVEC_WARPS][TOKENS][LIST];
     Slots slots = slots_of(args, flat_group());
-    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_token = blockIdx.z * TOKENS;
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first_token = args.first_token;
     u32 blocks = args.cols / 32u, t = args.t, first_slot = warp * MATVEC_ROWS;
     const u32* weights[MATVEC_ROWS];
     u64 starts[MATVEC_ROWS];
@@ -179,7 +181,7 @@ DEVICE void matvec_long(const MatVecArgs& args) {
     __shared__ S shared;
     Slots slots = slots_of(args, flat_group());
     u32 thread = threadIdx.x, lane = thread % WARP, u = thread % 8u, mine = thread / 8u;
-    u32 blocks = args.cols / 256u, t = args.t, first_token = blockIdx.z * TOKENS;
+    u32 blocks = args.cols / 256u, t = args.t, first_token = args.first_token;
     bool chains = thread / WARP == MATVEC_WARPS - 1u && lane < SLOTS * TOKENS;
     typename F::Raw next[S::ROWS];
 #pragma unroll
@@ -422,6 +424,7 @@ DEVICE void matvec_staged(const MatVecArgs& args, u32* memory) {
 // Which variant takes a product: `staged` is nonzero if the launch has the memory for the staged one.
 template <class F, u32 TOKENS>
 struct Long {
+    static const u32 BLOCK = 256u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
         matvec_long<F, TOKENS>(args);
     }
@@ -429,6 +432,7 @@ struct Long {
 #if defined(BATON_COPIES)
 template <class F>
 struct Long<F, 1u> {
+    static const u32 BLOCK = 256u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32 is_staged, u32* memory) {
         if (is_staged != 0) matvec_staged<F>(args, memory);
         else matvec_long<F, 1u>(args);
@@ -437,6 +441,7 @@ struct Long<F, 1u> {
 #endif
 template <class F, u32 TOKENS>
 struct Short {
+    static const u32 BLOCK = 32u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
         matvec_short<F, TOKENS>(args);
     }
@@ -457,6 +462,23 @@ struct Short {
         DYNAMIC_SHARED(memory);                                                                              \
         let_next_begin();                                                                                    \
         MatVecArgs args = {{w0, w1, w2}, q, scale, sums, {out0, out1, out2}, {rows0, rows1, rows2},          \
-                           cols, t, row_first, stride, mode};                                                \
+                           cols, t, row_first, stride, mode, blockIdx.z * tokens};                           \
         kind<format, tokens>::run(args, staged, memory);                                                     \
+    }
+
+// Products of chosen matrices. A pair's matrix is known only when all kernels before have ended.
+#define MATVEC_CHOSEN(name, kind, format)                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, MATVEC_GROUPS)                                         \
+        name(const u32* w, const u32* routes, const u32* q, const float* scale, const i32* sums, float* out, \
+             u32 rows, u32 cols, u32 pairs, u32 used, u32 each, u32 at, u32 first, u32 held, u32 stride) {   \
+        follow();                                                                                            \
+        ChosenPair pair = chosen_pair(routes, pairs, each, at, first);                                       \
+        if (pair.matrix >= held) return;                                                                     \
+        u64 token = pair.number / used, place = token * cols;                                                \
+        typedef kind<format, 1u> Product;                                                                    \
+        MatVecArgs args = {{w + (u64)pair.matrix * stride, 0, 0}, q + place / 4u,                            \
+                           scale + place / Product::BLOCK, sums + place / 16u,                               \
+                           {out + (u64)pair.number * rows, 0, 0}, {rows, 0, 0},                              \
+                           cols, 1u, 0u, rows, SET, 0u};                                                     \
+        Product::run(args, 0u, 0);                                                                           \
     }

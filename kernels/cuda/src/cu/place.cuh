@@ -1,5 +1,5 @@
 // Which rows and tokens a warp of a product with few activation rows takes: MATVEC_ROWS weight rows, and up
-// to as many activation rows as the variant says.
+// to as many activation rows as the variant says. Which matrix a pair takes.
 
 #define MATVEC_WARPS 4u
 #define MATVEC_ROWS 2u
@@ -15,9 +15,20 @@ struct MatVecPlace {
     u32 token;
 };
 
-DEVICE MatVecPlace matvec_place(u32 tokens) {
+DEVICE MatVecPlace matvec_place(u32 first_token) {
     u32 warp = threadIdx.x / WARP, row = (flat_group() * MATVEC_WARPS + warp) * MATVEC_ROWS;
-    return {threadIdx.x % WARP, warp, row, blockIdx.z * tokens};
+    return {threadIdx.x % WARP, warp, row, first_token};
+}
+
+// A pair of a token and a chosen expert, and its matrix among those of a buffer, if it is one of them.
+struct ChosenPair {
+    u32 number;
+    u32 matrix;
+};
+
+DEVICE ChosenPair chosen_pair(const u32* routes, u32 pairs, u32 each, u32 at, u32 first) {
+    u32 number = blockIdx.z;
+    return {number, number < pairs ? routes[2u * (u64)number] * each + at - first : 0xffffffffu};
 }
 
 DEVICE u32 below(u32 i, u32 n) { return i < n ? i : n - 1u; }

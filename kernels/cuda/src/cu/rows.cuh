@@ -179,6 +179,9 @@ struct Scale {
 struct SoftCap {
     DEVICE float apply(float x, float a) { return soft_cap(x, a); }
 };
+struct Sigmoid {
+    DEVICE float apply(float x, float) { return divide(1.0f, add(1.0f, exponential(-x))); }
+};
 
 #define MAP(name, op)                                                                                        \
     extern "C" __global__ void __launch_bounds__(256) name(float* x, u32 n, float a) {                       \
@@ -191,7 +194,7 @@ struct Add {
     DEVICE float apply(float x, float y) { return add(x, y); }
 };
 struct GateBySigmoid {
-    DEVICE float apply(float x, float y) { return mul(x, divide(1.0f, add(1.0f, exponential(-y)))); }
+    DEVICE float apply(float x, float y) { return mul(x, Sigmoid::apply(y, 0.0f)); }
 };
 
 #define ZIP(name, op)                                                                                        \

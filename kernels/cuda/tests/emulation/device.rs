@@ -104,6 +104,12 @@ fn memory(buffer: &Buffer) -> &Memory {
     buffer.raw::<Memory>().expect("a buffer of this device")
 }
 
+/// Returns the bytes of a buffer, which may be a part of another, from `at` on. As [`Memory::bytes`].
+#[expect(clippy::mut_from_ref, reason = "the device's lock makes the slice the only one")]
+fn bytes(buffer: &Buffer, at: u64) -> &mut [u8] {
+    &mut memory(buffer).bytes()[buffer.at() as usize..][at as usize..buffer.bytes() as usize]
+}
+
 impl EmulatedDevice {
     pub(crate) fn new(library: Library, copies: bool) -> Self {
         let facts = Facts {
@@ -144,18 +150,18 @@ impl Device for EmulatedDevice {
 
     fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
         let _order = self.library.lock().unwrap();
-        memory(to).bytes()[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        self::bytes(to, at)[..bytes.len()].copy_from_slice(bytes);
     }
 
     fn clear(&self, buffer: &Buffer) {
         let _order = self.library.lock().unwrap();
-        memory(buffer).bytes().fill(0);
+        bytes(buffer, 0).fill(0);
     }
 
     fn copy(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, bytes: u64) {
         let _order = self.library.lock().unwrap();
-        let from = &memory(from).bytes()[from_at as usize..][..bytes as usize];
-        memory(to).bytes()[to_at as usize..][..bytes as usize].copy_from_slice(from);
+        let from = &self::bytes(from, from_at)[..bytes as usize];
+        self::bytes(to, to_at)[..bytes as usize].copy_from_slice(from);
     }
 
     fn launch(&self, launch: &Launch<'_>) {
@@ -164,7 +170,7 @@ impl Device for EmulatedDevice {
         assert!(launch.groups.iter().all(|n| (1..=65_535).contains(n)), "{name}: {:?} groups", launch.groups);
         let function = library.function(source::function(launch.kernel));
         let mut of = source::arguments(launch.kernel, launch.buffers.len(), launch.params);
-        let start = |at: usize| memory(launch.buffers[at]).start.as_ptr().cast();
+        let start = |at: usize| bytes(launch.buffers[at], 0).as_mut_ptr().cast();
         let nothing = std::ptr::null_mut::<c_void>();
         let buffers: Vec<*mut c_void> = of.buffers.iter().map(|at| at.map_or(nothing, start)).collect();
         let mut groups = source::groups(launch.kernel, launch.groups);
@@ -193,7 +199,7 @@ impl Device for EmulatedDevice {
 
     fn read(&self, from: &Buffer, at: u64, out: &mut [u8]) -> Result<(), GpuError> {
         let _order = self.library.lock().unwrap();
-        out.copy_from_slice(&memory(from).bytes()[at as usize..][..out.len()]);
+        out.copy_from_slice(&bytes(from, at)[..out.len()]);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //! memory holds NaN.
 
 mod attention;
+mod experts;
 mod joined;
 mod launches;
 
@@ -127,13 +128,14 @@ fn handle(buffer: &Buffer) -> &Memory {
     buffer.raw::<Memory>().expect("a buffer of this device")
 }
 
-/// Returns the range of `len` bytes from `at` on.
+/// Returns the range of `len` bytes of a buffer, from `at` on, in its memory.
 ///
 /// # Panics
 /// If a number is not a multiple of four.
-fn range(at: u64, len: usize) -> std::ops::Range<usize> {
+fn range(buffer: &Buffer, at: u64, len: usize) -> std::ops::Range<usize> {
     assert!(at.is_multiple_of(4) && len.is_multiple_of(4), "{len} bytes at {at} are not whole words");
-    at as usize..at as usize + len
+    let first = (buffer.at() + at) as usize;
+    first..first + len
 }
 
 impl Device for HostDevice {
@@ -178,20 +180,22 @@ impl Device for HostDevice {
 
     fn write(&self, to: &Buffer, at: u64, bytes: &[u8]) {
         let Some(_turn) = self.begin_with(&[to]) else { return };
-        memory(to).write().unwrap_or_else(PoisonError::into_inner)[range(at, bytes.len())]
+        memory(to).write().unwrap_or_else(PoisonError::into_inner)[range(to, at, bytes.len())]
             .copy_from_slice(bytes);
     }
 
     fn clear(&self, buffer: &Buffer) {
         let Some(_turn) = self.begin_with(&[buffer]) else { return };
-        memory(buffer).write().unwrap_or_else(PoisonError::into_inner).fill(0);
+        let whole = range(buffer, 0, buffer.bytes().next_multiple_of(4) as usize);
+        memory(buffer).write().unwrap_or_else(PoisonError::into_inner)[whole].fill(0);
     }
 
     fn copy(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, bytes: u64) {
         let Some(_turn) = self.begin_with(&[from, to]) else { return };
+        let (from_range, to_range) = (range(from, from_at, bytes as usize), range(to, to_at, bytes as usize));
         let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
         let mut to = memory(to).try_write().expect("a copy is between two different buffers");
-        to[range(to_at, bytes as usize)].copy_from_slice(&from[range(from_at, bytes as usize)]);
+        to[to_range].copy_from_slice(&from[from_range]);
     }
 
     fn launch(&self, launch: &Launch<'_>) {
@@ -204,8 +208,9 @@ impl Device for HostDevice {
             return Err(self.fault().expect("a device that does nothing has a fault"));
         };
         self.fault.check(handle(from).generation)?;
+        let own = range(from, at, out.len());
         let from = memory(from).read().unwrap_or_else(PoisonError::into_inner);
-        out.copy_from_slice(&from[range(at, out.len())]);
+        out.copy_from_slice(&from[own]);
         Ok(())
     }
 

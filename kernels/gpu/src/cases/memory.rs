@@ -2,7 +2,7 @@
 
 use super::probe::Probe;
 use super::words::{bytes_of, floats};
-use crate::device::{Buffer, Device, Mark};
+use crate::device::{Buffer, Device, Mark, PART_ALIGNMENT};
 use crate::kernel::{Kernel, MapOp, ZipOp};
 use crate::ops::{self, KvBuffers};
 
@@ -19,6 +19,7 @@ pub(super) fn check(device: &dyn Device) {
     let mut probe = Probe::new(device, Kernel::Map(MapOp::Scale));
     probe.shape("copies");
     check_copies(&mut probe);
+    check_parts(&mut probe);
     check_order(&mut probe);
     check_tables(&mut probe);
     check_blocks(&mut probe);
@@ -50,6 +51,37 @@ fn check_copies(probe: &mut Probe<'_>) {
         want[n..].copy_from_slice(&[5.0, 6.0]);
         probe.equal("written", &read(device, &other, 0, n + 2), &want);
     }
+}
+
+/// A part of a buffer is its memory, for every command.
+fn check_parts(probe: &mut Probe<'_>) {
+    let (device, each) = (probe.device, PART_ALIGNMENT as usize / 4);
+    let n = 5 * each;
+    let mut want = probe.numbers(n, 1.0);
+    let whole = device.upload(&bytes_of(&vec![0.0; n]));
+    let buffer = device.alloc(4 * n as u64);
+    device.copy(&whole, 0, &buffer, 0, 4 * n as u64);
+    device.write(&buffer, 0, &bytes_of(&want));
+    let part = |first: usize, n: usize| buffer.part((4 * first * each) as u64, 4 * n as u64);
+    let (second, inner) = (part(1, 3 * each), part(1, 3 * each).part(PART_ALIGNMENT, 4 * each as u64));
+    assert_eq!((second.bytes(), inner.bytes()), (12 * each as u64, 4 * each as u64));
+    probe.equal("a part", &read(device, &second, 3, 9), &want[each + 3..each + 12]);
+    probe.equal("a part of a part", &read(device, &inner, 0, each), &want[2 * each..3 * each]);
+    ops::map(device, MapOp::Scale, &inner, each - 1, 2.0);
+    want[2 * each..3 * each - 1].iter_mut().for_each(|x| *x *= 2.0);
+    device.clear(&part(0, 7));
+    want[..7].fill(0.0);
+    device.write(&second, 4, &bytes_of(&[5.0]));
+    want[each + 1] = 5.0;
+    device.copy(&whole, 0, &part(3, each), 8, 12);
+    want[3 * each + 2..3 * each + 5].fill(0.0);
+    let mark = device.load(&part(4, each), 0, &bytes_of(&[7.0]), &device.mark());
+    device.wait(&mark);
+    want[4 * each] = 7.0;
+    let mut saved = [0; 4];
+    assert_eq!(device.save(&part(4, each), 0, &mut saved, &device.mark()), Ok(()), "save a part");
+    assert_eq!(saved, 7.0f32.to_le_bytes());
+    probe.equal("the whole", &read(device, &buffer, 0, n), &want);
 }
 
 /// Writes, uploads and launches take effect in the order of the calls.

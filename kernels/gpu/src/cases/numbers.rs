@@ -1,7 +1,8 @@
 //! Cases of the kernels between products: norms, functions of numbers, copies, rotations.
 
 use baton_kernels_cpu::{
-    RopeStyle, add_assign, gate_by_sigmoid, geglu, rms_norm, rope, scale, soft_cap, swiglu, swiglu_clamped,
+    RopeStyle, add_assign, gate_by_sigmoid, geglu, rms_norm, rope, scale, sigmoid, soft_cap, swiglu,
+    swiglu_clamped,
 };
 
 use super::altered::Altered;
@@ -11,7 +12,7 @@ use crate::ops::{self, Groups};
 
 /// The largest error of functions with a division, a root or an exponential, relative to the largest
 /// magnitude of the vector.
-const FUNCTION_ERROR: f32 = 2e-6;
+pub(super) const FUNCTION_ERROR: f32 = 2e-6;
 
 /// Runs cases on the device, and with the workgroups of flat grids in three rows.
 pub(super) fn on_both(probe: &mut Probe<'_>, run: impl Fn(&mut Probe<'_>)) {
@@ -120,12 +121,15 @@ pub(super) fn check_map(probe: &mut Probe<'_>, op: MapOp) {
                 match op {
                     MapOp::Scale => scale(&mut want, a),
                     MapOp::SoftCap => soft_cap(&mut want, a),
+                    MapOp::Sigmoid => want.iter_mut().for_each(|x| *x = sigmoid(*x)),
                 }
                 let x = probe.place(&x);
                 ops::map(probe.device, op, &x, n, a);
                 match op {
                     MapOp::Scale => probe.holds("x", &x, &want),
-                    MapOp::SoftCap => probe.near("x", &probe.read(&x, n), &want, (n, FUNCTION_ERROR)),
+                    MapOp::SoftCap | MapOp::Sigmoid => {
+                        probe.near("x", &probe.read(&x, n), &want, (n, FUNCTION_ERROR))
+                    }
                 }
             }
         }

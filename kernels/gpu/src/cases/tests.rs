@@ -36,6 +36,7 @@ fn is_product(kernel: Kernel) -> bool {
         kernel,
         Kernel::MatVec { .. }
             | Kernel::MatVecJoined { .. }
+            | Kernel::MatVecChosen { .. }
             | Kernel::MatMul { .. }
             | Kernel::MatVecFloat { .. }
             | Kernel::MatMulFloat { .. }

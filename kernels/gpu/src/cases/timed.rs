@@ -64,12 +64,14 @@ fn weight_bytes(launch: &Launch<'_>) -> u64 {
     let (Kernel::MatVec { format, .. }
     | Kernel::MatMul { format }
     | Kernel::MatVecFloat { format, .. }
-    | Kernel::MatMulFloat { format }) = launch.kernel
+    | Kernel::MatMulFloat { format }
+    | Kernel::MatVecChosen { format }) = launch.kernel
     else {
         return 0;
     };
-    let [rows, cols] = [launch.params[0], launch.params[1]].map(|n| n as usize);
-    (rows * format.row_bytes(cols).unwrap_or(0)) as u64
+    let [rows, cols, pairs] = [0, 1, 2].map(|i| launch.params[i] as usize);
+    let matrices = if matches!(launch.kernel, Kernel::MatVecChosen { .. }) { pairs } else { 1 };
+    (matrices * rows * format.row_bytes(cols).unwrap_or(0)) as u64
 }
 
 impl TimedDevice {

@@ -1,12 +1,65 @@
 //@ place
 // A workgroup has ROWS rows of 32 threads each. The threads of a row share its blocks; then one thread for
-// each row and token adds their products in order.
+// each row and token adds their products in order. Which matrix and tokens a workgroup takes follows from its
+// place in z.
 const ROWS = 4u;
 const THREADS = 128u;
+
+//@ whole
+// The matrix begins at the first byte.
+fn matrix_at(z: u32) -> u32 {
+    return 0u;
+}
+
+fn has_matrix(z: u32) -> bool {
+    return true;
+}
+
+fn first_token_of(z: u32) -> u32 {
+    return z * TOKENS;
+}
 
 // The tokens past the last one count nothing.
 fn token_at(first: u32, t: u32) -> u32 {
     return min(first + t, params.t - 1u);
+}
+
+fn put(thread: u32, first_row: u32, z: u32, sum: f32) {
+    let row = first_row + thread / TOKENS;
+    let token = z * TOKENS + thread % TOKENS;
+    if thread < ROWS * TOKENS && row < params.rows && token < params.t {
+        out[token * params.stride + params.row_first + row] = sum;
+    }
+}
+
+//@ chosen
+// The number of the pair's matrix among those of the buffer.
+fn matrix_of(z: u32) -> u32 {
+    return routes[2u * z] * params.each + params.matrix_in_expert - params.first;
+}
+
+fn matrix_at(z: u32) -> u32 {
+    return matrix_of(z) * params.stride * 4u;
+}
+
+fn has_matrix(z: u32) -> bool {
+    return z < params.pairs && matrix_of(z) < params.held;
+}
+
+fn first_token_of(z: u32) -> u32 {
+    return z / params.used;
+}
+
+// There is one token.
+fn token_at(first: u32, t: u32) -> u32 {
+    return first;
+}
+
+fn put(thread: u32, first_row: u32, z: u32, sum: f32) {
+    let row = first_row + thread;
+    if thread < ROWS && row < params.rows {
+        out[z * params.rows + row] = sum;
+    }
 }
 
 //@ chain
@@ -41,8 +94,12 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    if !has_matrix(group.z) {
+        return;
+    }
+    let start = matrix_at(group.z);
     let first_row = (group.y * groups.x + group.x) * ROWS;
-    let first_token = group.z * TOKENS;
+    let first_token = first_token_of(group.z);
     let blocks = params.cols / 32u;
     let my_row = thread / 32u;
     let row = first_row + my_row;
@@ -51,7 +108,7 @@ fn main(
         let end = min(first + PARTS, blocks);
         if row < params.rows {
             for (var b = first + thread % 32u; b < end; b += 32u) {
-                let at = (row * blocks + b) * BLOCK_BYTES;
+                let at = start + (row * blocks + b) * BLOCK_BYTES;
                 let part = part_at(at);
                 let unit = unit_at(at);
                 for (var t = 0u; t < TOKENS; t++) {
@@ -72,7 +129,7 @@ fn main(
         }
         workgroupBarrier();
     }
-    put(thread, first_row, first_token, sum);
+    put(thread, first_row, group.z, sum);
 }
 
 //@ long
@@ -88,8 +145,12 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    if !has_matrix(group.z) {
+        return;
+    }
+    let start = matrix_at(group.z);
     let first_row = (group.y * groups.x + group.x) * ROWS;
-    let first_token = group.z * TOKENS;
+    let first_token = first_token_of(group.z);
     let parts = params.cols / 32u;
     let blocks = parts / 8u;
     let my_row = thread / 32u;
@@ -99,7 +160,7 @@ fn main(
         let end = min(first + PARTS, parts);
         if row < params.rows {
             for (var p = first + thread % 32u; p < end; p += 32u) {
-                let at = (row * blocks + p / 8u) * BLOCK_BYTES;
+                let at = start + (row * blocks + p / 8u) * BLOCK_BYTES;
                 let part = part_at(at, p % 8u);
                 let scales = scales_at(at, p % 8u);
                 let minima = minima_at(at, p % 8u);
@@ -124,7 +185,7 @@ fn main(
                 dot += dots[source + j];
             }
             let of_row = min(first_row + pair / TOKENS, params.rows - 1u);
-            let units = units_at((of_row * blocks + first / 8u + b) * BLOCK_BYTES);
+            let units = units_at(start + (of_row * blocks + first / 8u + b) * BLOCK_BYTES);
             var z = f32(dot) * units.x;
             if HAS_MINIMA {
                 var offset = 0;
@@ -141,7 +202,7 @@ fn main(
             sum = chain(sum, thread * (PARTS / 8u), x, chunk_blocks);
         }
     }
-    put(thread, first_row, first_token, sum);
+    put(thread, first_row, group.z, sum);
 }
 
 //@ float
@@ -160,21 +221,25 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    if !has_matrix(group.z) {
+        return;
+    }
+    let start = matrix_at(group.z);
     let first_row = (group.y * groups.x + group.x) * ROWS;
-    let first_token = group.z * TOKENS;
+    let first_token = first_token_of(group.z);
     var sum = 0.0;
     for (var first = 0u; first < params.cols; first += CHUNK) {
         let count = min(CHUNK, params.cols - first);
         for (var r = 0u; r < ROWS; r++) {
-            let start = min(first_row + r, params.rows - 1u) * params.cols + first;
+            let of_row = start / NUMBER_BYTES + min(first_row + r, params.rows - 1u) * params.cols + first;
             for (var i = thread; i < count; i += THREADS) {
-                weights[r * PADDED + i + i / 32u] = weight_at(start + i);
+                weights[r * PADDED + i + i / 32u] = weight_at(of_row + i);
             }
         }
         for (var t = 0u; t < TOKENS; t++) {
-            let start = token_at(first_token, t) * params.cols + first;
+            let of_token = token_at(first_token, t) * params.cols + first;
             for (var i = thread; i < count; i += THREADS) {
-                numbers[t * PADDED + i + i / 32u] = x[start + i];
+                numbers[t * PADDED + i + i / 32u] = x[of_token + i];
             }
         }
         workgroupBarrier();
@@ -198,14 +263,5 @@ fn main(
             }
         }
     }
-    put(thread, first_row, first_token, sum);
-}
-
-//@ put
-fn put(thread: u32, first_row: u32, first_token: u32, sum: f32) {
-    let row = first_row + thread / TOKENS;
-    let token = first_token + thread % TOKENS;
-    if thread < ROWS * TOKENS && row < params.rows && token < params.t {
-        out[token * params.stride + params.row_first + row] = sum;
-    }
+    put(thread, first_row, group.z, sum);
 }

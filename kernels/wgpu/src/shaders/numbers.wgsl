@@ -21,6 +21,11 @@ fn apply(i: u32) {
     x[i] = soft_cap(x[i], params.a);
 }
 
+//@ sigmoid
+fn apply(i: u32) {
+    x[i] = 1.0 / (1.0 + exponential(-x[i]));
+}
+
 //@ add
 fn apply(i: u32) {
     x[i] = x[i] + y[i];
@@ -81,6 +86,22 @@ fn apply(i: u32) {
     let row = i / params.width;
     let at = rows[row] * params.width + i % params.width;
     x[at] = x[at] + rounded(factors[row] * y[i]);
+}
+
+//@ add_chosen_bias
+fn apply(i: u32) {
+    x[i] = x[i] + bias[routes[2u * (i / params.width)] * params.width + i % params.width];
+}
+
+//@ add_chosen
+fn apply(i: u32) {
+    let first = i / params.width * params.used;
+    var sum = x[i];
+    for (var pair = first; pair < first + params.used; pair++) {
+        let factor = bitcast<f32>(routes[2u * pair + 1u]);
+        sum = sum + rounded(factor * y[pair * params.width + i % params.width]);
+    }
+    x[i] = sum;
 }
 
 //@ rope

@@ -5,7 +5,7 @@ use std::ops::Range;
 use baton_kernels_cpu::{
     Activations, KvBlock, Matrix, PART, Pool, Queries, RopeStyle, RowLayout, RowsInto, Visible, add_assign,
     add_scaled, attend_part, attend_rows, gate_by_sigmoid, geglu, join_parts, matmul_rows, rms_norm,
-    rms_norm_heads, rope, scale, score_rows, soft_cap, swiglu, swiglu_clamped,
+    rms_norm_heads, rope, route, scale, score_rows, sigmoid, soft_cap, swiglu, swiglu_clamped,
 };
 
 use super::cpu_kv::CpuKv;
@@ -15,6 +15,7 @@ use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::kv::{BLOCK_TOKENS, BlockCopy};
 use crate::rope::RopeTable;
+use crate::routing::{ExpertRows, Router, by_expert};
 use crate::tokenizer::TokenId;
 use crate::weights::{Weight, WeightError};
 
@@ -237,6 +238,7 @@ fn add_scores(
 
 impl Backend for CpuBackend {
     type Rows = CpuRows;
+    type Routes = Vec<ExpertRows>;
     type Kv = CpuKv;
 
     fn rows(&self, t: usize, width: usize) -> CpuRows {
@@ -354,6 +356,22 @@ impl Backend for CpuBackend {
         for (i, (row, factor)) in rows.iter().zip(factors).enumerate() {
             add_scaled(&mut x.data[row * width..(row + 1) * width], y.row(i), *factor);
         }
+    }
+
+    fn add_gated(&self, x: &mut CpuRows, gate: CpuRows, y: &CpuRows) {
+        let rows = x.data.chunks_exact_mut(x.width).zip(y.data.chunks_exact(y.width));
+        rows.zip(&gate.data).for_each(|((x, y), gate)| add_scaled(x, y, sigmoid(*gate)));
+    }
+
+    fn route(&self, mut logits: CpuRows, router: &Router<'_>) -> Vec<ExpertRows> {
+        let Router { experts, choice_bias, expert_factors } = *router;
+        let routing = experts.routing();
+        let rows = logits.data.chunks_exact_mut(experts.count);
+        by_expert(experts.count, rows.map(|row| route(row, &routing, choice_bias, expert_factors)))
+    }
+
+    fn by_expert(&self, routes: Vec<ExpertRows>) -> Result<Vec<ExpertRows>, WeightError> {
+        Ok(routes)
     }
 
     fn rope(&self, x: &mut CpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {

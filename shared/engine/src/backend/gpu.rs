@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_kernels_cpu::{Matrix, PART, RopeStyle};
 use baton_kernels_gpu::ops::{self, AttentionArgs, AttentionItem, AttentionItems, Groups, ScoreArgs};
-use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, GpuError, MapOp, ZipOp};
+use baton_kernels_gpu::{ATTEND_VECTORS, Buffer, Device, DeviceMatrix, DeviceStack, GpuError, MapOp, ZipOp};
 
+use super::gpu_experts::GpuRoutes;
 use super::gpu_kv::GpuKv;
 use super::{Attending, AttentionShape, Backend, DeltaInput, Norm, Recurrence, ScoreTarget, SeqSpan};
 use crate::eviction::Kept;
@@ -21,9 +22,10 @@ use crate::kv::BlockCopy;
 use crate::kv::pool::BlockId;
 use crate::kv::states::StateMoves;
 use crate::rope::RopeTable;
+use crate::routing::{ExpertRows, Router};
 use crate::sampling::{Best, NotFinite};
 use crate::tokenizer::TokenId;
-use crate::weights::{Weight, WeightError};
+use crate::weights::{ExpertStacks, Weight, WeightError};
 
 /// With fewer workgroups than this, the parts of the keys are divided among workgroups too.
 pub(crate) const GROUPS_MIN: usize = 128;
@@ -45,6 +47,8 @@ pub(crate) struct GpuBackend {
     /// That of the device when this was made: its memory is of that time.
     generation: u64,
     matrices: ResidentMatrices,
+    /// The experts of layers, by the place of all their matrices of one kind in the host's memory.
+    pub(super) stacks: Mutex<HashMap<MatrixPlace, Option<Arc<DeviceStack>>>>,
     pub(super) loads: OnceLock<Arc<dyn MatrixLoads>>,
     vectors: Mutex<HashMap<(usize, usize), Buffer>>,
     /// Tables of the pass under way that layer after layer uses, by their numbers.
@@ -103,8 +107,8 @@ impl GpuRows {
 impl GpuBackend {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
         let (vectors, tables, generation) = (Mutex::default(), Mutex::default(), device.generation());
-        let (matrices, loads) = (ResidentMatrices::default(), OnceLock::new());
-        Self { device, generation, matrices, loads, vectors, tables }
+        let (matrices, stacks, loads) = (ResidentMatrices::default(), Mutex::default(), OnceLock::new());
+        Self { device, generation, matrices, stacks, loads, vectors, tables }
     }
 
     /// Returns the device.
@@ -151,7 +155,7 @@ impl GpuBackend {
         buffer
     }
 
-    fn table(&self, numbers: impl Iterator<Item = usize>) -> Buffer {
+    pub(super) fn table(&self, numbers: impl Iterator<Item = usize>) -> Buffer {
         let numbers: Vec<u32> = numbers.map(|n| n as u32).collect();
         ops::table(self.dev(), &numbers)
     }
@@ -176,7 +180,7 @@ impl GpuBackend {
         GpuRows { data: self.device.alloc(bytes), t, width }
     }
 
-    fn map(&self, op: MapOp, x: &GpuRows, a: f32) {
+    pub(super) fn map(&self, op: MapOp, x: &GpuRows, a: f32) {
         ops::map(self.dev(), op, &x.data, x.len(), a);
     }
 
@@ -194,7 +198,7 @@ impl GpuBackend {
     }
 
     /// Reads from the start of a buffer, which ends the pass or a part of it.
-    fn read_bytes(&self, from: &Buffer, out: &mut [u8]) -> Result<(), WeightError> {
+    pub(super) fn read_bytes(&self, from: &Buffer, out: &mut [u8]) -> Result<(), WeightError> {
         self.tables().clear();
         self.device.read(from, 0, out)?;
         self.fault()
@@ -262,6 +266,7 @@ fn items(spans: &[SeqSpan], group: usize) -> (Vec<AttentionItem>, Vec<u32>) {
 impl Backend for GpuBackend {
     type Rows = GpuRows;
     type Kv = GpuKv;
+    type Routes = GpuRoutes;
 
     fn rows(&self, t: usize, width: usize) -> GpuRows {
         self.alloc(t, width)
@@ -416,6 +421,29 @@ impl Backend for GpuBackend {
     fn add_scaled(&self, x: &mut GpuRows, rows: &[usize], factors: &[f32], y: &GpuRows) {
         let (list, factors) = (self.table(rows.iter().copied()), ops::floats(self.dev(), factors));
         ops::add_scaled(self.dev(), &x.data, &y.data, (&list, &factors), (rows.len(), x.width));
+    }
+
+    fn add_gated(&self, x: &mut GpuRows, gate: GpuRows, y: &GpuRows) {
+        self.add_sigmoid_scaled(x, &gate, y);
+    }
+
+    fn route(&self, logits: GpuRows, router: &Router<'_>) -> GpuRoutes {
+        self.chosen(&logits, router)
+    }
+
+    fn by_expert(&self, routes: GpuRoutes) -> Result<Vec<ExpertRows>, WeightError> {
+        self.chosen_rows(&routes)
+    }
+
+    fn add_experts(
+        &self,
+        x: &GpuRows,
+        experts: &ExpertStacks<'_>,
+        routes: &GpuRoutes,
+        activation: Activation,
+        sum: &mut GpuRows,
+    ) -> Result<bool, WeightError> {
+        self.add_chosen(x, experts, routes, activation, sum)
     }
 
     fn rope(&self, x: &mut GpuRows, d_head: usize, table: &RopeTable, style: RopeStyle) {

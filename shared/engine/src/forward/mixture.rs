@@ -2,12 +2,12 @@
 
 use super::{Backend, Gated, Pass, PassInput};
 use crate::config::Experts;
-use crate::routing::{ExpertRows, route, sigmoid};
+use crate::routing::Router;
 use crate::weights::{BesideWeights, GatedWeights, MixtureWeights, Part, SharedExpert, WeightError};
 
 impl<B: Backend> Pass<'_, B> {
-    /// Computes the experts' output for the rows: each expert once, for all of its rows, in the order of
-    /// their ids.
+    /// Computes the experts' output for the rows: where the backend can, of all experts at once; else each
+    /// expert once, for all of its rows, in the order of their ids.
     pub(super) fn mixture(
         &self,
         layer: usize,
@@ -20,23 +20,24 @@ impl<B: Backend> Pass<'_, B> {
         let routed = routed.as_ref().unwrap_or(&self.normed);
         backend.project(routed, &mut [(weights.router, &mut logits)])?;
         backend.add_bias(&mut logits, weights.router_bias);
-        let mut routes = route(backend.read(logits)?, experts, weights.choice_bias);
         let expert_factors = weights.beside.as_ref().map_or(&[][..], |beside| beside.expert_factors);
-        for route in &mut routes {
-            if let Some(factor) = expert_factors.get(route.expert) {
-                route.factors.iter_mut().for_each(|own| *own *= factor);
-            }
-        }
+        let router = Router { experts, choice_bias: weights.choice_bias, expert_factors };
+        let routes = backend.route(logits, &router);
         let mut sum = backend.zeros(self.n_rows, config.d_model);
-        if let Some(first) = routes.first() {
-            source.hint(layer, Part::Expert(first.expert));
+        let is_done = match source.experts(layer)? {
+            Some(all) => {
+                backend.add_experts(&self.normed, &all, &routes, config.family.activation, &mut sum)?
+            }
+            None => false,
+        };
+        let routes = if is_done { Vec::new() } else { backend.by_expert(routes)? };
+        match routes.first() {
+            Some(first) => source.hint(layer, Part::Expert(first.expert)),
+            None => self.hint_next_layer(layer),
         }
         // Computed while the first expert is on its way, and added behind the experts.
         let shared = match (&weights.shared, experts.shared_d_ff) {
-            (Some(shared), Some(f)) => {
-                let own = self.shared_rows(shared)?;
-                Some((self.expert_output(&shared.network, f, &own)?, own))
-            }
+            (Some(shared), Some(f)) => Some(self.shared_output(shared, f)?),
             _ => None,
         };
         for (at, route) in routes.iter().enumerate() {
@@ -45,11 +46,14 @@ impl<B: Backend> Pass<'_, B> {
                 None => self.hint_next_layer(layer),
             }
             let network = source.acquire(layer, Part::Expert(route.expert))?.expert(route.expert)?;
-            let out = self.expert_output(&network, experts.d_ff, route)?;
+            let x = backend.gather(&self.normed, &route.rows);
+            let out = self.expert_output(&network, experts.d_ff, (&x, route.rows.len()))?;
             backend.add_scaled(&mut sum, &route.rows, &route.factors, &out);
         }
-        if let Some((out, own)) = shared {
-            backend.add_scaled(&mut sum, &own.rows, &own.factors, &out);
+        match shared {
+            Some((out, Some(gate))) => backend.add_gated(&mut sum, gate, &out),
+            Some((out, None)) => backend.add(&mut sum, &out),
+            None => {}
         }
         Ok(sum)
     }
@@ -75,34 +79,34 @@ impl<B: Backend> Pass<'_, B> {
         rows
     }
 
-    /// Returns the output of an expert of width `f` for the rows that it has.
+    /// Returns the output of an expert of width `f` for `t` rows.
     fn expert_output(
         &self,
         network: &GatedWeights<'_>,
         f: usize,
-        own: &ExpertRows,
+        (x, t): (&B::Rows, usize),
     ) -> Result<B::Rows, WeightError> {
         let PassInput { backend, config, .. } = self.input;
-        let x = backend.gather(&self.normed, &own.rows);
-        let mut scratch = Gated::new(backend, own.rows.len(), f);
-        scratch.project(backend, network, &x)?;
+        let mut scratch = Gated::new(backend, t, f);
+        scratch.project(backend, network, x)?;
         scratch.activate(backend, network, config.family.activation);
-        let mut out = backend.rows(own.rows.len(), config.d_model);
+        let mut out = backend.rows(t, config.d_model);
         backend.project(&scratch.gate, &mut [(network.down, &mut out)])?;
         backend.add_bias(&mut out, network.biases[2]);
         Ok(out)
     }
 
-    /// Returns all rows, with the factors of the shared expert.
-    fn shared_rows(&self, shared: &SharedExpert<'_>) -> Result<ExpertRows, WeightError> {
+    /// Returns the output of the shared expert of width `f` for all rows, and its gate if it has one.
+    fn shared_output(
+        &self,
+        shared: &SharedExpert<'_>,
+        f: usize,
+    ) -> Result<(B::Rows, Option<B::Rows>), WeightError> {
         let backend = self.input.backend;
-        let mut factors = vec![1.0; self.n_rows];
-        if let Some(weight) = shared.gate {
-            let mut gate = backend.rows(self.n_rows, 1);
-            backend.project(&self.normed, &mut [(weight, &mut gate)])?;
-            factors = backend.read(gate)?;
-            sigmoid(&mut factors);
-        }
-        Ok(ExpertRows { expert: 0, rows: (0..self.n_rows).collect(), factors })
+        let out = self.expert_output(&shared.network, f, (&self.normed, self.n_rows))?;
+        let Some(weight) = shared.gate else { return Ok((out, None)) };
+        let mut gate = backend.rows(self.n_rows, 1);
+        backend.project(&self.normed, &mut [(weight, &mut gate)])?;
+        Ok((out, Some(gate)))
     }
 }

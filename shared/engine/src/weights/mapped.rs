@@ -12,17 +12,19 @@ use baton_kernels_cpu::{Format, Matrix};
 
 use super::recurrent::MixerAt;
 use super::{
-    AttentionInputs, AttentionWeights, BesideWeights, FfnBody, FfnWeights, GatedWeights, HeadWeights,
-    InputWeights, LatentUp, LatentWeights, MixtureWeights, OutputWeights, OwnInput, Part, PartWeights,
-    SharedExpert, TensorError, Weight, WeightError, WeightSource,
+    AttentionInputs, AttentionWeights, BesideWeights, ExpertStacks, FfnBody, FfnWeights, GatedWeights,
+    HeadWeights, InputWeights, LatentUp, LatentWeights, MixtureWeights, OutputWeights, OwnInput, Part,
+    PartWeights, SharedExpert, TensorError, Weight, WeightError, WeightSource,
 };
 use crate::config::ModelConfig;
 use crate::family::Presence;
 use crate::gguf::{Gguf, TensorPlace};
 
 mod sizes;
+mod stacks;
 mod tensors;
 
+pub(crate) use stacks::ExpertsOnGpu;
 pub(super) use tensors::{Tensors, values};
 
 use tensors::vector;
@@ -575,6 +577,10 @@ impl std::fmt::Debug for MappedWeights {
 impl WeightSource for MappedWeights {
     fn acquire(&self, layer: usize, part: Part) -> Result<PartWeights<'_>, WeightError> {
         self.part(layer, part, &|at, rows| Ok(self.matrix(&at.rows(rows))?.into()))
+    }
+
+    fn experts(&self, layer: usize) -> Result<Option<ExpertStacks<'_>>, WeightError> {
+        self.stacks(layer)
     }
 
     fn embedding(&self) -> Result<Matrix<'_>, WeightError> {

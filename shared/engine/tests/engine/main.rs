@@ -8,6 +8,7 @@ mod eviction;
 mod gpu;
 mod invariance;
 mod layers;
+mod mixtures;
 mod offload;
 mod pieces;
 mod recurrent;

@@ -74,7 +74,7 @@ pub(super) fn rope_append(args: &Args<'_>, style: RopeStyle) {
     let (mut keys, mut values) = (args.rw(6), args.rw(7));
     let (covered, turned) = (args.covered(), t * q_heads * half);
     (0..covered.min(turned)).for_each(|i| rotate(&mut q, (&cos, &sin), i, (q_heads, d, half), style));
-    let mut rotated = k.clone();
+    let mut rotated = k.to_vec();
     (0..t * heads * half).for_each(|i| rotate(&mut rotated, (&cos, &sin), i, (heads, d, half), style));
     for i in 0..covered.saturating_sub(turned) {
         append_word((&mut keys, &mut values), (&rotated, &v, &places), i, (heads, d));

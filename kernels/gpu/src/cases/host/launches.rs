@@ -1,17 +1,38 @@
 //! The kernels of [`super::HostDevice`] but attention.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use baton_kernels_cpu::{
-    Activations, Format, Matrix, Pool, RopeStyle, add_assign, geglu, matmul, rms_norm, scale, soft_cap,
-    swiglu, swiglu_clamped,
+    Activations, Format, Matrix, Pool, RopeStyle, add_assign, geglu, matmul, rms_norm, scale, sigmoid,
+    soft_cap, swiglu, swiglu_clamped,
 };
 
 use super::super::words::{Rounded, float, floats, index, put, put_floats, rounded, word};
-use super::{TILES, attention, joined, memory};
+use super::{TILES, attention, experts, joined, memory};
 use crate::device::Launch;
 use crate::kernel::{JoinedAs, Kernel, MapOp, ZipOp};
 use crate::ops::GROUPS_MAX;
+
+/// The bytes of a buffer, or of a part of one.
+pub(super) struct Held<G> {
+    memory: G,
+    at: usize,
+}
+
+impl<G: Deref<Target = Vec<u8>>> Deref for Held<G> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.at..]
+    }
+}
+
+impl<G: DerefMut<Target = Vec<u8>>> DerefMut for Held<G> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.at..]
+    }
+}
 
 /// The buffers and numbers of a launch.
 pub(super) struct Args<'a>(&'a Launch<'a>);
@@ -48,13 +69,17 @@ impl Args<'_> {
     }
 
     /// Returns the bytes of a buffer that is read.
-    pub(super) fn ro(&self, i: usize) -> RwLockReadGuard<'_, Vec<u8>> {
-        memory(self.0.buffers[i]).try_read().expect("a buffer that a kernel writes is in the list once")
+    pub(super) fn ro(&self, i: usize) -> Held<RwLockReadGuard<'_, Vec<u8>>> {
+        let buffer = self.0.buffers[i];
+        let memory = memory(buffer).try_read().expect("a buffer that a kernel writes is in the list once");
+        Held { memory, at: buffer.at() as usize }
     }
 
     /// Returns the bytes of a buffer that is written.
-    pub(super) fn rw(&self, i: usize) -> RwLockWriteGuard<'_, Vec<u8>> {
-        memory(self.0.buffers[i]).try_write().expect("a buffer that a kernel writes is in the list once")
+    pub(super) fn rw(&self, i: usize) -> Held<RwLockWriteGuard<'_, Vec<u8>>> {
+        let buffer = self.0.buffers[i];
+        let memory = memory(buffer).try_write().expect("a buffer that a kernel writes is in the list once");
+        Held { memory, at: buffer.at() as usize }
     }
 }
 
@@ -79,6 +104,10 @@ pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
             let rows = args.groups(1) * TILES.matmul_rows as usize;
             product(pool, &args, format, (rows, args.groups(0) * TILES.matmul_tokens as usize));
         }
+        Kernel::Route => experts::route(&args),
+        Kernel::MatVecChosen { format } => experts::products(pool, &args, format),
+        Kernel::AddChosenBias => experts::add_bias(&args),
+        Kernel::AddChosen => experts::add(&args),
         Kernel::MatVecJoined { format, tokens, how } => {
             joined::products(pool, &args, format, args.groups(2) * tokens as usize, how);
         }
@@ -110,6 +139,10 @@ fn expected(launch: &Launch<'_>) -> (usize, usize) {
         }
         Kernel::MatVecJoined { how: JoinedAs::Added, .. } => (5, 3),
         Kernel::MatVecJoined { how: JoinedAs::Gated(_), .. } => (6, 3),
+        Kernel::Route => (5, 10),
+        Kernel::MatVecChosen { format } => (if format.block_len() == 1 { 4 } else { 6 }, 9),
+        Kernel::AddChosenBias => (3, 2),
+        Kernel::AddChosen => (3, 3),
         Kernel::NormRounded { .. } => (6, 3),
         Kernel::RopeAppend(_) => (8, 6),
         Kernel::Quantize { .. } => (4, 1),
@@ -228,6 +261,7 @@ fn map(args: &Args<'_>, op: MapOp) {
     match op {
         MapOp::Scale => scale(&mut x, a),
         MapOp::SoftCap => soft_cap(&mut x, a),
+        MapOp::Sigmoid => x.iter_mut().for_each(|x| *x = sigmoid(*x)),
     }
     put_floats(&mut to, 0, &x);
 }

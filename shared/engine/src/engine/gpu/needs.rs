@@ -12,6 +12,7 @@ use crate::backend::gpu_kv::GpuKv;
 use crate::config::ModelConfig;
 use crate::kv::BLOCK_TOKENS;
 use crate::model::Model;
+use crate::weights::ExpertsOnGpu;
 
 /// The largest step for which memory of a GPU is set aside. Larger ones work too if there is room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +47,13 @@ pub(super) struct Beside<'a> {
 pub(super) struct Needs {
     /// By layer: matrices, also those of adapters.
     weights: Vec<u64>,
-    /// By layer: what sizes of these are rounded up by.
-    rounding: Vec<u64>,
+    /// By layer: what sizes of these are rounded up by, with experts that stay and with those that are loaded.
+    rounding: [Vec<u64>; 2],
     /// By layer: keys and values.
     pub(super) cache: Vec<u64>,
     /// The projection to logits.
     pub(super) output: u64,
-    /// Norms and biases of a layer.
+    /// Norms and biases of a layer, those of experts included.
     vectors: u64,
     /// Activations, states of attention, and what was missing before.
     scratch: u64,
@@ -75,27 +76,41 @@ impl Needs {
             if kv.source == layer { GpuKv::layer_bytes(kv, n_blocks) } else { 0 }
         };
         let adapted = |layer| adapters.iter().map(|adapter| adapter.layer_bytes(layer)).sum::<u64>();
-        let round = |bytes: u64| device.rounding_bytes(bytes);
-        let widest = 8 * config.d_model + 4 * config.d_q() + 3 * config.d_ff;
-        let numbers = step.tokens * widest + step.logit_rows * config.vocab_len;
+        let rounding = |experts| {
+            (0..kv.len()).map(|layer| weights.layer_rounding(layer, device, experts)).collect::<Vec<_>>()
+        };
+        // Numbers of routers and their ranks; and pairs of rows and experts, of which there are at most as
+        // many as experts.
+        let [routed, pairs] = config.experts.map_or([0; 2], |experts| {
+            [5 * experts.count, experts.count * (3 * experts.d_ff + 2 * config.d_model)]
+        });
+        let widest = 8 * config.d_model + 4 * config.d_q() + 3 * config.d_ff + routed;
+        let numbers = step.tokens * widest + step.logit_rows * config.vocab_len + pairs;
+        // Few rows take the biases of all experts at once, many rows those of each.
+        let biases = (0..kv.len()).map(|layer| 2 * weights.expert_bias_bytes(layer)).max().unwrap_or(0);
         let keys = n_blocks * BLOCK_TOKENS;
         let states = |kv: &LayerKv| {
             ops::attend_states_bytes(GROUPS_MIN.div_ceil(kv.n_kv_heads), (kv.n_kv_heads, kv.d_head), keys)
         };
         Self {
             weights: (0..kv.len()).map(|layer| weights.layer_bytes(layer) + adapted(layer)).collect(),
-            rounding: (0..kv.len()).map(|layer| weights.layer_rounding(layer, &round)).collect(),
+            rounding: [ExpertsOnGpu::Stacked, ExpertsOnGpu::Apart].map(rounding),
             cache: kv.iter().enumerate().map(cache).collect(),
             output: weights.output_bytes(),
-            vectors: 4 * (VECTORS * config.d_model + config.d_ff) as u64,
+            vectors: 4 * (VECTORS * config.d_model + config.d_ff) as u64 + biases,
             scratch: 4 * numbers as u64 + kv.iter().map(states).max().unwrap_or(0) + spare,
             headroom: device.headroom_bytes().min(free / 4),
         }
     }
 
-    /// Returns the bytes that remain for weights, keys and values of these layers.
+    /// Returns the bytes that remain for weights, keys and values of these layers, if some are loaded for
+    /// their use.
     pub(super) fn room(&self, layers: &[usize], free: u64) -> Result<u64, EngineError> {
-        let rounding: u64 = layers.iter().map(|layer| self.rounding[*layer]).sum();
+        self.room_of(layers, free, &self.rounding[1])
+    }
+
+    fn room_of(&self, layers: &[usize], free: u64, rounding: &[u64]) -> Result<u64, EngineError> {
+        let rounding: u64 = layers.iter().map(|layer| rounding[*layer]).sum();
         let need = layers.len() as u64 * self.vectors + self.scratch + self.headroom.max(rounding);
         let none = || EngineError::GpuRefused {
             reason: format!("activations need {need} bytes of the GPU's memory, and {free} are free"),
@@ -108,7 +123,7 @@ impl Needs {
         let need: u64 = layers.iter().map(|layer| self.weights[*layer] + self.cache[*layer]).sum();
         let ends = layers.last().is_some_and(|layer| layer + 1 == self.weights.len());
         let output = if output && ends { self.output } else { 0 };
-        self.room(layers, free).ok()?.checked_sub(need + output)
+        self.room_of(layers, free, &self.rounding[0]).ok()?.checked_sub(need + output)
     }
 
     /// Returns the longest run of the last of `layers`, but at most `most`, that fits `free` bytes.

@@ -15,17 +15,6 @@ impl MappedWeights {
         matrices.map(|at| self.bytes(&at).len() as u64).sum()
     }
 
-    /// Returns the bytes by which `round` says that a layer's matrices take more. Each expert has its own.
-    pub(crate) fn layer_rounding(&self, layer: usize, round: &dyn Fn(u64) -> u64) -> u64 {
-        let one = |at: &MatrixAt, parts: u64| parts * round(self.bytes(at).len() as u64 / parts);
-        let experts = match self.layers.get(layer).map(|at| &at.ffn) {
-            Some(FfnAt::Experts { count, .. }) => *count as u64,
-            _ => 1,
-        };
-        let apart: u64 = self.expert_matrices(layer).iter().map(|at| one(at, experts)).sum();
-        self.matrices(layer).iter().map(|at| one(at, 1)).sum::<u64>() + apart
-    }
-
     /// Calls `each` with every matrix of a part, and the rows of it that the part has.
     ///
     /// # Errors
@@ -52,7 +41,7 @@ impl MappedWeights {
         self.part(layer, part, &|at, rows| Ok(self.stored(&at.rows(rows))?.into()))
     }
 
-    fn stored(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
+    pub(super) fn stored(&self, at: &MatrixAt) -> Result<Matrix<'_>, WeightError> {
         Ok(Matrix::new(at.format, at.rows, at.cols, self.bytes(at))?)
     }
 
