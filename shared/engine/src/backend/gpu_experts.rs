@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
 use baton_kernels_gpu::ops::{self, Chosen, Input, TILED_TOKENS_MIN};
-use baton_kernels_gpu::{DeviceStack, MapOp, Quantized};
+use baton_kernels_gpu::{DeviceStack, GpuError, MapOp, Quantized};
 
 use super::Backend;
 use super::gpu::{GpuBackend, GpuRows, MatrixPlace};
@@ -48,10 +48,19 @@ impl GpuBackend {
     pub(super) fn chosen_rows(&self, routes: &GpuRoutes) -> Result<Vec<ExpertRows>, WeightError> {
         let mut bytes = vec![0; 4 * routes.words.t * routes.words.width];
         self.read_bytes(&routes.words.data, &mut bytes)?;
-        let words: &[[u8; 4]] = bytes.as_chunks().0;
-        let pair = |pair: &[[u8; 4]; 2]| (u32::from_le_bytes(pair[0]) as usize, f32::from_le_bytes(pair[1]));
-        let row = |row: &[[u8; 4]]| row.as_chunks().0.iter().map(pair).collect::<Vec<_>>();
-        Ok(by_expert(routes.count, words.chunks_exact(routes.words.width).map(row)))
+        let pairs: Vec<(usize, f32)> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|pair: &[u8; 8]| {
+                let [id, factor] = [0, 4].map(|at| [0, 1, 2, 3].map(|i| pair[at + i]));
+                (u32::from_le_bytes(id) as usize, f32::from_le_bytes(factor))
+            })
+            .collect();
+        if let Some((id, _)) = pairs.iter().find(|(id, _)| *id >= routes.count) {
+            return Err(GpuError::Lost(format!("it chose expert {id} of {}", routes.count)).into());
+        }
+        Ok(by_expert(routes.count, pairs.chunks(routes.used()).map(|row| row.iter().copied())))
     }
 
     /// Returns the matrices of all experts in the device's memory; each is found by its own place from then

@@ -47,7 +47,7 @@ pub(super) struct Beside<'a> {
 pub(super) struct Needs {
     /// By layer: matrices, also those of adapters.
     weights: Vec<u64>,
-    /// By layer: what sizes of these are rounded up by, with experts that stay and with those that are loaded.
+    /// By layer: what sizes of these are rounded up by, if experts stay and if they are loaded.
     rounding: [Vec<u64>; 2],
     /// By layer: keys and values.
     pub(super) cache: Vec<u64>,
