@@ -171,11 +171,13 @@ impl Case {
         want
     }
 
-    /// Multiplies on the device, with matrix `at` of each pair's expert; also with one matrix by itself.
-    fn check(&self, probe: &Probe<'_>) {
+    /// Multiplies on the device, with each matrix of every pair's expert; also with one matrix by itself. There
+    /// are `buffers` of weights.
+    fn check(&self, probe: &Probe<'_>, buffers: usize) {
         let all = Matrix::new(self.format, self.count * self.each * self.rows, self.cols, &self.data);
         let stack = DeviceStack::new(probe.device, &all.expect("rows"), self.count * self.each);
         let stack = stack.expect("a binding holds a matrix");
+        assert_eq!(stack.chunks.len(), buffers, "buffers of {}", probe.kernel.name());
         let (floats, bytes): (Buffer, Option<Quantized>) = match self.format.block_len() {
             1 => (probe.place(&self.x), None),
             block => (probe.blank(1), Some(place_rounded(probe, &rounded(&self.x, block)))),
@@ -224,7 +226,7 @@ fn check_products(probe: &mut Probe<'_>, format: Format) {
         let x = probe.numbers(t * cols, 2.0);
         let (ids, routes, _) = some_routes(probe, t, used, count);
         let case = Case { format, count, each, rows, cols, data, x, used, ids, routes };
-        case.check(probe);
+        case.check(probe, 1);
         // Buffers of one matrix, and of two; flat grids in three rows.
         let bytes = rows * format.row_bytes(cols).expect("whole blocks");
         let stride = (bytes as u64).next_multiple_of(PART_ALIGNMENT);
@@ -232,7 +234,7 @@ fn check_products(probe: &mut Probe<'_>, format: Format) {
             let device = Altered::new(probe.device, held * stride + 3);
             let mut part = probe.on(&device);
             part.shape(format!("{t} tokens, {rows} rows of {cols}, in buffers of {held} matrices"));
-            case.check(&part);
+            case.check(&part, (count * each).div_ceil(held as usize));
         }
     }
 }
