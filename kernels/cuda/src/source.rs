@@ -12,6 +12,7 @@ const COMMON: &str = include_str!("cu/common.cuh");
 const GATES: &str = include_str!("cu/gates.cuh");
 const ROWS: &str = include_str!("cu/rows.cuh");
 const EXPERTS: &str = include_str!("cu/experts.cuh");
+const PACKED: &str = include_str!("cu/packed.cuh");
 const QUANTIZE: &str = include_str!("cu/quantize.cuh");
 const SHORT: &str = include_str!("cu/short.cuh");
 const LONG: &str = include_str!("cu/long.cuh");
@@ -308,6 +309,9 @@ fn line(kernel: Kernel) -> String {
         Kernel::Rope(style) => format!("ROPE({name}, {})", style == RopeStyle::Adjacent),
         Kernel::Append => format!("APPEND({name})"),
         Kernel::Keep => format!("KEEP({name})"),
+        Kernel::RoundKv(how) => format!("ROUND_KV({name}, {}u)", how.bits()),
+        Kernel::PackKv(how) => format!("PACK_KV({name}, {}u)", how.bits()),
+        Kernel::UnpackKv(how) => format!("UNPACK_KV({name}, {}u)", how.bits()),
         Kernel::Attend(width) => format!("ATTEND({name}, {}u)", width.dims()),
         Kernel::AttendPart(width) => format!("ATTEND_PART({name}, {}u)", width.dims()),
         Kernel::AttendJoin(width) => format!("ATTEND_JOIN({name}, {}u)", width.dims()),
@@ -355,6 +359,7 @@ pub fn text(kernels: &[Kernel]) -> String {
     if any(&is_other) {
         text.push_str(ROWS);
         text.push_str(EXPERTS);
+        text.push_str(PACKED);
     }
     if any(&is_product) {
         push_nibble_values(&mut text);

@@ -5,6 +5,8 @@
 //!   same rounded activations. NaNs are equal, whatever their bits.
 //! - Rounded activations are equal too. On a device whose division is not exact, scales may differ by 3e-7 of
 //!   them, and one byte in a thousand by 1.
+//! - Packed keys and values are equal too. Without an exact division one group in twenty may differ.
+//!   Opened ones have the bits that packing left, on any device.
 //! - Functions with a division, a root or an exponential (norms, gates, the cap): the largest error is 2e-6
 //!   of the largest magnitude of the vector.
 //! - Attention: 6e-6 of the largest magnitude of values, as outputs are averages of them. Parts, chunks of
@@ -20,11 +22,13 @@ mod blocks;
 mod cache;
 mod experts;
 pub mod failing;
+mod groups;
 pub mod host;
 mod joined;
 pub mod late;
 mod memory;
 mod numbers;
+mod packed;
 mod probe;
 mod products;
 #[cfg(test)]
@@ -60,6 +64,8 @@ pub fn check(device: &dyn Device, kernel: Kernel) {
             experts::check(&mut probe);
         }
         Kernel::Append | Kernel::Keep => cache::check(&mut probe),
+        Kernel::RoundKv(how) | Kernel::PackKv(how) => packed::check(&mut probe, how),
+        Kernel::UnpackKv(how) => packed::check_opening(&mut probe, how),
         Kernel::Attend(width) | Kernel::AttendPart(width) | Kernel::AttendJoin(width) => {
             attention::check(&mut probe, width);
         }

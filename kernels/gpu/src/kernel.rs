@@ -9,6 +9,8 @@
 
 use baton_kernels_cpu::{Format, RopeStyle};
 
+use crate::packed::PackedKv;
+
 /// The most query vectors (tokens times heads) of one item of attention.
 pub const ATTEND_VECTORS: usize = 16;
 
@@ -251,6 +253,16 @@ pub enum Kernel {
     /// Copies slots: `keys` and `values` rw; `moves` ro `[n, 3]`: head, slot from, slot to. Slots that are
     /// read are not written. Params: `n d / 2`, `heads`, `d`. One word of each for each `i`.
     Keep,
+    /// Rounds keys and values that [`Self::Append`] wrote to what is left of them in [`PackedKv`]. Buffers:
+    /// `places` ro `[t, 2]`, of which the slots are used; `keys`, `values` rw. `d` is a multiple of 32.
+    /// Params: `n = t heads d / 32`, `heads`, `d`. One group of 32 dimensions for each `i < n`.
+    RoundKv(PackedKv),
+    /// As [`Self::RoundKv`], and packs them. Buffers: `places` ro; `keys`, `values`, `packed` rw.
+    PackKv(PackedKv),
+    /// Opens packed blocks: the bits that [`Self::PackKv`] left. Buffers: `packed` ro; `blocks` ro `[b]`, ids
+    /// that differ; `keys`, `values` rw. Params: `n = b heads d`, `heads`, `d`. One group of one token for
+    /// each `i < n`, tokens first.
+    UnpackKv(PackedKv),
     /// Attention (`attention.rs` of `kernels/cpu`: chunks of 32 keys, parts of 256, joined in order).
     ///
     /// Buffers: `q` f32 ro `[.., heads d]`; `keys`, `values` ro as [`Self::Append`] writes them;
@@ -327,6 +339,9 @@ impl Kernel {
             Self::RopeAppend(_) => "rope_append_halves".to_owned(),
             Self::Append => "append".to_owned(),
             Self::Keep => "keep".to_owned(),
+            Self::RoundKv(packed) => format!("round_kv_{}", packed.name()),
+            Self::PackKv(packed) => format!("pack_kv_{}", packed.name()),
+            Self::UnpackKv(packed) => format!("unpack_kv_{}", packed.name()),
             Self::Attend(width) => format!("attend_{}", width.dims()),
             Self::AttendPart(width) => format!("attend_part_{}", width.dims()),
             Self::AttendJoin(width) => format!("attend_join_{}", width.dims()),
@@ -385,6 +400,9 @@ impl Kernel {
             }
             all.push(if is_float { Self::MatMulFloat { format } } else { Self::MatMul { format } });
             all.push(Self::MatVecChosen { format });
+        }
+        for packed in PackedKv::ALL {
+            all.extend([Self::RoundKv(packed), Self::PackKv(packed), Self::UnpackKv(packed)]);
         }
         for width in AttendWidth::ALL {
             all.extend([Self::Attend(width), Self::AttendPart(width), Self::AttendJoin(width)]);

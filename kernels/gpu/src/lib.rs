@@ -21,6 +21,7 @@ mod fault;
 mod kernel;
 mod matrix;
 pub mod ops;
+mod packed;
 mod stack;
 
 pub use device::{
@@ -29,4 +30,5 @@ pub use device::{
 pub use fault::FirstFault;
 pub use kernel::{ATTEND_VECTORS, AttendWidth, JoinedAs, Kernel, MapOp, TOKENS_EACH, ZipOp};
 pub use matrix::{DeviceMatrix, Piece, Quantized, last_word, pieces};
+pub use packed::PackedKv;
 pub use stack::{DeviceStack, stack_buffers};

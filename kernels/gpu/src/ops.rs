@@ -12,6 +12,7 @@ use crate::matrix::{DeviceMatrix, Quantized};
 mod attention;
 mod experts;
 mod joined;
+mod packed;
 
 pub use attention::{
     AttentionArgs, AttentionItem, AttentionItems, KvBuffers, ScoreArgs, append, attend, attend_parts,
@@ -19,6 +20,7 @@ pub use attention::{
 };
 pub use experts::{Chosen, add_chosen, add_chosen_bias, matmul_chosen, route};
 pub use joined::{can_join, matmul_added, matmul_apart, matmul_gated, norm_rounded, rope_append};
+pub use packed::{pack_kv, round_kv, unpack_kv};
 
 /// The most workgroups of one dimension.
 pub const GROUPS_MAX: u32 = 65_535;

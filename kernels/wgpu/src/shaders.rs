@@ -3,6 +3,8 @@
 //! A file of `shaders/` holds pieces, each after a line `//@ name`. Bindings and numbers are declared here,
 //! so that the host and the source cannot disagree about them.
 
+mod packed;
+
 use std::fmt::Write;
 
 use baton_kernels_cpu::{Format, RopeStyle, grids};
@@ -179,6 +181,8 @@ fn definition(kernel: Kernel) -> Shader {
             rows(kernel)
         }
         Kernel::Rope(_) | Kernel::Append | Kernel::Keep => heads(kernel),
+        Kernel::RoundKv(how) | Kernel::PackKv(how) => packed::round(kernel, how),
+        Kernel::UnpackKv(how) => packed::unpack(how),
         Kernel::MatVecJoined { .. } | Kernel::NormRounded { .. } | Kernel::RopeAppend(_) => {
             unreachable!("this set does not join kernels: {}", kernel.name())
         }
@@ -314,7 +318,7 @@ fn heads(kernel: Kernel) -> Shader {
                 ("keys", "u32", Rw),
                 ("values", "u32", Rw),
             ];
-            Source::new(&bindings, &SHAPE).push(piece(NUMBERS, "append"))
+            Source::new(&bindings, &SHAPE).push(piece(NUMBERS, "half")).push(piece(NUMBERS, "append"))
         }
         _ => {
             let bindings = [("keys", "u32", Rw), ("values", "u32", Rw), ("moves", "u32", Ro)];

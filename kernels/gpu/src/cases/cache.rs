@@ -50,7 +50,7 @@ impl Stored {
 }
 
 /// The words of keys and values that hold the dimensions `c` and `c + 1` of a slot.
-fn words_of((heads, d): (usize, usize), head: usize, slot: usize, c: usize) -> [usize; 2] {
+pub(super) fn words_of((heads, d): (usize, usize), head: usize, slot: usize, c: usize) -> [usize; 2] {
     let (block, token) = (slot / BLOCK, slot % BLOCK);
     [
         ((block * heads + head) * d / 2 + c / 2) * BLOCK + token,

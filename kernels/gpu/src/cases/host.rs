@@ -9,6 +9,7 @@ mod attention;
 mod experts;
 mod joined;
 mod launches;
+mod packed;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

@@ -125,7 +125,7 @@ fn apply(i: u32) {
     rotate(i, low, low + params.half);
 }
 
-//@ append
+//@ half
 // The bits of the nearest binary16, ties to even, as kernels/cpu finds them.
 fn to_half(value: f32) -> u32 {
     let bits = bitcast<u32>(value);
@@ -138,6 +138,7 @@ fn to_half(value: f32) -> u32 {
     return select(finite, special, magnitude >= 0x47800000u) | ((bits >> 16u) & 0x8000u);
 }
 
+//@ append
 fn apply(i: u32) {
     let pairs = params.d / 2u;
     let pair = i % pairs;

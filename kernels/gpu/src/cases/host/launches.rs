@@ -9,7 +9,7 @@ use baton_kernels_cpu::{
 };
 
 use super::super::words::{Rounded, float, floats, index, put, put_floats, rounded, word};
-use super::{TILES, attention, experts, joined, memory};
+use super::{TILES, attention, experts, joined, memory, packed};
 use crate::device::Launch;
 use crate::kernel::{JoinedAs, Kernel, MapOp, ZipOp};
 use crate::ops::GROUPS_MAX;
@@ -123,6 +123,9 @@ pub(super) fn run(pool: &Pool, launch: &Launch<'_>) {
         Kernel::Rope(style) => rope(&args, style),
         Kernel::Append => append(&args),
         Kernel::Keep => keep(&args),
+        Kernel::RoundKv(how) => packed::round(&args, how, false),
+        Kernel::PackKv(how) => packed::round(&args, how, true),
+        Kernel::UnpackKv(how) => packed::unpack(&args, how),
         Kernel::Attend(_) => attention::attend(&args),
         Kernel::AttendPart(_) => attention::attend_parts(&args),
         Kernel::AttendJoin(_) => attention::join(&args),
@@ -159,7 +162,8 @@ fn expected(launch: &Launch<'_>) -> (usize, usize) {
         Kernel::AddScaled => (4, 2),
         Kernel::Rope(_) => (3, 4),
         Kernel::Append => (5, 3),
-        Kernel::Keep => (3, 3),
+        Kernel::Keep | Kernel::RoundKv(_) => (3, 3),
+        Kernel::PackKv(_) | Kernel::UnpackKv(_) => (4, 3),
         Kernel::Attend(_) => (8, 10),
         Kernel::AttendPart(_) => (6, 11),
         Kernel::AttendJoin(_) => (5, 11),
