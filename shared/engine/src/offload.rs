@@ -5,7 +5,7 @@
 //! ones run while a unit is computed ([`window`]). A few threads, bound to no task ([`loader`]), take blocks
 //! of a unit ([`blocks`]). They read the mapped file, or past the page cache if the model does not fit into
 //! the host's memory either. Of a mixture only the chosen experts are loaded, and those used most stay. Keys
-//! and values of some layers may be in the host's memory ([`kv`]).
+//! and values of some layers may be in the host's memory ([`kv`]), also packed to fewer bits ([`opened`]).
 //!
 //! What always holds: no bit of a result depends on what stays, on the pipeline, on blocks or on threads.
 
@@ -14,6 +14,7 @@ mod blocks;
 mod faults;
 mod kv;
 mod loader;
+mod opened;
 mod placement;
 mod slots;
 mod units;
@@ -29,7 +30,7 @@ use crate::weights::WeightError;
 
 pub(crate) use kv::{HostKv, HostKvOptions, HostLayer};
 pub(crate) use loader::Loader;
-pub(crate) use placement::Placement;
+pub(crate) use placement::{KvSizes, Placement};
 pub(crate) use window::{Offloaded, Planned};
 
 /// Why layers cannot be offloaded.
@@ -226,7 +227,7 @@ pub struct OffloadStats {
     pub kv_resident_bytes: u64,
     /// Bytes of keys and values in the host's memory, if the whole context is used.
     pub kv_host_bytes: u64,
-    /// Bytes of the GPU's memory that those are loaded into.
+    /// Bytes of the GPU's memory that those are loaded into, and opened in if they are packed.
     pub kv_slot_bytes: u64,
     /// Bytes of keys and values that were loaded.
     pub kv_loaded_bytes: u64,

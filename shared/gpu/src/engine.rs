@@ -113,7 +113,9 @@ impl OpenedGpu {
     pub fn refused(&self, model: &ModelConfig, format: KvFormat) -> Result<Option<GpuPart>, EngineError> {
         let Some(device) = &self.device else { return Ok(None) };
         let fault = device.fault().map_or(Ok(()), |fault| Err(EngineError::from(fault)));
-        let Err(err) = fault.and_then(|()| GpuUse::check(model, format)) else { return Ok(None) };
+        let Err(err) = fault.and_then(|()| GpuUse::check(model, format, &GpuLayers::Fit)) else {
+            return Ok(None);
+        };
         if self.is_named {
             return Err(err);
         }

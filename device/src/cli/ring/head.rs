@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use baton_engine::engine::KvFormat;
-use baton_engine::{EngineOptions, GpuUse, Model, ModelConfig};
+use baton_engine::{EngineOptions, GpuLayers, GpuUse, Model, ModelConfig};
 use baton_gpu::OpenedGpu;
 use baton_plan::{Device, Gpu, Plan, SearchOptions, Workload};
 use clap::Args;
@@ -185,7 +185,7 @@ struct OnGpus {
 
 impl OnGpus {
     fn of(config: &ModelConfig, format: KvFormat) -> Self {
-        let compute = GpuUse::check(config, format).is_ok();
+        let compute = GpuUse::check(config, format, &GpuLayers::Fit).is_ok();
         // The head computes the logits.
         Self { compute, buffer_bytes: buffer_bytes(config.d_model, 0) }
     }

@@ -482,7 +482,7 @@ impl Backend for GpuBackend {
         let (places, t) = self.places(spans);
         let own = kv.layer(layer, spans, false);
         ops::append(self.dev(), &own, (&k.data, &v.data), (&places, t));
-        kv.written(layer, spans);
+        kv.written(self.dev(), layer, spans, (&places, t));
     }
 
     fn rotate_and_append(
@@ -505,7 +505,7 @@ impl Backend for GpuBackend {
         let tables = (cos, sin, table.pairs());
         let rows = (&q.data, &k.data, &v.data);
         ops::rope_append(self.dev(), style, &own, rows, tables, (&places, t, q.width / d_head));
-        kv.written(layer, spans);
+        kv.written(self.dev(), layer, spans, (&places, t));
     }
 
     fn attend(

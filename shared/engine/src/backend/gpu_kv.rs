@@ -2,10 +2,11 @@
 //!
 //! Each layer has one buffer for the keys and one for the values of all blocks, binary16. They are allocated
 //! when the engine is made, so that a cache that does not fit is noticed then. With offloading some layers
-//! have theirs in the host's memory ([`HostKv`]).
+//! have theirs in the host's memory ([`HostKv`]). If those are packed to fewer bits, keys and values of every
+//! layer are rounded as packing rounds them. So no bit depends on where a layer is.
 
 use baton_kernels_gpu::ops::{self, KvBuffers};
-use baton_kernels_gpu::{Device, GpuError};
+use baton_kernels_gpu::{Buffer, Device, GpuError, PackedKv};
 
 use super::SeqSpan;
 use super::cpu_kv::LayerKv;
@@ -22,6 +23,8 @@ pub(crate) struct GpuKv {
     /// For every layer of the model: the layer whose keys and values it uses, and an index. The index is that
     /// of the used layer's first head among the heads with keys and values of their own.
     sources: Vec<(usize, usize)>,
+    /// How they are rounded, if they are.
+    packed: Option<PackedKv>,
     /// The layers that are not in the GPU's memory.
     host: Option<HostKv>,
 }
@@ -35,7 +38,7 @@ impl GpuKv {
         device: &dyn Device,
         model: &[LayerKv],
         layers: &[usize],
-        n_blocks: usize,
+        (n_blocks, packed): (usize, Option<PackedKv>),
     ) -> Result<Self, GpuError> {
         let max = device.facts().binding_bytes;
         let mut own: Vec<Option<KvBuffers>> = vec![None; model.len()];
@@ -54,7 +57,7 @@ impl GpuKv {
             heads += if kv.source == layer { kv.n_kv_heads } else { 0 };
         }
         let sources = model.iter().map(|kv| (kv.source, first[kv.source])).collect();
-        device.fault().map_or(Ok(Self { layers: own, sources, host: None }), Err)
+        device.fault().map_or(Ok(Self { layers: own, sources, packed, host: None }), Err)
     }
 
     /// Adds layers whose keys and values are in the host's memory.
@@ -88,12 +91,21 @@ impl GpuKv {
         own.or_else(of_host).expect("a GPU runs only layers that its cache holds")
     }
 
-    /// To be called behind the kernel that writes a layer's new keys and values.
-    pub(crate) fn written(&self, layer: usize, spans: &[SeqSpan]) {
+    /// To be called behind the kernel that writes a layer's new keys and values to the slots of `places`.
+    pub(crate) fn written(
+        &self,
+        device: &dyn Device,
+        layer: usize,
+        spans: &[SeqSpan],
+        places: (&Buffer, usize),
+    ) {
+        if let (Some(how), Some(kv)) = (self.packed, &self.layers[layer]) {
+            ops::round_kv(device, how, kv, places);
+        }
         if let Some(host) = &self.host
             && let Some(place) = host.place(layer)
         {
-            host.save(place, spans);
+            host.save(place, spans, places);
         }
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use baton_kernels_cpu::KvFormat;
 use baton_kernels_gpu::ops::takes_heads_of;
-use baton_kernels_gpu::{Device, GpuError};
+use baton_kernels_gpu::{Device, GpuError, PackedKv};
 
 use super::segments::Lane;
 use super::{Engine, EngineError};
@@ -104,24 +104,43 @@ impl GpuLane {
 }
 
 impl GpuUse {
-    /// Checks that GPUs can compute layers of such a model, with keys and values in this format.
+    /// Checks that GPUs can compute layers of such a model, with keys and values in this format. Only with
+    /// offloading is that another than f16.
     ///
     /// # Errors
     /// [`EngineError::GpuRefused`] if they have no kernels for that.
-    pub fn check(config: &ModelConfig, format: KvFormat) -> Result<(), EngineError> {
+    pub fn check(config: &ModelConfig, format: KvFormat, layers: &GpuLayers) -> Result<(), EngineError> {
         let family = config.family.name;
         let refused = |reason: String| Err(EngineError::GpuRefused { reason });
         if config.recurrent.is_some() {
             return refused(format!("a {family} model has recurrent layers, which only the CPU computes"));
         }
-        if format != KvFormat::F16 {
-            return refused(format!("keys and values are {format}, and GPUs keep f16 only"));
+        let packed = PackedKv::of(format);
+        let offloads = matches!(layers, GpuLayers::Offloaded(_));
+        match packed {
+            None if format != KvFormat::F16 => {
+                return refused(format!(
+                    "keys and values are {format}, and GPUs have kernels for f16, q8 and q4"
+                ));
+            }
+            Some(_) if !offloads => {
+                return refused(format!(
+                    "keys and values are {format}, and a GPU keeps f16 unless it offloads"
+                ));
+            }
+            _ => {}
         }
-        let mut widths = (0..config.n_layers).map(|layer| config.heads_at(layer).width);
-        match widths.find(|width| !takes_heads_of(*width)) {
-            Some(width) => refused(format!("heads of {width} dimensions have no GPU kernel")),
-            None => Ok(()),
+        for width in (0..config.n_layers).map(|layer| config.heads_at(layer).width) {
+            if !takes_heads_of(width) {
+                return refused(format!("heads of {width} dimensions have no GPU kernel"));
+            }
+            if packed.is_some() && !PackedKv::takes_heads_of(width) {
+                return refused(format!(
+                    "heads of {width} dimensions, no multiple of 32, have no GPU kernel for {format}"
+                ));
+            }
         }
+        Ok(())
     }
 }
 

@@ -1,10 +1,13 @@
 //! Keys and values in the host's memory, for a GPU that computes their layers.
 //!
-//! Blocks have the same ids and the same layout as in the GPU's memory. A few slots of the GPU hold one layer
-//! each. When a layer is computed, the blocks that its queries see are loaded into its slot. Those of the
-//! next layer are loaded meanwhile. New keys and values are saved behind the kernel that writes them. A slot
-//! is used again when its saves are done. With three slots that is asked a layer later at the earliest (PIPO,
-//! section 3.1).
+//! Blocks have the same ids as in the GPU's memory, and the same layout in a slot as in the host's. A few
+//! slots of the GPU hold one layer each. When a layer is computed, the blocks that its queries see are loaded
+//! into its slot. Those of the next layer are loaded meanwhile. New keys and values are saved behind the
+//! kernel that writes them. A slot is used again when its saves are done. With three slots that is asked a
+//! layer later at the earliest (PIPO, section 3.1).
+//!
+//! In f16 attention reads the slot. Other formats are packed in slots and in the host's memory, and the layer
+//! that is computed has its blocks opened beside them ([`super::opened`]).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -12,10 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use baton_kernels_gpu::ops::KvBuffers;
-use baton_kernels_gpu::{Buffer, Device, Mark};
+use baton_kernels_gpu::{Buffer, Device, Mark, PackedKv};
 use memmap2::MmapMut;
 
 use super::loader::{Loader, Task, Ticket};
+use super::opened::Opened;
 use super::{OffloadError, OffloadStats, Pipeline};
 use crate::backend::SeqSpan;
 use crate::config::SlidingWindow;
@@ -33,8 +37,10 @@ pub(crate) struct HostLayer {
 }
 
 impl HostLayer {
-    fn block_bytes(&self) -> usize {
-        KvBuffers::block_bytes(self.heads, self.d) as usize
+    /// Returns the bytes of a block in each of the layer's stores.
+    fn block_bytes(&self, packed: Option<PackedKv>) -> usize {
+        let f16 = || KvBuffers::block_bytes(self.heads, self.d);
+        packed.map_or_else(f16, |how| how.block_bytes(self.heads, self.d)) as usize
     }
 
     /// Whether a query at `position` or later sees a key of the block that begins at `first`.
@@ -43,7 +49,8 @@ impl HostLayer {
     }
 }
 
-/// The keys, or the values, of all blocks of a layer. The system gives memory as they are written.
+/// The keys, or the values, of all blocks of a layer; or both if they are packed. The system gives memory as
+/// they are written.
 type Store = Arc<RwLock<MmapMut>>;
 
 /// How keys and values go to the host's memory and back.
@@ -53,6 +60,15 @@ pub(crate) struct HostKvOptions {
     /// Bytes that one thread moves at once.
     pub(crate) block_bytes: usize,
     pub(crate) n_blocks: usize,
+    /// How they are packed; `None` if they are kept in f16.
+    pub(crate) packed: Option<PackedKv>,
+}
+
+impl HostKvOptions {
+    /// Returns how many stores a layer has, and buffers a slot.
+    fn parts(&self) -> usize {
+        if self.packed.is_some() { 1 } else { 2 }
+    }
 }
 
 /// The keys and values of some layers.
@@ -62,13 +78,13 @@ pub(crate) struct HostKv {
     options: HostKvOptions,
     /// In the order of a pass.
     layers: Vec<HostLayer>,
-    /// Keys and values of each.
-    stores: Vec<[Store; 2]>,
+    /// Of each layer, as many as [`HostKvOptions::parts`].
+    stores: Vec<Vec<Store>>,
     state: Mutex<State>,
 }
 
-/// Keys and values in the GPU's memory, large enough for any layer.
-struct Slot([Buffer; 2]);
+/// Memory of the GPU for the stores of any layer.
+struct Slot(Vec<Buffer>);
 
 /// A layer in a slot.
 struct Held {
@@ -83,6 +99,8 @@ struct Held {
 struct State {
     free: Vec<Slot>,
     held: HashMap<usize, Held>,
+    /// Of packed layers, the one that is computed.
+    opened: Option<Opened>,
     stats: OffloadStats,
 }
 
@@ -115,27 +133,33 @@ impl HostKv {
         layers: Vec<HostLayer>,
         options: HostKvOptions,
     ) -> Result<Self, OffloadError> {
-        let bytes = |layer: &HostLayer| layer.block_bytes().saturating_mul(options.n_blocks);
+        let (packed, parts) = (options.packed, options.parts());
+        let bytes = |layer: &HostLayer| layer.block_bytes(packed).saturating_mul(options.n_blocks);
         let store = |layer| {
             let bytes = bytes(layer);
             let named = |err| OffloadError::HostMemory { bytes, err };
             Ok::<Store, OffloadError>(Arc::new(RwLock::new(MmapMut::map_anon(bytes).map_err(named)?)))
         };
-        let stores = layers.iter().map(|layer| Ok::<_, OffloadError>([store(layer)?, store(layer)?]));
-        let stores = stores.collect::<Result<Vec<[Store; 2]>, _>>()?;
+        let stores = layers.iter().map(|layer| (0..parts).map(|_| store(layer)).collect());
+        let stores = stores.collect::<Result<Vec<Vec<Store>>, _>>()?;
         let largest = layers.iter().map(bytes).max().unwrap_or(0) as u64;
         let slots = options.pipeline.kv_slots();
-        let slot = || Slot(std::array::from_fn(|_| device.alloc(largest)));
+        let slot = || Slot((0..parts).map(|_| device.alloc(largest)).collect());
         let free: Vec<Slot> = (0..slots).map(|_| slot()).collect();
+        let open = |how| {
+            let f16 = layers.iter().map(|layer| layer.block_bytes(None) * options.n_blocks);
+            Opened::new(&*device, how, f16.max().unwrap_or(0) as u64)
+        };
+        let opened = packed.map(open);
         if let Some(fault) = device.fault() {
             return Err(fault.into());
         }
         let stats = OffloadStats {
-            kv_host_bytes: layers.iter().map(|layer| 2 * bytes(layer) as u64).sum(),
-            kv_slot_bytes: slots * 2 * largest,
+            kv_host_bytes: layers.iter().map(|layer| (parts * bytes(layer)) as u64).sum(),
+            kv_slot_bytes: slots * parts as u64 * largest + opened.as_ref().map_or(0, Opened::bytes),
             ..OffloadStats::default()
         };
-        let state = Mutex::new(State { free, stats, ..State::default() });
+        let state = Mutex::new(State { free, opened, stats, ..State::default() });
         Ok(Self { device, loader, options, layers, stores, state })
     }
 
@@ -185,8 +209,19 @@ impl HostKv {
         }
         state.stats.waited += begun.elapsed();
         let HostLayer { heads, d, .. } = self.layers[place];
-        let Slot([keys, values]) = &held.slot;
-        KvBuffers { keys: keys.clone(), values: values.clone(), heads, d }
+        match (&mut state.opened, &held.slot.0[..]) {
+            (Some(opened), [packed]) => {
+                let needed = self.needed(place, spans, is_written);
+                opened.open(&*self.device, (place, heads, d), packed, needed)
+            }
+            (_, [keys, values]) => KvBuffers { keys: keys.clone(), values: values.clone(), heads, d },
+            (_, buffers) => unreachable!("a slot of {} buffers", buffers.len()),
+        }
+    }
+
+    /// Returns the bytes of a block in each store of the layer at `place`.
+    fn block_bytes(&self, place: usize) -> usize {
+        self.layers[place].block_bytes(self.options.packed)
     }
 
     /// Returns a slot: one that is free, or that of the layer which was used longest ago.
@@ -215,7 +250,8 @@ impl HostKv {
             let missing: Vec<u32> = needed.into_iter().filter(|block| !held.blocks.contains(block)).collect();
             if !missing.is_empty() {
                 held.blocks.extend(&missing);
-                state.stats.kv_loaded_bytes += 2 * (missing.len() * self.layers[place].block_bytes()) as u64;
+                let bytes = self.options.parts() * self.block_bytes(place);
+                state.stats.kv_loaded_bytes += (missing.len() * bytes) as u64;
                 held.loading.push(self.load(place, &held.slot, missing));
             }
         }
@@ -236,11 +272,11 @@ impl HostKv {
     }
 
     fn runs(&self, place: usize, blocks: Vec<u32>) -> Vec<Range<usize>> {
-        runs(blocks, (self.options.block_bytes / self.layers[place].block_bytes()).max(1))
+        runs(blocks, (self.options.block_bytes / self.block_bytes(place)).max(1))
     }
 
     fn load(&self, place: usize, slot: &Slot, blocks: Vec<u32>) -> Arc<Ticket> {
-        let bytes = self.layers[place].block_bytes();
+        let bytes = self.block_bytes(place);
         let after = self.device.mark();
         let mut tasks: Vec<Task> = Vec::new();
         for run in self.runs(place, blocks) {
@@ -257,8 +293,9 @@ impl HostKv {
         self.loader.begin(tasks)
     }
 
-    /// Begins to save the new keys and values of the layer at `place`, which a kernel has just written.
-    pub(crate) fn save(&self, place: usize, spans: &[SeqSpan]) {
+    /// Begins to save the new keys and values of the layer at `place`, which a kernel has just written to the
+    /// slots of `places`.
+    pub(crate) fn save(&self, place: usize, spans: &[SeqSpan], places: (&Buffer, usize)) {
         let state = &mut *self.state();
         let Some(held) = state.held.get_mut(&place) else { return };
         let mut blocks = Vec::new();
@@ -269,8 +306,12 @@ impl HostKv {
             blocks.extend(span.blocks[new].iter().map(|block| block.0));
         }
         held.blocks.extend(&blocks);
-        let bytes = self.layers[place].block_bytes();
-        state.stats.kv_saved_bytes += 2 * (blocks.len() * bytes) as u64;
+        if let Some(opened) = &mut state.opened {
+            let HostLayer { heads, d, .. } = self.layers[place];
+            opened.pack(&*self.device, (place, heads, d), places, (&held.slot.0[0], &blocks));
+        }
+        let bytes = self.block_bytes(place);
+        state.stats.kv_saved_bytes += (self.options.parts() * blocks.len() * bytes) as u64;
         let after = self.device.mark();
         let mut tasks: Vec<Task> = Vec::new();
         for run in self.runs(place, blocks) {
@@ -306,6 +347,9 @@ impl HostKv {
         let state = &mut *self.state();
         let slots: Vec<Slot> = state.held.drain().map(|(_, held)| self.give_up(held)).collect();
         state.free.extend(slots);
+        if let Some(opened) = &mut state.opened {
+            opened.close();
+        }
     }
 
     /// Copies a block in each layer.
@@ -315,7 +359,7 @@ impl HostKv {
         }
         self.flush();
         for (layer, stores) in self.layers.iter().zip(&self.stores) {
-            let bytes = layer.block_bytes();
+            let bytes = layer.block_bytes(self.options.packed);
             for store in stores {
                 let mut store = lock_all(store);
                 for copy in copies {
@@ -330,24 +374,42 @@ impl HostKv {
     /// model with so many heads. No slot is both read and written.
     pub(crate) fn keep(&self, moves: impl Fn(usize, usize) -> Vec<(usize, usize, usize)>) {
         self.flush();
-        for (HostLayer { layer, heads, d, .. }, [keys, values]) in self.layers.iter().zip(&self.stores) {
-            let (mut keys, mut values) = (lock_all(keys), lock_all(values));
+        for (HostLayer { layer, heads, d, .. }, stores) in self.layers.iter().zip(&self.stores) {
+            let mut stores: Vec<_> = stores.iter().map(lock_all).collect();
+            let shape = (*heads, *d);
             for (head, from, to) in moves(*layer, *heads) {
-                for pair in 0..d / 2 {
-                    let key = |slot: usize| {
-                        let row = (slot / BLOCK_TOKENS * heads + head) * d / 2 + pair;
-                        4 * (row * BLOCK_TOKENS + slot % BLOCK_TOKENS)
-                    };
-                    keys.copy_within(key(from)..key(from) + 4, key(to));
+                match (self.options.packed, &mut stores[..]) {
+                    (Some(how), [packed]) => {
+                        let words = |slot: usize| how.slot_words(shape, head, slot);
+                        words(from).zip(words(to)).for_each(|(from, to)| move_word(packed, from, to));
+                    }
+                    (_, [keys, values]) => keep_f16(keys, values, shape, (head, from, to)),
+                    (_, stores) => unreachable!("a layer of {} stores", stores.len()),
                 }
-                let value = |slot: usize| {
-                    let head = slot / BLOCK_TOKENS * heads + head;
-                    (head * BLOCK_TOKENS + slot % BLOCK_TOKENS) * 2 * d
-                };
-                values.copy_within(value(from)..value(from) + 2 * d, value(to));
             }
         }
     }
+}
+
+/// Copies a word to another place.
+fn move_word(bytes: &mut [u8], from: usize, to: usize) {
+    bytes.copy_within(4 * from..4 * from + 4, 4 * to);
+}
+
+/// Copies the key and the value of one token of one head.
+fn keep_f16(
+    keys: &mut [u8],
+    values: &mut [u8],
+    (heads, d): (usize, usize),
+    (head, from, to): (usize, usize, usize),
+) {
+    let head_of = |slot: usize| slot / BLOCK_TOKENS * heads + head;
+    for pair in 0..d / 2 {
+        let key = |slot: usize| (head_of(slot) * d / 2 + pair) * BLOCK_TOKENS + slot % BLOCK_TOKENS;
+        move_word(keys, key(from), key(to));
+    }
+    let value = |slot: usize| (head_of(slot) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * 2 * d;
+    values.copy_within(value(from)..value(from) + 2 * d, value(to));
 }
 
 /// Brings bytes of the GPU's memory to the same place of the host's.
@@ -389,13 +451,17 @@ mod tests {
 
     use crate::kv::pool::BlockId;
 
+    fn options(n_blocks: usize) -> HostKvOptions {
+        HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks, packed: None }
+    }
+
     #[test]
     fn a_layer_is_entered_while_the_one_before_is_saved() {
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(None));
         let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
         let layers = (0..4).map(|layer| HostLayer { layer, heads: 1, d: 32, window: None }).collect();
-        let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks: 4 };
-        let kv = HostKv::new(device, Arc::clone(&loader), layers, options).unwrap();
+        let kv = HostKv::new(Arc::clone(&device), Arc::clone(&loader), layers, options(4)).unwrap();
+        let none = (&device.alloc(4), 0);
         // The first tokens of a sequence: nothing is loaded.
         let spans = [SeqSpan { rows: 0..3, start: 0, evicted: 0, cached: 0, blocks: vec![BlockId(0)] }];
         kv.enter(0, &spans, false);
@@ -408,12 +474,12 @@ mod tests {
             Ok(Vec::new())
         });
         let held = loader.begin(vec![task]);
-        kv.save(0, &spans);
+        kv.save(0, &spans, none);
         kv.enter(1, &spans, false);
         assert!(!is_stuck.load(Ordering::SeqCst), "the second layer waited for the save of the first");
         go_on.send(()).unwrap();
         held.settle().unwrap();
-        kv.save(1, &spans);
+        kv.save(1, &spans, none);
         // Two layers later the slot is used again.
         kv.enter(2, &spans, false);
         let places = |kv: &HostKv| {
@@ -432,8 +498,7 @@ mod tests {
         let loader = Arc::new(Loader::start(NonZeroUsize::MIN).unwrap());
         for n_blocks in [1 << 40, usize::MAX] {
             let layers = vec![HostLayer { layer: 0, heads: 8, d: 128, window: None }];
-            let options = HostKvOptions { pipeline: Pipeline::Performance, block_bytes: 1 << 20, n_blocks };
-            let made = HostKv::new(Arc::clone(&device), Arc::clone(&loader), layers, options);
+            let made = HostKv::new(Arc::clone(&device), Arc::clone(&loader), layers, options(n_blocks));
             assert!(matches!(made, Err(OffloadError::HostMemory { .. })), "{n_blocks} blocks: {made:?}");
         }
     }

@@ -5,7 +5,7 @@
 //! counted in bytes that move for a pass:
 //! - A weight that does not stay is loaded once for each pass.
 //! - Keys and values in the host's memory are loaded as far as the context is used, say half of it. They need
-//!   slots for a few layers only.
+//!   slots for a few layers only, and packed ones need memory to be opened in.
 //!
 //! So weights come first, unless the host has no memory for keys and values. What remains takes the keys and
 //! values of some layers. The projection to logits takes room that weights could have. It stays if it can, or
@@ -21,6 +21,17 @@ const CONTEXT_USED_PERCENT: u64 = 50;
 /// Experts that have slots at least: one is computed while another is loaded.
 const EXPERT_SLOTS_MIN: u64 = 2;
 
+/// Bytes of keys and values.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct KvSizes {
+    /// In the GPU's memory, of each layer that has its own.
+    pub(crate) on_gpu: Vec<u64>,
+    /// Of the same layers in the host's memory, or in a slot.
+    pub(crate) on_host: Vec<u64>,
+    /// Of the memory that packed layers are opened in; 0 if they are not packed.
+    pub(crate) opened: u64,
+}
+
 /// What is placed, in bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sizes {
@@ -33,8 +44,8 @@ pub(super) struct Sizes {
     /// Experts of all layers, and those among them that a token uses.
     pub(super) experts: u64,
     pub(super) experts_used: u64,
-    /// Keys and values of each layer that has its own.
-    pub(super) kv: Vec<u64>,
+    /// Keys and values.
+    pub(super) kv: KvSizes,
     /// The projection to logits; `None` if the CPU computes it anyway.
     pub(super) output: Option<u64>,
     /// Weights that the host's memory holds at most; `None` if it holds all.
@@ -50,7 +61,7 @@ pub(crate) struct Placement {
     /// Slots of units and of small units, 0 if all stay.
     pub(crate) slots: [u64; 2],
     pub(crate) expert_slots: u64,
-    /// Layers of [`Sizes::kv`] whose keys and values stay in the GPU's memory.
+    /// Layers of [`KvSizes`] whose keys and values stay in the GPU's memory.
     pub(crate) kv_stays: Vec<bool>,
     /// Slots of a layer's keys and values, 0 if all stay.
     pub(crate) kv_slots: u64,
@@ -97,7 +108,7 @@ impl Sizes {
 
     /// Returns the bytes that a placement needs at least.
     fn least(&self, pipeline: Pipeline, options: &Offload, host_has_room: bool) -> u64 {
-        let all: u64 = self.kv.iter().sum();
+        let all: u64 = self.kv.on_gpu.iter().sum();
         let kv = match options.kv {
             KvHome::Gpu => all,
             KvHome::Host => self.kv_slots_bytes(pipeline),
@@ -116,13 +127,13 @@ impl Sizes {
     }
 
     fn kv_slots_bytes(&self, pipeline: Pipeline) -> u64 {
-        pipeline.kv_slots() * self.kv.iter().max().unwrap_or(&0)
+        pipeline.kv_slots() * self.kv.on_host.iter().max().unwrap_or(&0) + self.kv.opened
     }
 
     /// Places units, with all keys and values on the GPU or as many as possible in the host's memory. `None`
     /// if there is no room.
     fn with_kv(&self, room: u64, pipeline: Pipeline, options: &Offload, host: bool) -> Option<Placement> {
-        let all_kv: u64 = self.kv.iter().sum();
+        let all_kv: u64 = self.kv.on_gpu.iter().sum();
         let (kv, kv_slots) =
             if host { (self.kv_slots_bytes(pipeline), pipeline.kv_slots()) } else { (all_kv, 0) };
         let room = room.checked_sub(kv)?;
@@ -144,7 +155,7 @@ impl Sizes {
         let rest = rest - expert_slots * self.expert_slot;
         // With a stated home nothing else is tried.
         let fills = host && everything && options.kv == KvHome::Automatic;
-        let kv_stays = if fills { choose(&self.kv, rest) } else { vec![!host; self.kv.len()] };
+        let kv_stays = if fills { choose(&self.kv.on_gpu, rest) } else { vec![!host; self.kv.on_gpu.len()] };
         Some(Placement { pipeline, stays, slots, expert_slots, kv_stays, kv_slots, output: false })
     }
 
@@ -159,7 +170,7 @@ impl Sizes {
         let elsewhere = u128::from(self.experts - placed.expert_slots) * u128::from(self.expert_slot);
         let used = elsewhere * u128::from(self.experts_used);
         let experts = used.checked_div(u128::from(self.experts)).unwrap_or(0) as u64;
-        let on_host = self.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| !**stays);
+        let on_host = self.kv.on_host.iter().zip(&placed.kv_stays).filter(|(_, stays)| !**stays);
         let kv: u64 = on_host.map(|(size, _)| size).sum();
         weights + experts + kv * CONTEXT_USED_PERCENT / 100
     }
@@ -267,12 +278,17 @@ mod tests {
         }
     }
 
+    /// Keys and values that are not packed.
+    fn f16(sizes: Vec<u64>) -> KvSizes {
+        KvSizes { on_host: sizes.clone(), on_gpu: sizes, opened: 0 }
+    }
+
     /// Eight layers of two units each.
     fn sizes() -> Sizes {
         Sizes {
             units: vec![100; 16],
             slots: [100, 0],
-            kv: vec![50; 8],
+            kv: f16(vec![50; 8]),
             output: Some(200),
             ..Sizes::default()
         }
@@ -303,6 +319,23 @@ mod tests {
         let on_gpu = sizes().place(200 + 400 + 150 + 300, &Offload::default(), false).expect("there is room");
         assert_eq!((on_gpu.kv_stays, on_gpu.kv_slots), (vec![true; 8], 0));
         assert_eq!(on_gpu.stays.iter().filter(|stays| **stays).count(), 0);
+    }
+
+    #[test]
+    fn packed_keys_and_values_take_less_of_the_slots_and_of_the_transfer() {
+        let packed = KvSizes { on_host: vec![20; 8], opened: 50, ..f16(vec![50; 8]) };
+        let packed = Sizes { kv: packed, output: None, ..sizes() };
+        let host = Offload { kv: KvHome::Host, ..Offload::default() };
+        let least = 4 * 100 + 3 * 20 + 50;
+        let tight = packed.place(least, &host, true).expect("there is room");
+        assert_eq!((tight.pipeline, tight.kv_stays.as_slice()), (Pipeline::Performance, &[false; 8][..]));
+        assert_eq!(packed.place(2 * 100 + 2 * 20 + 50 - 1, &host, true), Err(2 * 100 + 2 * 20 + 50));
+        // What moves for a token: no weight stays, and half of the packed context is loaded.
+        assert_eq!(packed.moved(&tight), 1600 + 8 * 20 / 2);
+        // What stays is not packed: all weights, slots, and the layers that the rest of the room holds.
+        let some =
+            packed.place(1600 + 3 * 20 + 50 + 2 * 50, &Offload::default(), true).expect("there is room");
+        assert_eq!((some.kv_slots, some.kv_stays.iter().filter(|stays| **stays).count()), (3, 2));
     }
 
     #[test]
@@ -396,13 +429,15 @@ mod tests {
         #[test]
         fn a_placement_never_exceeds_the_room(
             units in prop::collection::vec(1u64..1000, 1..40),
-            kv in prop::collection::vec(1u64..300, 1..12),
+            (kv, opened) in (prop::collection::vec((1u64..300, 1u64..300), 1..12), 0u64..300),
             (expert_slot, experts) in (0u64..200, 0u64..30),
             output in prop::option::of(1u64..500),
             (small, room) in (0u64..300, 0u64..40_000),
         ) {
             let slots = [*units.iter().max().unwrap(), small];
             let experts = if expert_slot > 0 { experts } else { 0 };
+            let (on_gpu, on_host) = kv.into_iter().unzip();
+            let kv = KvSizes { on_gpu, on_host, opened };
             let sizes = Sizes {
                 units, slots, expert_slot, experts, experts_used: experts / 2, kv, output, in_memory: None,
             };
@@ -410,10 +445,11 @@ mod tests {
             for (host_has_room, options) in [(true, Offload::default()), (false, measured)] {
                 let Ok(placed) = sizes.place(room, &options, host_has_room) else { continue };
                 let kv_kept: u64 =
-                    sizes.kv.iter().zip(&placed.kv_stays).filter(|(_, stays)| **stays).map(|(n, _)| n).sum();
+                    sizes.kv.on_gpu.iter().zip(&placed.kv_stays).filter(|(_, stays)| **stays).map(|(n, _)| n).sum();
                 let used = sizes.kept(&placed.stays) + sizes.bytes_of(placed.slots)
                     + placed.expert_slots * expert_slot
-                    + kv_kept + placed.kv_slots * sizes.kv.iter().max().unwrap()
+                    + kv_kept + placed.kv_slots * sizes.kv.on_host.iter().max().unwrap()
+                    + if placed.kv_slots > 0 { opened } else { 0 }
                     + if placed.output { output.unwrap() } else { 0 };
                 prop_assert!(used <= room, "{used} of {room}: {placed:?}");
                 prop_assert!(placed.stays.iter().all(|stays| *stays) || placed.slots[0] > 0);

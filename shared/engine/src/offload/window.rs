@@ -9,7 +9,7 @@ use baton_kernels_gpu::{Device, DeviceMatrix};
 
 use super::blocks::{Block, From};
 use super::loader::{Loader, Task, Ticket};
-use super::placement::{Placement, Sizes};
+use super::placement::{KvSizes, Placement, Sizes};
 use super::slots::{Slot, SlotShape};
 use super::units::Unit;
 use super::{Offload, OffloadError, OffloadStats, Pipeline};
@@ -81,15 +81,15 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// Chooses what stays within `room` bytes. There are the weights of these layers, and keys and values
-    /// (bytes by layer that has its own). There may be the projection to logits.
+    /// Chooses what stays within `room` bytes. There are the weights of these layers, and keys and values.
+    /// There may be the projection to logits.
     ///
     /// # Errors
     /// [`OffloadError::NoRoom`], [`OffloadError::Weights`].
     pub(crate) fn new(
         model: &Model,
         device: &dyn Device,
-        (layers, kv, output): (&[usize], &[u64], Option<u64>),
+        (layers, kv, output): (&[usize], KvSizes, Option<u64>),
         options: &Offload,
         room: u64,
     ) -> Result<Self, OffloadError> {
@@ -105,7 +105,7 @@ impl Planned {
             expert_slot: shapes.experts.bytes(),
             experts,
             experts_used,
-            kv: kv.to_vec(),
+            kv,
             output,
             in_memory,
         };

@@ -10,6 +10,7 @@ mod invariance;
 mod layers;
 mod mixtures;
 mod offload;
+mod packed;
 mod pieces;
 mod recurrent;
 mod reference;

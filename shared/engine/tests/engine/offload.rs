@@ -22,11 +22,12 @@ use baton_synthetic::{SyntheticExperts, SyntheticModel};
 use crate::invariance::check_ways_of_a_prefix;
 use crate::{all_logits, assert_same_bits, engine, family, open, prompt};
 
-const PIPELINES: [Pipeline; 3] = [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous];
+pub(crate) const PIPELINES: [Pipeline; 3] =
+    [Pipeline::Performance, Pipeline::MemoryEfficient, Pipeline::Synchronous];
 
 fn ignore(_: &GpuLoss) {}
 
-fn on(device: Arc<dyn Device>, layers: GpuLayers) -> EngineOptions {
+pub(crate) fn on(device: Arc<dyn Device>, layers: GpuLayers) -> EngineOptions {
     let gpu = Some(GpuUse { device, layers, on_loss: ignore });
     EngineOptions { gpu, kv_tokens: 128, ..EngineOptions::default() }
 }
@@ -36,7 +37,7 @@ fn offloaded(options: Offload) -> EngineOptions {
 }
 
 /// Devices that load in the order of the calls, as early as they may, and as late as they may.
-fn devices() -> [Arc<dyn Device>; 3] {
+pub(crate) fn devices() -> [Arc<dyn Device>; 3] {
     let [early, late] = Loads::ALL.map(|loads| Arc::new(LateDevice::new(None, loads)));
     [Arc::new(HostDevice::new(None)), early, late]
 }
@@ -61,7 +62,7 @@ fn rates(cpu: u64) -> MoveRates {
     MoveRates { to_gpu, gpu: rate(1 << 40), cpu: rate(cpu), disk, loads_beside: true }
 }
 
-fn stats(engine: &Engine) -> OffloadStats {
+pub(crate) fn stats(engine: &Engine) -> OffloadStats {
     engine.offload_stats().expect("the GPU has not failed")
 }
 
@@ -285,7 +286,7 @@ fn deep(experts: Option<SyntheticExperts>) -> Arc<Model> {
 }
 
 /// The free memory that the device must have so that `share` of the layers' weights stay.
-fn budget(model: &Arc<Model>, share: f64) -> u64 {
+pub(crate) fn budget(model: &Arc<Model>, share: f64) -> u64 {
     let device = Arc::new(HostDevice::new(None));
     let options = Offload { pipeline: Pipeline::Performance, kv: KvHome::Gpu, ..Offload::default() };
     let all = Offload { resident_bytes: Some(0), ..options.clone() };

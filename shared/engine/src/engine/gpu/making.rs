@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_kernels_cpu::KvFormat;
-use baton_kernels_gpu::GpuError;
+use baton_kernels_gpu::{GpuError, PackedKv};
 
 use super::needs::{Beside, Needs, StepSize, is_undivided};
 use super::{EngineError, GpuLane, GpuLayers, GpuUse};
@@ -15,7 +15,7 @@ use crate::config::SlidingWindow;
 use crate::engine::segments::Lane;
 use crate::model::Model;
 use crate::offload::{
-    HostKv, HostKvOptions, HostLayer, Loader, Offload, OffloadError, Offloaded, Placement, Planned,
+    HostKv, HostKvOptions, HostLayer, KvSizes, Loader, Offload, OffloadError, Offloaded, Placement, Planned,
 };
 
 /// How often an engine tries again with less after its GPU had no room.
@@ -77,7 +77,7 @@ impl Making<'_> {
         if matches!(&self.gpu.layers, GpuLayers::Only(chosen) if chosen.is_empty()) {
             return Ok(None);
         }
-        GpuUse::check(self.model.config(), self.format)?;
+        GpuUse::check(self.model.config(), self.format, &self.gpu.layers)?;
         let device = &*self.gpu.device;
         loop {
             if let Some(fault) = device.fault().filter(|_| !device.recover()) {
@@ -147,7 +147,7 @@ impl Making<'_> {
             })?;
             return Ok(Some(GpuLane { lane, layers, output, offloaded: Some(offloaded), left: None }));
         }
-        let kv = GpuKv::new(&*self.gpu.device, self.kv, chosen, self.n_blocks)?;
+        let kv = GpuKv::new(&*self.gpu.device, self.kv, chosen, (self.n_blocks, None))?;
         let backend = GpuBackend::new(Arc::clone(&self.gpu.device));
         let output = self.gpu.layers == GpuLayers::Fit;
         let left = if output { needs.left(chosen, output, free) } else { None };
@@ -165,11 +165,12 @@ impl Making<'_> {
         let Self { model, kv, n_blocks, .. } = *self;
         let device = &self.gpu.device;
         let own: Vec<usize> = layers.iter().copied().filter(|layer| kv[*layer].source == *layer).collect();
-        let sizes: Vec<u64> = own.iter().map(|layer| needs.cache[*layer]).collect();
+        let packed = PackedKv::of(self.format);
         let ends = layers.last().is_some_and(|layer| layer + 1 == model.config().n_layers);
         let logits = matches!(self.gpu.layers, GpuLayers::Offloaded(_));
         let output = (ends && logits).then_some(needs.output);
-        let planned = Planned::new(model, &**device, (layers, &sizes, output), options, room)?;
+        let planned =
+            Planned::new(model, &**device, (layers, self.kv_sizes(&own, packed), output), options, room)?;
         let Placement { kv_stays, pipeline, output, .. } = planned.placement().clone();
         let loader = Arc::new(Loader::start(options.threads).map_err(OffloadError::Threads)?);
         let split = own.iter().zip(&kv_stays);
@@ -177,9 +178,10 @@ impl Making<'_> {
             split.clone().filter(|(_, stays)| **stays).map(|(layer, _)| *layer).collect();
         let on_host: Vec<HostLayer> =
             split.filter(|(_, stays)| !**stays).map(|(layer, _)| self.host_layer(*layer)).collect();
-        let mut cache = GpuKv::new(&**device, kv, &on_gpu, n_blocks)?;
+        let mut cache = GpuKv::new(&**device, kv, &on_gpu, (n_blocks, packed))?;
         if !on_host.is_empty() {
-            let options = HostKvOptions { pipeline, block_bytes: options.block_bytes.get(), n_blocks };
+            let block_bytes = options.block_bytes.get();
+            let options = HostKvOptions { pipeline, block_bytes, n_blocks, packed };
             cache = cache.with_host(HostKv::new(Arc::clone(device), Arc::clone(&loader), on_host, options)?);
         }
         let backend = GpuBackend::new(Arc::clone(device));
@@ -188,6 +190,18 @@ impl Making<'_> {
             Arc::new(Offloaded::new(Arc::clone(model), device, matrices, (loader, options), planned)?);
         backend.set_loads(Arc::clone(&offloaded) as _);
         Ok((Lane { backend, kv: cache }, offloaded, output))
+    }
+
+    /// Returns the bytes of keys and values of these layers, on the GPU and in the host's memory.
+    fn kv_sizes(&self, layers: &[usize], packed: Option<PackedKv>) -> KvSizes {
+        let on_gpu: Vec<u64> =
+            layers.iter().map(|layer| GpuKv::layer_bytes(&self.kv[*layer], self.n_blocks)).collect();
+        let Some(how) = packed else { return KvSizes { on_host: on_gpu.clone(), on_gpu, opened: 0 } };
+        let on_host = layers.iter().map(|layer| {
+            let LayerKv { n_kv_heads, d_head, .. } = self.kv[*layer];
+            how.block_bytes(n_kv_heads, d_head) * self.n_blocks as u64
+        });
+        KvSizes { on_host: on_host.collect(), opened: on_gpu.iter().copied().max().unwrap_or(0), on_gpu }
     }
 
     fn host_layer(&self, layer: usize) -> HostLayer {

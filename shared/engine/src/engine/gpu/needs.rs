@@ -50,7 +50,7 @@ pub(super) struct Needs {
     /// By layer: what sizes of these are rounded up by, if experts stay and if they are loaded.
     rounding: [Vec<u64>; 2],
     /// By layer: keys and values.
-    pub(super) cache: Vec<u64>,
+    cache: Vec<u64>,
     /// The projection to logits.
     pub(super) output: u64,
     /// Norms and biases of a layer, those of experts included.
