@@ -50,6 +50,9 @@ pub(super) struct ProfileArgs {
     offload: bool,
     #[command(flatten)]
     how: OffloadHow,
+    /// Number format of keys and values with --offload: f32, f16, q8 or q4
+    #[arg(long, default_value_t, value_name = "FORMAT")]
+    kv: KvFormat,
     /// Memory for weights with --offload: auto, all or a size like 2GB
     #[arg(long, default_value = "auto", env = "BATON_MEMORY", value_name = "SIZE")]
     memory: MemoryFor,
@@ -74,10 +77,10 @@ pub(super) async fn run(args: ProfileArgs) -> anyhow::Result<()> {
     });
     let (measured, origin) = work.await.context("measure this device")??;
     let gpus = gpu::with_others(measured.gpu.clone(), &opened);
-    let (how, memory) = (args.how, args.memory);
+    let (how, held) = (args.how, (args.memory, args.kv));
     let offload = if args.offload {
         let (kept, opened) = (measured.clone(), opened.offloading(Some(how.offload())));
-        let work = tokio::task::spawn_blocking(move || offloaded(&model, memory, opened, &kept));
+        let work = tokio::task::spawn_blocking(move || offloaded(&model, held, opened, &kept));
         Some(work.await.context("place the model")??)
     } else {
         None
@@ -101,11 +104,10 @@ fn speeds(profile: &Profile) -> Speeds {
 /// Opens the model as `baton ask --gpu-offload` does, and returns what stays where.
 fn offloaded(
     path: &Path,
-    memory: MemoryFor,
+    (memory, kv_format): (MemoryFor, KvFormat),
     gpu: OpenedGpu,
     measured: &Profile,
 ) -> anyhow::Result<OffloadProfile> {
-    let kv_format = KvFormat::default();
     let kv_tokens = Held::of(path, memory, kv_format, None)?.tokens;
     let shape = shape_of(path, kv_format)?;
     let share = Share {

@@ -307,6 +307,22 @@ mod tests {
     }
 
     #[test]
+    fn with_offloading_keys_and_values_may_have_fewer_bits() {
+        let model = model("llama");
+        let make = |kv| {
+            let gpu = gpu(None, true).offloading(Some(Offload::default()));
+            gpu.engine(Arc::clone(&model), options(kv), never)
+        };
+        for kv in [KvFormat::Q8, KvFormat::Q4] {
+            let (engine, part) = make(kv).unwrap();
+            assert!(matches!(part, GpuPart::Layers { layers: 2, of: 2, logits: true, .. }), "{kv}: {part:?}");
+            assert_eq!(engine.gpu_layers(), [0, 1], "{kv}");
+        }
+        let err = make(KvFormat::F32).unwrap_err();
+        assert!(matches!(err, EngineError::GpuRefused { .. }), "{err}");
+    }
+
+    #[test]
     fn a_ring_is_told_before_its_plan_what_a_gpu_cannot_compute() {
         let (llama, recurrent) = (model("llama"), model("qwen35"));
         let refused = |gpu: &OpenedGpu, model: &Model, kv| gpu.refused(model.config(), kv);

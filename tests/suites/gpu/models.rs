@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use baton_e2e::clients::fetched_models;
 use baton_e2e::pair::demo_model;
+use baton_engine::engine::KvFormat;
 use baton_engine::gguf::Gguf;
-use baton_engine::{Adapter, GpuLayers, Model, Offload, StepSeq, Wanted};
+use baton_engine::{Adapter, EngineOptions, GpuLayers, KvHome, Model, Offload, StepSeq, Wanted};
 use baton_kernels_cpu::Format;
 use baton_synthetic::SyntheticAdapter;
 
@@ -82,6 +83,29 @@ fn weights_that_are_loaded_for_each_pass_change_no_bit() {
         assert_eq!(own_text, text, "{family}");
         let stats = own.offload_stats().expect("the GPU has not failed");
         assert!(stats.loaded_bytes > stats.weight_bytes, "{family}: {stats:?}");
+    }
+}
+
+#[test]
+fn keys_and_values_of_fewer_bits_have_the_same_bits_in_the_host_s_memory() {
+    let Some(device) = device() else { return };
+    for (family, experts) in [("llama", false), ("gemma3", false), ("qwen3moe", true)] {
+        let (model, ids) = (synthetic(family, Format::Q8_0, experts), prompt(8, 70, 256));
+        for format in [KvFormat::Q8, KvFormat::Q4] {
+            let run = |kv| {
+                let offload = GpuLayers::Offloaded(Offload { kv, ..Offload::default() });
+                let options = EngineOptions { kv_format: format, ..on(&device, offload, 512) };
+                let mut own = engine(&model, options);
+                let found = written(&mut own, &ids, 12);
+                (found, own.offload_stats().expect("the GPU has not failed"))
+            };
+            let ((want, text), _) = run(KvHome::Gpu);
+            let ((have, own_text), stats) = run(KvHome::Host);
+            assert_same_bits(&have, &want, &format!("{family} {format}"));
+            assert_eq!(own_text, text, "{family} {format}");
+            let bytes = (model.config().kv_token_bytes(format) * 512) as u64;
+            assert_eq!((stats.kv_resident_bytes, stats.kv_host_bytes), (0, bytes), "{family} {format}");
+        }
     }
 }
 
