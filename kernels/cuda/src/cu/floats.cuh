@@ -114,10 +114,10 @@ DEVICE void matvec_float(const u32* __restrict__ w, const float* __restrict__ x,
         name(const u32* w, const u32* routes, const float* x, float* out, u32 rows, u32 cols, u32 pairs,     \
              u32 used, u32 each, u32 at, u32 first, u32 held, u32 stride) {                                  \
         follow();                                                                                            \
-        ChosenPair pair = chosen_pair(routes, pairs, each, at, first);                                       \
+        ChosenPair pair = chosen_pair(routes, pairs, used, each, at, first);                                 \
         if (pair.matrix >= held) return;                                                                     \
-        matvec_float<format, 1u>(w + (u64)pair.matrix * stride, x + (u64)(pair.number / used) * cols,        \
-                                 out + (u64)pair.number * rows, rows, cols, 1u, 0u, rows, 0u);               \
+        matvec_float<format, 1u>(w + (u64)pair.matrix * stride, x, out, rows, cols, pairs, pair.slot * rows, \
+                                 used * rows, pair.token);                                                   \
     }
 
 // Tiles of 64 weight rows and 64 tokens; a thread has four of each.

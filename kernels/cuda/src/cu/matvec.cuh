@@ -23,6 +23,10 @@ struct MatVecArgs {
     u32 cols, t, row_first, stride, mode;
     // The first activation row of the workgroup.
     u32 first_token;
+    // Whether output rows are those of pairs, and the workgroup has one.
+    bool by_pair;
+    // Where the matrix begins among the bytes of weights.
+    u64 base;
 };
 
 // The weight rows of a workgroup: of one matrix, or in turns of a gate and of what it gates.
@@ -65,6 +69,7 @@ DEVICE void put(const MatVecArgs& args, const Slots& slots, u32 slot, u32 token,
     float* out = slots.matrix == 0 ? args.out[0] : slots.matrix == 1u ? args.out[1] : args.out[2];
     u64 at = slots.matrix == 0 ? (u64)token * args.stride + args.row_first + row
                                : (u64)token * slots.rows + row;
+    if (args.by_pair) at = (u64)blockIdx.z * slots.rows + row;
     if (args.mode == ADDED) y = add(out[at], y);
     if (args.mode == SWIGLU) y = Swiglu::apply(y, other);
     if (args.mode == GEGLU) y = Geglu::apply(y, other);
@@ -105,7 +110,7 @@ DEVICE void matvec_short(const MatVecArgs& args) {
 #pragma unroll
     for (u32 r = 0; r < MATVEC_ROWS; r++) {
         weights[r] = slots.weights(first_slot + r);
-        starts[r] = (u64)slots.row(first_slot + r) * blocks * F::BYTES;
+        starts[r] = args.base + (u64)slots.row(first_slot + r) * blocks * F::BYTES;
         if (lane < blocks) F::load(weights[r], starts[r] + lane * F::BYTES, next[r]);
     }
     wait_for_earlier();
@@ -186,7 +191,7 @@ DEVICE void matvec_long(const MatVecArgs& args) {
     typename F::Raw next[S::ROWS];
 #pragma unroll
     for (u32 j = 0; j < S::ROWS; j++) {
-        u64 start = (u64)slots.row(j * S::TURNS) * blocks * F::BYTES;
+        u64 start = args.base + (u64)slots.row(j * S::TURNS) * blocks * F::BYTES;
         if (mine < blocks) F::load(slots.weights(j * S::TURNS), start + mine * F::BYTES, u, next[j]);
     }
     wait_for_earlier();
@@ -201,7 +206,7 @@ DEVICE void matvec_long(const MatVecArgs& args) {
             for (u32 j = 0; j < S::ROWS; j++) {
                 raw[j] = next[j];
                 u32 slot = j * S::TURNS + h_next;
-                u64 start = (u64)slots.row(slot) * blocks * F::BYTES;
+                u64 start = args.base + (u64)slots.row(slot) * blocks * F::BYTES;
                 if (b_next < blocks) F::load(slots.weights(slot), start + (u64)b_next * F::BYTES, u, next[j]);
             }
             if (b < blocks) {
@@ -424,7 +429,6 @@ DEVICE void matvec_staged(const MatVecArgs& args, u32* memory) {
 // Which variant takes a product: `staged` is nonzero if the launch has the memory for the staged one.
 template <class F, u32 TOKENS>
 struct Long {
-    static const u32 BLOCK = 256u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
         matvec_long<F, TOKENS>(args);
     }
@@ -432,7 +436,6 @@ struct Long {
 #if defined(BATON_COPIES)
 template <class F>
 struct Long<F, 1u> {
-    static const u32 BLOCK = 256u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32 is_staged, u32* memory) {
         if (is_staged != 0) matvec_staged<F>(args, memory);
         else matvec_long<F, 1u>(args);
@@ -441,7 +444,6 @@ struct Long<F, 1u> {
 #endif
 template <class F, u32 TOKENS>
 struct Short {
-    static const u32 BLOCK = 32u;
     static __device__ __forceinline__ void run(const MatVecArgs& args, u32, u32*) {
         matvec_short<F, TOKENS>(args);
     }
@@ -462,7 +464,7 @@ struct Short {
         DYNAMIC_SHARED(memory);                                                                              \
         let_next_begin();                                                                                    \
         MatVecArgs args = {{w0, w1, w2}, q, scale, sums, {out0, out1, out2}, {rows0, rows1, rows2},          \
-                           cols, t, row_first, stride, mode, blockIdx.z * tokens};                           \
+                           cols, t, row_first, stride, mode, blockIdx.z * tokens, false, 0u};                \
         kind<format, tokens>::run(args, staged, memory);                                                     \
     }
 
@@ -472,13 +474,9 @@ struct Short {
         name(const u32* w, const u32* routes, const u32* q, const float* scale, const i32* sums, float* out, \
              u32 rows, u32 cols, u32 pairs, u32 used, u32 each, u32 at, u32 first, u32 held, u32 stride) {   \
         follow();                                                                                            \
-        ChosenPair pair = chosen_pair(routes, pairs, each, at, first);                                       \
+        ChosenPair pair = chosen_pair(routes, pairs, used, each, at, first);                                 \
         if (pair.matrix >= held) return;                                                                     \
-        u64 token = pair.number / used, place = token * cols;                                                \
-        typedef kind<format, 1u> Product;                                                                    \
-        MatVecArgs args = {{w + (u64)pair.matrix * stride, 0, 0}, q + place / 4u,                            \
-                           scale + place / Product::BLOCK, sums + place / 16u,                               \
-                           {out + (u64)pair.number * rows, 0, 0}, {rows, 0, 0},                              \
-                           cols, 1u, 0u, rows, SET, 0u};                                                     \
-        Product::run(args, 0u, 0);                                                                           \
+        MatVecArgs args = {{w, 0, 0}, q, scale, sums, {out, 0, 0}, {rows, 0, 0},                             \
+                           cols, pairs, 0u, 0u, SET, pair.token, true, 4u * (u64)pair.matrix * stride};      \
+        kind<format, 1u>::run(args, 0u, 0);                                                                  \
     }

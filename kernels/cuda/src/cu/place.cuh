@@ -20,15 +20,18 @@ DEVICE MatVecPlace matvec_place(u32 first_token) {
     return {threadIdx.x % WARP, warp, row, first_token};
 }
 
-// A pair of a token and a chosen expert, and its matrix among those of a buffer, if it is one of them.
+// A pair: a token, and which of its chosen experts; and the number of its matrix among those of a buffer,
+// which may not have it.
 struct ChosenPair {
-    u32 number;
+    u32 token;
+    u32 slot;
     u32 matrix;
 };
 
-DEVICE ChosenPair chosen_pair(const u32* routes, u32 pairs, u32 each, u32 at, u32 first) {
-    u32 number = blockIdx.z;
-    return {number, number < pairs ? routes[2u * (u64)number] * each + at - first : 0xffffffffu};
+DEVICE ChosenPair chosen_pair(const u32* routes, u32 pairs, u32 used, u32 each, u32 at, u32 first) {
+    u32 pair = blockIdx.z;
+    u32 matrix = pair < pairs ? routes[2u * (u64)pair] * each + at - first : 0xffffffffu;
+    return {pair / used, pair % used, matrix};
 }
 
 DEVICE u32 below(u32 i, u32 n) { return i < n ? i : n - 1u; }
