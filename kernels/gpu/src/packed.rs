@@ -1,9 +1,9 @@
 //! Keys and values as small integers, for blocks that are kept outside of the GPU's memory.
 //!
 //! Each 32 dimensions of a token in a head are a group. Its integers and its scale are those of
-//! [`baton_kernels_cpu::KvStore`], given the binary16 numbers that [`crate::Kernel::Append`] writes. Attention
-//! sees their products as binary16 ([`crate::Kernel::RoundKv`]). So a block has the same bits whether it was
-//! packed in between or not.
+//! [`baton_kernels_cpu::KvStore`], given the binary16 numbers that [`crate::Kernel::Append`] writes.
+//! Attention sees their products as binary16 ([`crate::Kernel::RoundKv`]). So a block has the same bits
+//! whether it was packed in between or not.
 
 use baton_kernels_cpu::KvFormat;
 

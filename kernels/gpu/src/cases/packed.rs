@@ -213,7 +213,7 @@ fn opening(probe: &mut Probe<'_>, how: PackedKv, some: usize, shape: (usize, usi
         let of_packed = packed_words(how, shape, place);
         let of_scales = of_packed[2 * how.bits()];
         // Products stay within binary16. One scale in eight is a fault.
-        let scale = |n: u32| if n & 0x7000 == 0x7000 { 0x7e00 } else { n & 0x8000 | n % 0x5c00 };
+        let scale = |n: u32| if n & 0x7000 == 0x7000 { 0x7e00 } else { n & 0x8000 | (n % 0x5c00) };
         words[of_scales] = scale(words[of_scales] & 0xffff) | scale(words[of_scales] >> 16) << 16;
         for (of, places) in pairs(shape, place).into_iter().enumerate() {
             let quants = of_packed[of * how.bits()..][..how.bits()].iter().map(|at| words[*at]).collect();
