@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use baton_engine::engine::{EngineError, KvFormat};
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, HeadId, Kept, KvHome, Model, Offload, OffloadStats, Pipeline,
-    SlidingWindow, StepControl, StepError, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, HeadId, Kept, KvHome, MeanOver, Model, Offload, OffloadStats,
+    Pipeline, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::Device;
@@ -200,7 +200,7 @@ fn what_eviction_keeps_is_the_same_packed() {
 fn windows_batches_and_scores_are_those_of_keys_on_the_gpu() {
     let model = model("llama");
     let heads = (0..3).flat_map(|layer| (0..6).map(move |head| HeadId { layer, head })).collect();
-    let capture = Capture { heads, window: 73..80, each: false };
+    let capture = Capture { heads, window: 73..80, over: MeanOver::Queries };
     let run = |format, kv, window| {
         let mut engine = engine(&model, 1, EngineOptions { window, ..at_home(format, host(), kv) });
         let [left, right] = [4, 5].map(|seed| (engine.create(), prompt(seed, 80)));
