@@ -105,7 +105,6 @@ fn memory(buffer: &Buffer) -> &Memory {
 }
 
 /// Returns the bytes of a buffer, which may be a part of another, from `at` on. As [`Memory::bytes`].
-#[expect(clippy::mut_from_ref, reason = "the device's lock makes the slice the only one")]
 fn bytes(buffer: &Buffer, at: u64) -> &mut [u8] {
     &mut memory(buffer).bytes()[buffer.at() as usize..][at as usize..buffer.bytes() as usize]
 }
