@@ -297,11 +297,11 @@ pub fn join_parts_at(
     });
 }
 
-/// Adds the attention weights of all query rows, per head:
-/// `acc[head, i] += Σ_tokens exp(s[i] - lse)`. Tokens are added in order; the sums of hidden keys do not
-/// change. The weights of a row sum to 1 if its head has no sink, else to less.
+/// Adds the attention weights of all query rows: `acc[i] += Σ exp(s[i] - lse)` over tokens and heads. Tokens
+/// are added in order, the heads of each in order; the sums of hidden keys do not change. The weights of a
+/// row sum to 1 if its head has no sink, else to less.
 ///
-/// Shapes: `lse: [tokens, heads]` from [`attend_rows`], `acc: [heads, keys]`.
+/// Shapes: `lse: [tokens, heads]` from [`attend_rows`], `acc: [keys]`.
 ///
 /// # Panics
 /// If a buffer's length does not fit its shape.
@@ -322,11 +322,11 @@ pub fn score_rows_at(
 ) {
     queries.check(blocks, lse);
     let keys: usize = blocks.iter().map(|block| block.n).sum();
-    assert_eq!(acc.len(), queries.rows.heads * keys, "length of the sums of attention weights");
+    assert_eq!(acc.len(), keys, "length of the sums of attention weights");
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = &mut scratch.lanes;
-        if let Err(kernel) = run(level, lanes::Score { queries, blocks, keys, lse, acc, scratch }) {
-            scalar::score(queries, blocks, keys, lse, kernel.acc);
+        if let Err(kernel) = run(level, lanes::Score { queries, blocks, lse, acc, scratch }) {
+            scalar::score(queries, blocks, lse, kernel.acc);
         }
     });
 }

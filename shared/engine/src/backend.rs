@@ -25,6 +25,7 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_kv;
 pub(crate) mod cpu_states;
 pub(crate) mod gpu;
+mod gpu_attention;
 mod gpu_experts;
 mod gpu_joined;
 pub(crate) mod gpu_kv;

@@ -1,8 +1,9 @@
 //! Attention scores of a window of queries, for ranking the text they attend to.
 //!
 //! For chosen heads, a pass can return the softmax weight that the last queries of a sequence give to every
-//! key: its mean over the queries, or over the heads. This costs one product of window and keys per head. The denominators of the weights come from
-//! the log-sum-exp that the pass computes anyway. The full matrix of queries and keys is never built.
+//! key: its mean over the queries, or over the heads. This costs one product of window and keys per head. The
+//! denominators of the weights come from the log-sum-exp that the pass computes anyway. The full matrix of
+//! queries and keys is never built.
 
 use std::ops::Range;
 
@@ -45,8 +46,8 @@ pub struct AttentionScores {
     pub heads: Vec<HeadId>,
     /// Number of keys: all tokens of the sequence, including those of this pass.
     pub keys: usize,
-    /// The mean softmax weight of each key: `[heads, keys]` over [`MeanOver::Queries`], `[queries, keys]` over
-    /// [`MeanOver::Heads`]. A key that a query does not see (later ones, and those outside a sliding window)
+    /// The mean softmax weight of each key: `[heads, keys]` over [`MeanOver::Queries`], `[queries, keys]`
+    /// over [`MeanOver::Heads`]. A key that a query does not see (later ones, and those outside a sliding window)
     /// counts as zero.
     pub mean: Vec<f32>,
 }

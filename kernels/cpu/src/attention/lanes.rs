@@ -33,11 +33,10 @@ pub(super) struct Attend<'a> {
     pub scratch: &'a mut Scratch,
 }
 
-/// [`super::score_rows`] as a kernel; `keys` is the number of keys of all blocks.
+/// [`super::score_rows`] as a kernel.
 pub(super) struct Score<'a> {
     pub queries: &'a Queries<'a>,
     pub blocks: &'a [KvBlock<'a>],
-    pub keys: usize,
     pub lse: &'a [f32],
     pub acc: &'a mut [f32],
     pub scratch: &'a mut Scratch,
@@ -299,6 +298,9 @@ impl<V: Copy> Step<'_, V> {
             if S::WIDE && same(1) && same(2) && same(3) {
                 self.rows::<S, 4>(s, state, r, mask);
                 r += 4;
+            } else if S::WIDE && same(1) && same(2) {
+                self.rows::<S, 3>(s, state, r, mask);
+                r += 3;
             } else if same(1) {
                 self.rows::<S, 2>(s, state, r, mask);
                 r += 2;
@@ -358,8 +360,8 @@ impl Kernel for Score<'_> {
 
 #[inline(always)]
 fn score<S: Simd>(s: S, task: Score<'_>) {
-    let Score { queries, blocks, keys: n_keys, lse, acc, scratch } = task;
-    let mut sums = Sums { queries, keys: n_keys, lse, acc };
+    let Score { queries, blocks, lse, acc, scratch } = task;
+    let mut sums = Sums { queries, lse, acc };
     let layout = queries.rows;
     let n_rows = layout.tokens * layout.heads;
     let Scratch { keys, masks, bytes, spread, .. } = scratch;
@@ -374,14 +376,15 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
         let next = blocks.get(i + AHEAD).unwrap_or(block);
         let [block, next] = &spread.open(s, block, next);
         let step = Step { queries, keys: chunk(s, block, next, keys), bytes, values: () };
-        let mut r = 0;
-        while r + 4 <= n_rows {
-            sums.add::<S, 4>(s, step, r, masks, columns.clone());
-            r += 4;
-        }
-        while r < n_rows {
-            sums.add::<S, 1>(s, step, r, masks, columns.clone());
-            r += 1;
+        // As many rows at once as there are: one alone waits for its own sums.
+        for r in (0..n_rows).step_by(4) {
+            let columns = columns.clone();
+            match n_rows - r {
+                1 => sums.add::<S, 1>(s, step, r, masks, columns),
+                2 => sums.add::<S, 2>(s, step, r, masks, columns),
+                3 => sums.add::<S, 3>(s, step, r, masks, columns),
+                _ => sums.add::<S, 4>(s, step, r, masks, columns),
+            }
         }
     }
 }
@@ -389,7 +392,6 @@ fn score<S: Simd>(s: S, task: Score<'_>) {
 /// The sums of attention weights and the values they are computed from.
 struct Sums<'a> {
     queries: &'a Queries<'a>,
-    keys: usize,
     lse: &'a [f32],
     acc: &'a mut [f32],
 }
@@ -410,8 +412,7 @@ impl Sums<'_> {
         for t in 0..T {
             let seen = lane_masks(masks[(first + t) / heads]);
             let lse = s.splat(self.lse[first + t]);
-            let head = (first + t) % heads * self.keys;
-            let acc = &mut self.acc[head + columns.start..head + columns.end];
+            let acc = &mut self.acc[columns.clone()];
             for (p, acc) in acc.chunks_mut(LANES).enumerate() {
                 let mut lanes = [0.0; LANES];
                 lanes[..acc.len()].copy_from_slice(acc);

@@ -145,20 +145,14 @@ pub(super) fn attend(queries: &Queries<'_>, blocks: &[KvBlock<'_>], part: &mut P
     }
 }
 
-/// See [`super::score_rows`]; `keys` is the number of keys of all blocks.
-pub(super) fn score(
-    queries: &Queries<'_>,
-    blocks: &[KvBlock<'_>],
-    keys: usize,
-    lse: &[f32],
-    acc: &mut [f32],
-) {
+/// See [`super::score_rows`].
+pub(super) fn score(queries: &Queries<'_>, blocks: &[KvBlock<'_>], lse: &[f32], acc: &mut [f32]) {
     let rows = queries.rows;
     for token in 0..rows.tokens {
         for head in 0..rows.heads {
             let q = &queries.q[rows.at(token, head)];
             let lse = lse[token * rows.heads + head];
-            let mut acc = &mut acc[head * keys..(head + 1) * keys];
+            let mut acc = &mut *acc;
             for block in blocks {
                 let (here, rest) = acc.split_at_mut(block.n);
                 acc = rest;

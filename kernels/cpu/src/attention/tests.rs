@@ -79,7 +79,7 @@ fn attended(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>]) -> (
 
 fn scored(level: Dispatch, queries: &Queries<'_>, blocks: &[KvBlock<'_>], lse: &[f32]) -> Vec<f32> {
     let keys: usize = blocks.iter().map(|block| block.n).sum();
-    let mut acc = row(13, queries.rows.heads * keys);
+    let mut acc = row(13, keys);
     score_rows_at(level, queries, blocks, lse, &mut acc);
     acc
 }
@@ -164,9 +164,9 @@ fn the_definition_is_near_exact_softmax() {
         let queries = Queries { q: &q, rows, visible, scale, cap, sinks: head_sinks };
         let blocks = cache.blocks(32);
         let (out, lse) = attended(Dispatch::Scalar, &queries, &blocks);
-        let mut acc = vec![0.0; heads * keys];
+        let mut acc = vec![0.0; keys];
         score_rows_at(Dispatch::Scalar, &queries, &blocks, &lse, &mut acc);
-        let mut want_acc = vec![0.0f64; heads * keys];
+        let mut want_acc = vec![0.0f64; keys];
         for token in 0..tokens {
             for head in 0..heads {
                 let q = &q[rows.at(token, head)];
@@ -183,7 +183,7 @@ fn the_definition_is_near_exact_softmax() {
                 let total: f64 = sink + seen.iter().map(|&i| score(i).exp()).sum::<f64>();
                 assert!((f64::from(lse[token * heads + head]) - total.ln()).abs() < slack);
                 for &i in &seen {
-                    want_acc[head * keys + i] += score(i).exp() / total;
+                    want_acc[i] += score(i).exp() / total;
                 }
                 for (j, have) in out[rows.at(token, head)].iter().enumerate() {
                     let weighted = |&i: &usize| score(i).exp() / total * f64::from(v[i * d + j]);

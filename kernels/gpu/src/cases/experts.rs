@@ -171,8 +171,8 @@ impl Case {
         want
     }
 
-    /// Multiplies on the device, with each matrix of every pair's expert; also with one matrix by itself. There
-    /// are `buffers` of weights.
+    /// Multiplies on the device, with each matrix of every pair's expert; also with one matrix by itself.
+    /// There are `buffers` of weights.
     fn check(&self, probe: &Probe<'_>, buffers: usize) {
         let all = Matrix::new(self.format, self.count * self.each * self.rows, self.cols, &self.data);
         let stack = DeviceStack::new(probe.device, &all.expect("rows"), self.count * self.each);

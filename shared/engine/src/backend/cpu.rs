@@ -213,27 +213,27 @@ fn visible(shape: &AttentionShape<'_>, position: usize) -> Visible {
     }
 }
 
-/// Adds the softmax weights of the queries in `rows` of one head to `sum`, for these keys. They begin with a
-/// block.
+/// Adds the softmax weights of the queries in `rows` of heads that share keys to `sum`, for these keys. They
+/// begin with a block.
 fn add_scores(
     queries: &Attending<'_, CpuBackend>,
     rows: Range<usize>,
-    head: usize,
+    heads: Range<usize>,
     keys: Range<usize>,
     sum: &mut [f32],
 ) {
     let Attending { kv, layer, shape, q, lse, span } = queries;
-    let blocks = kv.head_blocks(*layer, head / shape.group(), &span.blocks, keys, |_| true);
-    let lse: Vec<f32> = rows.clone().map(|row| lse.row(row)[head]).collect();
-    let of_head = Queries {
-        q: &q.data[rows.start * q.width + head * shape.d_head..],
-        rows: RowLayout { tokens: rows.len(), heads: 1, d: shape.d_head, stride: q.width },
+    let blocks = kv.head_blocks(*layer, heads.start / shape.group(), &span.blocks, keys, |_| true);
+    let lse: Vec<f32> = rows.clone().flat_map(|row| &lse.row(row)[heads.clone()]).copied().collect();
+    let of_heads = Queries {
+        q: &q.data[rows.start * q.width + heads.start * shape.d_head..],
+        rows: RowLayout { tokens: rows.len(), heads: heads.len(), d: shape.d_head, stride: q.width },
         visible: visible(shape, queries.position(rows.start)),
         scale: shape.scale,
         cap: shape.cap,
-        sinks: shape.sinks_of(head..head + 1),
+        sinks: shape.sinks_of(heads),
     };
-    score_rows(&of_head, &blocks, &lse, sum);
+    score_rows(&of_heads, &blocks, &lse, sum);
 }
 
 impl Backend for CpuBackend {
@@ -470,7 +470,7 @@ impl Backend for CpuBackend {
     ) -> Result<(), WeightError> {
         let keys = 0..queries.keys();
         self.pool.for_each(targets, |target| {
-            add_scores(queries, rows.clone(), target.head, keys.clone(), target.sum)
+            add_scores(queries, rows.clone(), target.head..target.head + 1, keys.clone(), target.sum)
         });
         Ok(())
     }
@@ -486,8 +486,10 @@ impl Backend for CpuBackend {
         let each = sum.len().div_ceil(self.pool.threads()).next_multiple_of(BLOCK_TOKENS);
         self.pool.for_each(sum.chunks_mut(each).enumerate(), |(part, sum)| {
             let keys = part * each..part * each + sum.len();
-            for &head in heads {
-                add_scores(queries, row..row + 1, head, keys.clone(), sum);
+            // Heads side by side that share keys read them once.
+            let group = queries.shape.group();
+            for heads in heads.chunk_by(|a, b| *b == a + 1 && a / group == b / group) {
+                add_scores(queries, row..row + 1, heads[0]..heads[0] + heads.len(), keys.clone(), sum);
             }
         });
         Ok(())

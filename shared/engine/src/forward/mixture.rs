@@ -6,8 +6,8 @@ use crate::routing::Router;
 use crate::weights::{BesideWeights, GatedWeights, MixtureWeights, Part, SharedExpert, WeightError};
 
 impl<B: Backend> Pass<'_, B> {
-    /// Computes the experts' output for the rows: where the backend can, of all experts at once; else each
-    /// expert once, for all of its rows, in the order of their ids.
+    /// Computes the experts' output for the rows, of all experts at once if the backend can. Else it computes
+    /// each expert once, for all of its rows, in the order of their ids.
     pub(super) fn mixture(
         &self,
         layer: usize,
