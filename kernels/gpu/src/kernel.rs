@@ -174,8 +174,9 @@ pub enum Kernel {
     /// Buffers: `x` f32 ro `[n, count]`; `bias` f32 ro `[count]`; `own` f32 ro `[count]`; `work` rw
     /// `[n, 4, count]`; `routes` rw `[n, used, 2]`. `x` has the router's numbers, `bias` is that of the
     /// choice, and `own` has the experts' own factors. Without them `bias` or `own` is one word that is not
-    /// read. `routes` gets ids, ascending, each with the bits of its factor. Params: `n`, `count`, `used`, `gating` (0 softmax, 1 sigmoid, 2 softmax of the
-    /// chosen), `groups` (0 for none), `groups_used`, `normalized`, `scale` f32, `has_bias`, `has_own`.
+    /// read. `routes` gets ids, ascending, each with the bits of its factor. Params: `n`, `count`, `used`,
+    /// `gating` (0 softmax, 1 sigmoid, 2 softmax of the chosen), `groups` (0 for none), `groups_used`,
+    /// `normalized`, `scale` f32, `has_bias`, `has_own`.
     /// Groups: one per token, flattened to x and y.
     Route,
     /// Products of chosen matrices with an activation row each: the bits of [`Self::MatVec`] and

@@ -47,8 +47,8 @@ pub struct AttentionScores {
     /// Number of keys: all tokens of the sequence, including those of this pass.
     pub keys: usize,
     /// The mean softmax weight of each key: `[heads, keys]` over [`MeanOver::Queries`], `[queries, keys]`
-    /// over [`MeanOver::Heads`]. A key that a query does not see (later ones, and those outside a sliding window)
-    /// counts as zero.
+    /// over [`MeanOver::Heads`]. A key that a query does not see (later ones, and those outside a sliding
+    /// window) counts as zero.
     pub mean: Vec<f32>,
 }
 
