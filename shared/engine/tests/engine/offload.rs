@@ -42,7 +42,7 @@ pub(crate) fn devices() -> [Arc<dyn Device>; 3] {
     [Arc::new(HostDevice::new(None)), early, late]
 }
 
-fn number(n: usize) -> NonZeroUsize {
+pub(crate) fn number(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
@@ -165,6 +165,31 @@ impl StepControl for AtSecond {
     }
 }
 
+/// Cancels a step of a sequence of its own.
+#[track_caller]
+pub(crate) fn cancel_a_step(engine: &mut Engine, what: &str) {
+    let (seq, ids) = (engine.create(), prompt(5, 30));
+    let batch = [StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None }];
+    let err = engine.step(&batch, &mut AtSecond).unwrap_err();
+    assert!(matches!(err, StepError::Cancelled { done: 2, .. }), "{what}: {err}");
+    engine.release(seq);
+}
+
+/// Logits behind a prompt of which each head keeps other tokens, and behind the whole prompt.
+pub(crate) fn evicted(model: &Arc<Model>, options: EngineOptions) -> Vec<f32> {
+    let heads = model.config().n_layers * model.config().n_kv_heads;
+    let mut random = SplitMix64::new(5);
+    let chosen: Vec<Vec<usize>> = (0..heads)
+        .map(|_| (0..100).filter(|_| random.below(2) == 0).chain(100..).take(40).collect())
+        .collect();
+    let mut engine = engine(model, 1, options);
+    let (seq, ids) = (engine.create(), prompt(2, 140));
+    all_logits(&mut engine, seq, &ids[..130]);
+    let child = engine.evict(seq, &Kept::new(&chosen).unwrap()).unwrap();
+    let logits = all_logits(&mut engine, child, &ids[130..]);
+    [logits, all_logits(&mut engine, seq, &ids[130..])].concat()
+}
+
 #[test]
 fn every_load_is_behind_what_it_replaces_and_before_what_needs_it() {
     for (name, format) in
@@ -189,11 +214,7 @@ fn every_load_is_behind_what_it_replaces_and_before_what_needs_it() {
                 let device = Arc::new(LateDevice::new(None, loads));
                 let mut own = engine(&model, 1, on(Arc::clone(&device) as _, GpuLayers::Offloaded(options)));
                 assert_same_bits(&answer(&mut own), &want, &what);
-                let (seq, ids) = (own.create(), prompt(5, 30));
-                let batch = [StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None }];
-                let err = own.step(&batch, &mut AtSecond).unwrap_err();
-                assert!(matches!(err, StepError::Cancelled { done: 2, .. }), "{what}: {err}");
-                own.release(seq);
+                cancel_a_step(&mut own, &what);
                 assert_same_bits(&answer(&mut own), &want, &format!("{what}, after a cancelled step"));
                 drop(own);
                 assert_eq!(device.used_bytes(), 0, "{what}: memory of the device is still held");
@@ -219,19 +240,7 @@ fn forks_cuts_and_known_prefixes_change_no_bit_of_keys_in_the_host_s_memory() {
 #[test]
 fn what_eviction_keeps_is_the_same_in_the_host_s_memory() {
     let model = open(&family("llama", Format::Q8_0));
-    let heads = model.config().n_layers * model.config().n_kv_heads;
-    let mut random = SplitMix64::new(5);
-    let chosen: Vec<Vec<usize>> = (0..heads)
-        .map(|_| (0..100).filter(|_| random.below(2) == 0).chain(100..).take(40).collect())
-        .collect();
-    let after = |options: EngineOptions| {
-        let mut engine = engine(&model, 1, EngineOptions { kv_tokens: 512, ..options });
-        let (seq, ids) = (engine.create(), prompt(2, 140));
-        all_logits(&mut engine, seq, &ids[..130]);
-        let child = engine.evict(seq, &Kept::new(&chosen).unwrap()).unwrap();
-        let logits = all_logits(&mut engine, child, &ids[130..]);
-        [logits, all_logits(&mut engine, seq, &ids[130..])].concat()
-    };
+    let after = |options| evicted(&model, EngineOptions { kv_tokens: 512, ..options });
     let want = after(on(Arc::new(HostDevice::new(None)), GpuLayers::Fit));
     for pipeline in PIPELINES {
         let options = Offload { pipeline, kv: KvHome::Host, ..Offload::default() };

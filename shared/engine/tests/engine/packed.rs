@@ -3,23 +3,20 @@
 //! Those in the host's memory are packed, those in the GPU's memory are rounded likewise. So bits are those
 //! of a GPU that has all of them, and near those of the CPU with the same format.
 
-use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use baton_engine::engine::{EngineError, KvFormat};
 use baton_engine::{
-    Capture, Engine, EngineOptions, GpuLayers, HeadId, Kept, KvHome, MeanOver, Model, Offload, OffloadStats,
-    Pipeline, SlidingWindow, StepControl, StepError, StepSeq, Wanted,
+    Capture, Engine, EngineOptions, GpuLayers, HeadId, KvHome, MeanOver, Model, Offload, OffloadStats,
+    Pipeline, SlidingWindow, StepSeq, Wanted,
 };
 use baton_kernels_cpu::Format;
 use baton_kernels_gpu::Device;
 use baton_kernels_gpu::cases::{HostDevice, LateDevice, Loads};
-use baton_random::SplitMix64;
 use baton_synthetic::{SyntheticLatent, SyntheticLayers, SyntheticModel};
 
 use crate::invariance::check_ways_of_a_prefix;
-use crate::offload::{PIPELINES, budget, devices, on, stats};
+use crate::offload::{PIPELINES, budget, cancel_a_step, devices, evicted, number, on, stats};
 use crate::{all_logits, assert_same_bits, engine, family, one, open, prompt};
 
 const PACKED: [KvFormat; 2] = [KvFormat::Q8, KvFormat::Q4];
@@ -48,10 +45,6 @@ fn packed(kv_format: KvFormat, device: Arc<dyn Device>, options: Offload) -> Eng
 /// As [`packed`], with all keys and values at one place.
 fn at_home(kv_format: KvFormat, device: Arc<dyn Device>, kv: KvHome) -> EngineOptions {
     packed(kv_format, device, Offload { kv, ..Offload::default() })
-}
-
-fn number(n: usize) -> NonZeroUsize {
-    NonZeroUsize::new(n).unwrap()
 }
 
 /// Logits of a prompt in chunks of these sizes, and of tokens one by one after it.
@@ -118,15 +111,6 @@ fn a_part_in_the_host_s_memory_changes_no_bit_either() {
     }
 }
 
-/// Cancels at the second layer.
-struct AtSecond;
-
-impl StepControl for AtSecond {
-    fn after_layer(&mut self, done: usize, _: usize) -> ControlFlow<()> {
-        if done == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
 #[test]
 fn every_block_is_opened_behind_its_load_and_packed_before_its_save() {
     for name in ["llama", "gemma4-shared"] {
@@ -141,11 +125,7 @@ fn every_block_is_opened_behind_its_load_and_packed_before_its_save() {
                 let device = Arc::new(LateDevice::new(None, loads));
                 let mut own = engine(&model, 1, packed(format, Arc::clone(&device) as _, options));
                 assert_same_bits(&answer(&mut own), &want, &what);
-                let (seq, ids) = (own.create(), prompt(5, 30));
-                let batch = [StepSeq { seq, ids: &ids, logits: Wanted::Last, capture: None }];
-                let err = own.step(&batch, &mut AtSecond).unwrap_err();
-                assert!(matches!(err, StepError::Cancelled { done: 2, .. }), "{what}: {err}");
-                own.release(seq);
+                cancel_a_step(&mut own, &what);
                 assert_same_bits(&answer(&mut own), &want, &format!("{what}, after a cancelled step"));
                 drop(own);
                 assert_eq!(device.used_bytes(), 0, "{what}: memory of the device is still held");
@@ -171,26 +151,13 @@ fn forks_cuts_and_known_prefixes_change_no_bit_of_packed_keys() {
 #[test]
 fn what_eviction_keeps_is_the_same_packed() {
     let model = model("llama");
-    let heads = model.config().n_layers * model.config().n_kv_heads;
-    let mut random = SplitMix64::new(5);
-    let chosen: Vec<Vec<usize>> = (0..heads)
-        .map(|_| (0..100).filter(|_| random.below(2) == 0).chain(100..).take(40).collect())
-        .collect();
-    let after = |options: EngineOptions| {
-        let mut engine = engine(&model, 1, options);
-        let (seq, ids) = (engine.create(), prompt(2, 140));
-        all_logits(&mut engine, seq, &ids[..130]);
-        let child = engine.evict(seq, &Kept::new(&chosen).unwrap()).unwrap();
-        let logits = all_logits(&mut engine, child, &ids[130..]);
-        [logits, all_logits(&mut engine, seq, &ids[130..])].concat()
-    };
     for format in PACKED {
-        let want = after(at_home(format, host(), KvHome::Gpu));
+        let want = evicted(&model, at_home(format, host(), KvHome::Gpu));
         for pipeline in PIPELINES {
             for device in devices() {
                 let what = format!("{format}, {pipeline:?} on {device:?}");
                 let options = Offload { pipeline, kv: KvHome::Host, ..Offload::default() };
-                assert_same_bits(&after(packed(format, device, options)), &want, &what);
+                assert_same_bits(&evicted(&model, packed(format, device, options)), &want, &what);
             }
         }
     }
