@@ -2,11 +2,15 @@
 //!
 //! Pure: sums of softmax weights over groups of keys, which its caller names. Never: knows sentences or
 //! ranks anything. Always: a token's sums are those of the row that it was chosen from, whichever pass
-//! computed it, and however many tokens that pass had.
+//! computed it, and however many tokens that pass had. Tokens are recorded by their index alone.
 
 use std::ops::Range;
 
 use baton_engine::{AttentionScores, Capture, HeadId, MeanOver};
+
+/// One of so many tokens of an answer is recorded, from the first on. Neighbours attend to much the same, so
+/// this halves the cost and keeps what is cited.
+const EVERY: usize = 2;
 
 /// A prompt's tokens by the group that each belongs to, and the heads whose attention counts.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +27,7 @@ pub struct KeyGroups {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
     groups: KeyGroups,
-    /// By the answer's own tokens, from the first behind the prompt: `[groups]`, empty if not known.
+    /// By the answer's own tokens, from the first behind the prompt: `[groups]`, empty if not recorded.
     rows: Vec<Vec<f32>>,
 }
 
@@ -39,14 +43,16 @@ impl Evidence {
     }
 
     /// Returns the sums of each token, from the first behind the prompt on: `[groups]`, or empty if the
-    /// token's row was not seen.
+    /// token's row was not seen or its index is odd.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows
     }
 
-    /// Returns what a pass must capture: each query of this window.
-    pub(crate) fn capture(&self, window: Range<usize>) -> Option<Capture> {
-        let is_wanted = !self.groups.heads.is_empty() && self.groups.count > 0 && !window.is_empty();
+    /// Returns what a pass must capture: each query of this window, if one of them is recorded. `first` is
+    /// the index of the token that the window's first query chooses.
+    pub(crate) fn capture(&self, first: usize, window: Range<usize>) -> Option<Capture> {
+        let has_recorded = (first..first + window.len()).any(is_recorded);
+        let is_wanted = !self.groups.heads.is_empty() && self.groups.count > 0 && has_recorded;
         let heads = || self.groups.heads.clone();
         is_wanted.then(|| Capture { window, heads: heads(), over: MeanOver::Heads })
     }
@@ -55,6 +61,9 @@ impl Evidence {
     pub(crate) fn take(&mut self, first: usize, scores: &AttentionScores) {
         for (query, weights) in scores.mean.chunks_exact(scores.keys).enumerate() {
             let at = first + query;
+            if !is_recorded(at) {
+                continue;
+            }
             if self.rows.len() <= at {
                 self.rows.resize(at + 1, Vec::new());
             }
@@ -62,10 +71,15 @@ impl Evidence {
         }
     }
 
-    /// Forgets tokens that the answer does not have.
+    /// Forgets tokens that the answer does not have; those that it has and that were not seen are not known.
     pub(crate) fn cut(&mut self, tokens: usize) {
-        self.rows.truncate(tokens);
+        self.rows.resize(tokens, Vec::new());
     }
+}
+
+/// Returns whether the token of this index is recorded.
+fn is_recorded(token: usize) -> bool {
+    token.is_multiple_of(EVERY)
 }
 
 impl KeyGroups {
@@ -109,20 +123,31 @@ mod tests {
     #[test]
     fn a_row_that_is_computed_again_counts_once_and_unknown_ones_are_empty() {
         let mut evidence = evidence();
-        evidence.take(2, &scores(&[[1.0; 6], [2.0; 6]]));
-        evidence.take(3, &scores(&[[4.0; 6]]));
-        assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0], vec![8.0, 4.0]]);
+        evidence.take(2, &scores(&[[1.0; 6], [3.0; 6], [2.0; 6]]));
+        evidence.take(4, &scores(&[[4.0; 6]]));
+        assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0], vec![], vec![8.0, 4.0]]);
         evidence.cut(3);
-        assert_eq!(evidence.rows().len(), 3);
-        let want = Some((0..2, MeanOver::Heads));
-        assert_eq!(evidence.capture(0..2).map(|capture| (capture.window, capture.over)), want);
-        assert_eq!(evidence.capture(1..1), None);
+        assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0]]);
+        evidence.cut(4);
+        assert_eq!(evidence.rows(), [vec![], vec![], vec![2.0, 1.0], vec![]]);
+    }
+
+    #[test]
+    fn a_pass_is_captured_if_one_of_its_tokens_is_recorded() {
+        let window = |first, window| {
+            let capture = evidence().capture(first, window)?;
+            (capture.over == MeanOver::Heads).then_some(capture.window)
+        };
+        assert_eq!(window(0, 3..4), Some(3..4));
+        assert_eq!(window(1, 0..1), None);
+        assert_eq!(window(1, 0..2), Some(0..2));
+        assert_eq!(window(0, 1..1), None);
     }
 
     #[test]
     fn nothing_is_captured_without_groups_or_heads() {
         let empty = |heads, count| Evidence::new(KeyGroups { heads, of_key: vec![None], count });
-        assert_eq!(empty(heads(1), 0).capture(0..1), None);
-        assert_eq!(empty(Vec::new(), 1).capture(0..1), None);
+        assert_eq!(empty(heads(1), 0).capture(0, 0..1), None);
+        assert_eq!(empty(Vec::new(), 1).capture(0, 0..1), None);
     }
 }

@@ -163,8 +163,9 @@ pub struct Attended<'a> {
     pub sources: &'a Sources,
 }
 
-/// Returns what each sentence of the answer stands on. Sentences without a known token are left out, and
-/// only sentences of which the model had tokens are cited.
+/// Returns what each sentence of the answer stands on. A sentence without a known token has the attention of
+/// the token before it, or is left out if that is not known either. Only sentences of which the model had
+/// tokens are cited.
 ///
 /// A sentence's value is the sum of two parts, each divided by its largest value. The first is the attention
 /// of the answer sentence's tokens on it, divided by its length. The second is twice its BM25 value against
@@ -183,8 +184,7 @@ pub fn cited(answer: &str, attended: &Attended<'_>) -> Vec<Cited> {
     let words = scaled(&words, ASKED_SHARE);
     let mut all = Vec::new();
     for range in sentences(answer) {
-        let own = starts.iter().zip(*rows).filter(|(at, row)| range.contains(at) && !row.is_empty());
-        let mut values = by_length(own.map(|(_, row)| row.as_slice()), &lengths);
+        let mut values = by_length(known_of(&range, starts, rows), &lengths);
         let trimmed = trimmed(answer, range.clone());
         if trimmed.is_empty() || values.iter().all(|value| *value == 0.0) {
             continue;
@@ -195,6 +195,20 @@ pub fn cited(answer: &str, attended: &Attended<'_>) -> Vec<Cited> {
         all.push(Cited { answer: trimmed, sources: best(&values, &lengths) });
     }
     all
+}
+
+/// Returns the known rows of the tokens that begin in these bytes, or that of the token before them.
+fn known_of<'a>(
+    bytes: &Range<usize>,
+    starts: &[usize],
+    rows: &'a [Vec<f32>],
+) -> impl Iterator<Item = &'a [f32]> {
+    let [first, end] = [bytes.start, bytes.end].map(|byte| starts.partition_point(|start| *start < byte));
+    let has_known = |rows: &[Vec<f32>]| rows.iter().any(|row| !row.is_empty());
+    let own = &rows[first.min(rows.len())..end.min(rows.len())];
+    let before = &rows[first.saturating_sub(1).min(rows.len())..first.min(rows.len())];
+    let chosen = if has_known(own) || first == end { own } else { before };
+    chosen.iter().map(Vec::as_slice).filter(|row| !row.is_empty())
 }
 
 /// Sums the rows, and divides each sentence's sum by its length.
@@ -311,6 +325,9 @@ mod tests {
         // .5 / 10, .2 / 8 and .4 / 8: two tokens count as eight.
         check_cited("Hm?", "Yes. No.", &rows, &[0, 2, 3, 5], &[(0..4, &[0, 2]), (5..8, &[2])]);
         check_cited("Hm?", "Yes. No.", &rows[..2], &[0, 2], &[(0..4, &[0, 2])]);
+        // The last sentence has one token, which is not known: it has the attention of the one before.
+        check_cited("Hm?", "Yes. No.", &rows[1..3], &[0, 5], &[(0..4, &[2, 0]), (5..8, &[2, 0])]);
+        check_cited("Hm?", "Yes. No. So.", &rows[1..3], &[0, 5, 9], &[(0..4, &[2, 0]), (5..8, &[2, 0])]);
         check_cited("Hm?", "", &[], &[], &[]);
     }
 

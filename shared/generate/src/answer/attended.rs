@@ -13,7 +13,7 @@ use crate::scheduler::{PrefillEnd, StepRow};
 impl Answer {
     /// Returns what a pass over these tokens of the prompt captures.
     pub(super) fn capture_of_prompt(&self, tokens: &Range<usize>, end: PrefillEnd) -> Option<Capture> {
-        let last = || self.evidence.as_ref()?.capture(tokens.len() - 1..tokens.len());
+        let last = || self.evidence.as_ref()?.capture(self.behind().len(), tokens.len() - 1..tokens.len());
         match end {
             PrefillEnd::More => None,
             PrefillEnd::Held => self.capture(tokens),
@@ -24,12 +24,13 @@ impl Answer {
     /// Returns what a pass over these tokens, up to the accepted part's, captures.
     pub(super) fn capture_of_accepted(&self, tokens: &Range<usize>) -> Option<Capture> {
         let choosing = self.first_row().saturating_sub(tokens.start).min(tokens.len());
-        self.evidence.as_ref()?.capture(choosing..tokens.len())
+        let first = self.behind().len() + tokens.start.saturating_sub(self.first_row());
+        self.evidence.as_ref()?.capture(first, choosing..tokens.len())
     }
 
     /// Returns what a pass over so many own tokens captures.
     pub(super) fn capture_of_own(&self, tokens: usize) -> Option<Capture> {
-        self.evidence.as_ref()?.capture(0..tokens)
+        self.evidence.as_ref()?.capture(self.behind().len(), 0..tokens)
     }
 
     /// Returns the row that the first token of the accepted part is chosen from.

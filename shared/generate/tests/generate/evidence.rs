@@ -74,6 +74,10 @@ fn check(answer: &mut Answer, groups: &KeyGroups, prompt: &[TokenId]) {
     let want = brute_force(groups, prompt, &ids);
     assert_eq!(evidence.rows().len(), want.len());
     for (at, (have, want)) in evidence.rows().iter().zip(&want).enumerate() {
+        if at % 2 == 1 {
+            assert!(have.is_empty(), "token {at}");
+            continue;
+        }
         assert_eq!(have.len(), GROUPS, "token {at}");
         let near = have.iter().zip(want).all(|(have, want)| (f64::from(*have) - want).abs() < 1e-5);
         assert!(near, "token {at}: {have:?} for {want:?}");
