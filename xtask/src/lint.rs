@@ -5,14 +5,17 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    process::Command,
+    thread::{self, JoinHandle},
+    time::Instant,
 };
 
 use crate::{
     cargo,
-    outcome::Outcome,
+    outcome::{Outcome, out},
     packages,
     process::{self, command, is_fine, is_installed},
-    run::Run,
+    run::{self, Run},
     setup::{self, names_in},
     suites,
 };
@@ -26,7 +29,7 @@ const DOC_FLAGS: &str = "-D warnings -A rustdoc::private_intra_doc_links";
 pub(crate) fn lint() -> Outcome {
     setup::everything()?;
     formatted()?;
-    code(&mut Run::new())?;
+    code(&mut Run::new(), process::succeed)?;
     let tidy = suites::build_one("tidy")?;
     process::succeed(&mut command(tidy))
 }
@@ -41,30 +44,53 @@ pub(crate) fn formatted() -> Outcome {
     process::succeed(command("cargo").args(["fmt", "--check", "--manifest-path"]).arg(manifest))
 }
 
-/// Clippy, documentation, advisories.
+/// Begins clippy, documentation and advisories beside suites, of which many leave a core idle. They have the
+/// lowest priority, and what they say is shown if they complain. The thread returns what was counted.
+pub(crate) fn begin() -> JoinHandle<Run> {
+    thread::spawn(|| {
+        let (begun, mut run) = (Instant::now(), Run::new());
+        if let Err(stop) = code(&mut run, aside) {
+            stop.explain();
+            run.fail();
+        }
+        cargo::took("lint", begun);
+        run
+    })
+}
+
+/// Runs a program with the lowest priority; shows what it says if it fails.
+fn aside(command: &mut Command) -> Outcome {
+    let (status, log) = run::logged(&mut process::yielding(command))?;
+    if !status.success() {
+        out(log.trim_end());
+    }
+    process::ended_well(status)
+}
+
+/// Clippy, documentation, advisories. `runs` runs one of their programs to its end.
 ///
 /// # Errors
 /// One of them complained, and has said why.
-pub(crate) fn code(run: &mut Run) -> Outcome {
-    process::succeed(cargo::cargo("clippy").args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+fn code(run: &mut Run, runs: fn(&mut Command) -> Outcome) -> Outcome {
+    runs(cargo::cargo("clippy").args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     // What the demo builds has fewer features, so other code.
-    process::succeed(cargo::cargo("clippy").args(cargo::DEMO).args(["--", "-D", "warnings"]))?;
+    runs(cargo::cargo("clippy").args(cargo::DEMO).args(["--", "-D", "warnings"]))?;
     let mut own_clippy = cargo::cargo("clippy");
-    process::succeed(cargo::own_workspace(&mut own_clippy).args(["--all-targets", "--", "-D", "warnings"]))?;
+    runs(cargo::own_workspace(&mut own_clippy).args(["--all-targets", "--", "-D", "warnings"]))?;
     // With the examples named, rustdoc's dependencies have the features that clippy built them with; else
     // half are built again.
     let mut docs = cargo::cargo("doc");
     docs.args(["--workspace", "--no-deps", "--document-private-items", "--lib", "--bins", "--examples"]);
-    process::succeed(docs.env("RUSTDOCFLAGS", DOC_FLAGS))?;
+    runs(docs.env("RUSTDOCFLAGS", DOC_FLAGS))?;
     let mut own_docs = cargo::cargo("doc");
     cargo::own_workspace(&mut own_docs).args(["--no-deps", "--document-private-items"]);
-    process::succeed(own_docs.env("RUSTDOCFLAGS", DOC_FLAGS))?;
-    advisories(run)
+    runs(own_docs.env("RUSTDOCFLAGS", DOC_FLAGS))?;
+    advisories(run, runs)
 }
 
 /// Published advisories against the locked crates, yanked crates, and crates from elsewhere than the registry
 /// (deny.toml). A machine without a network uses the copy of the advisories that it fetched last.
-fn advisories(run: &mut Run) -> Outcome {
+fn advisories(run: &mut Run, runs: fn(&mut Command) -> Outcome) -> Outcome {
     if !is_installed("cargo-deny") {
         run.skip("advisories", "no cargo-deny (cargo install --locked cargo-deny)");
         return Ok(());
@@ -76,7 +102,7 @@ fn advisories(run: &mut Run) -> Outcome {
     }
     let mut deny = command("cargo");
     deny.args(["deny", "--locked", "check", "--disable-fetch", "advisories", "bans", "sources"]);
-    process::succeed(&mut deny)
+    runs(&mut deny)
 }
 
 /// Where cargo-deny keeps what it fetched.

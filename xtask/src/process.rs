@@ -130,7 +130,22 @@ fn shown(command: &Command) -> String {
     command.get_program().to_string_lossy().into_owned()
 }
 
-fn ended_well(status: ExitStatus) -> Outcome {
+/// The same program with the same arguments and variables, which gives way to all others.
+pub(crate) fn yielding(given: &Command) -> Command {
+    let mut same = Command::new("nice");
+    same.args(["-n", "19"]).arg(given.get_program()).args(given.get_args());
+    for (name, value) in given.get_envs() {
+        match value {
+            Some(value) => same.env(name, value),
+            None => same.env_remove(name),
+        };
+    }
+    same
+}
+
+/// # Errors
+/// The program failed: its exit status becomes ours.
+pub(crate) fn ended_well(status: ExitStatus) -> Outcome {
     if status.success() {
         return Ok(());
     }
@@ -209,6 +224,13 @@ mod tests {
         assert!(format!("{:?}", ended("exit 101")).contains("status: 101"));
         assert!(format!("{:?}", ended("kill -s KILL $$")).contains("status: 137"));
         assert_eq!(read(command("/bin/sh").args(["-c", "echo a; echo b"])).unwrap(), "a\nb\n");
+    }
+
+    #[test]
+    fn a_yielding_program_is_the_same_and_has_the_lowest_priority() {
+        let mut given = command("/bin/sh");
+        given.args(["-c", "echo $0 $A ${HOME-none} $(nice)", "zero"]).env("A", "b c").env_remove("HOME");
+        assert_eq!(read(&mut yielding(&given)).unwrap(), "zero b c none 19\n");
     }
 
     #[test]

@@ -99,6 +99,13 @@ impl Run {
         self.failed += 1;
     }
 
+    /// Adds what another run counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
     /// Prints the counts.
     ///
     /// # Errors

@@ -54,7 +54,7 @@ const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 /// fetches for minutes.
 const BY_NAME: &[&str] = &["dist", "real"];
 /// Suites that run more if they are named.
-const MORE_BY_NAME: &[&str] = &["gpu", "ring", "upstream"];
+const MORE_BY_NAME: &[&str] = &["clients", "gpu", "ring", "upstream"];
 
 /// What `./x test NAME` also does, by programs that cargo does not know as tests.
 const PARTS: &[&str] = &["slow", "fuzz", "arm64", "targets", "loaded"];
@@ -77,29 +77,26 @@ pub(crate) fn list() -> Outcome {
     Ok(())
 }
 
-/// Runs every suite, and lints.
+/// Runs every suite, and lints beside them.
 ///
 /// # Errors
 /// Something failed, or does not build.
 pub(crate) fn every() -> Outcome {
-    let mut begun = Instant::now();
+    let begun = Instant::now();
     setup::everything()?;
     lint::formatted()?;
     let built = cargo::everything(&packages::suites(&packages::read()?))?;
     cargo::took("build", begun);
+    let linting = lint::begin();
     let mut run = Run::new();
     for one in built.iter().filter(|one| !BY_NAME.contains(&one.suite.name().as_str())) {
         install(&mut run, one);
         run_one(&mut run, one, &[])?;
     }
-    // After the suites: who waits for a clean build sees the first test before dependencies are read again
-    // for clippy.
-    begun = Instant::now();
-    if let Err(stop) = lint::code(&mut run) {
-        stop.explain();
-        run.fail();
+    match linting.join() {
+        Ok(linted) => run.add(&linted),
+        Err(_) => run.fail(),
     }
-    cargo::took("lint", begun);
     run.finish()
 }
 
