@@ -143,8 +143,10 @@ pub(crate) fn yielding(given: &Command) -> Command {
     same
 }
 
+/// Whether a program ended well.
+///
 /// # Errors
-/// The program failed: its exit status becomes ours.
+/// It failed: its exit status becomes ours.
 pub(crate) fn ended_well(status: ExitStatus) -> Outcome {
     if status.success() {
         return Ok(());

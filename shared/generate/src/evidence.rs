@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use baton_engine::{AttentionScores, Capture, HeadId, MeanOver};
 
-/// One of so many tokens of an answer is recorded, from the first on. Neighbours attend to much the same, so
-/// this halves the cost and keeps what is cited.
+/// One of so many tokens of an answer is recorded, from the first on. Neighbours attend to much the same, and
+/// a token that is not recorded costs nothing.
 const EVERY: usize = 2;
 
 /// A prompt's tokens by the group that each belongs to, and the heads whose attention counts.
@@ -43,7 +43,7 @@ impl Evidence {
     }
 
     /// Returns the sums of each token, from the first behind the prompt on: `[groups]`, or empty if the
-    /// token's row was not seen or its index is odd.
+    /// token is not recorded or its row was not seen.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows
     }

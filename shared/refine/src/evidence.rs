@@ -163,9 +163,9 @@ pub struct Attended<'a> {
     pub sources: &'a Sources,
 }
 
-/// Returns what each sentence of the answer stands on. A sentence without a known token has the attention of
-/// the token before it, or is left out if that is not known either. Only sentences of which the model had
-/// tokens are cited.
+/// Returns what each sentence of the answer stands on. Sentences without a known token are left out, except
+/// that a sentence of one token has the attention of the token before it if its own is not known. Only
+/// sentences of which the model had tokens are cited.
 ///
 /// A sentence's value is the sum of two parts, each divided by its largest value. The first is the attention
 /// of the answer sentence's tokens on it, divided by its length. The second is twice its BM25 value against
@@ -197,18 +197,18 @@ pub fn cited(answer: &str, attended: &Attended<'_>) -> Vec<Cited> {
     all
 }
 
-/// Returns the known rows of the tokens that begin in these bytes, or that of the token before them.
+/// Returns the known rows of the tokens that begin in these bytes. If that is one token, and it is not known,
+/// it is the row of the token before it.
 fn known_of<'a>(
     bytes: &Range<usize>,
     starts: &[usize],
     rows: &'a [Vec<f32>],
 ) -> impl Iterator<Item = &'a [f32]> {
     let [first, end] = [bytes.start, bytes.end].map(|byte| starts.partition_point(|start| *start < byte));
-    let has_known = |rows: &[Vec<f32>]| rows.iter().any(|row| !row.is_empty());
-    let own = &rows[first.min(rows.len())..end.min(rows.len())];
-    let before = &rows[first.saturating_sub(1).min(rows.len())..first.min(rows.len())];
-    let chosen = if has_known(own) || first == end { own } else { before };
-    chosen.iter().map(Vec::as_slice).filter(|row| !row.is_empty())
+    let is_known = |token: usize| rows.get(token).is_some_and(|row| !row.is_empty());
+    let is_one_unknown = end == first + 1 && !is_known(first);
+    let tokens = if is_one_unknown { first.saturating_sub(1)..first } else { first..end };
+    rows.iter().take(tokens.end).skip(tokens.start).map(Vec::as_slice).filter(|row| !row.is_empty())
 }
 
 /// Sums the rows, and divides each sentence's sum by its length.
@@ -328,6 +328,7 @@ mod tests {
         // The last sentence has one token, which is not known: it has the attention of the one before.
         check_cited("Hm?", "Yes. No.", &rows[1..3], &[0, 5], &[(0..4, &[2, 0]), (5..8, &[2, 0])]);
         check_cited("Hm?", "Yes. No. So.", &rows[1..3], &[0, 5, 9], &[(0..4, &[2, 0]), (5..8, &[2, 0])]);
+        check_cited("Hm?", "Yes. No.", &rows[1..3], &[0, 5, 6], &[(0..4, &[2, 0])]);
         check_cited("Hm?", "", &[], &[], &[]);
     }
 
