@@ -3,13 +3,14 @@
 //!
 //! The rules are those of [`baton_registry`]; here are their inputs. [`book`] holds the targets in memory and
 //! [`catalog`] what the registry has. [`folder`] is a registry in a folder, [`source`] reads a registry
-//! wherever it is, and [`publish`] adds a version.
+//! wherever it is, and [`publish`] adds a version. [`reports`] bounds what devices report, and says what of it counts.
 
 pub mod book;
 pub mod bucket;
 pub mod catalog;
 pub mod folder;
 pub mod publish;
+pub mod reports;
 pub mod source;
 
 use baton_registry::layout::Location;
@@ -18,6 +19,7 @@ use baton_registry::sync::{ANY_SCENE, Lease, SyncReply, SyncRequest};
 
 use self::book::TargetBook;
 use self::catalog::Catalog;
+use self::reports::ReportRates;
 use self::source::RegistrySource;
 use crate::access::{AccessError, check_name};
 
@@ -90,6 +92,8 @@ pub struct Fleet {
     pub registry: Option<RegistrySource>,
     /// Where devices find its bytes as well.
     pub mirrors: Vec<Location>,
+    /// How often each key's devices may report.
+    pub report_rates: ReportRates,
 }
 
 impl Fleet {

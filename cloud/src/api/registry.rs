@@ -18,6 +18,7 @@ use utoipa::ToSchema;
 use super::error::ApiError;
 use super::{App, PathId, body, path_id};
 use crate::access::Caller;
+use crate::fleet::reports::STATIC_KEY;
 use crate::fleet::source::RegistrySource;
 use crate::store::{DeviceReport, now_ms};
 
@@ -109,21 +110,35 @@ pub(super) async fn sync(
     })?;
     let now_ms = now_ms();
     let reply = app.service.fleet().answer(&request, u64::try_from(now_ms / 1000).unwrap_or(0));
-    if let (Some(store), Some(_)) = (&app.store, &reply.wanted) {
-        let device = format!("{}\0{}", caller.tenant.id, request.device);
-        let report = DeviceReport {
-            device_hash: Sha256::digest(device.as_bytes()).into(),
-            scene: &request.scene,
-            class: &request.class,
-            active: request.active.as_ref(),
-            failed: request.failed.last(),
-        };
-        // The device is answered from memory, also while the database is away.
-        if let Err(err) = store.note_model_report(&report, now_ms).await {
-            warn!(err = &err as &dyn std::error::Error, "what a device has is not noted");
-        }
+    if reply.wanted.is_some() {
+        note(&app, &caller, &request, now_ms).await;
     }
     Ok(Json(reply))
+}
+
+/// Notes what a device reported, if its key has not reported too much. The device is answered from memory, also
+/// while the database is away.
+async fn note(app: &App, caller: &Caller, request: &SyncRequest, now_ms: i64) {
+    let Some(store) = &app.store else { return };
+    let without = if app.access.book.is_open() { "" } else { STATIC_KEY };
+    let key = caller.key_id.as_deref().unwrap_or(without);
+    let fleet = app.service.fleet();
+    if !fleet.report_rates.admits(key) {
+        return app.service.metrics().device_report("limited");
+    }
+    let device = format!("{}\0{}", caller.tenant.id, request.device);
+    let report = DeviceReport {
+        device_hash: Sha256::digest(device.as_bytes()).into(),
+        key,
+        scene: fleet.targets.scene_of(&request.scene, &request.class),
+        class: &request.class,
+        active: request.active.as_ref(),
+        failed: request.failed.last(),
+    };
+    match store.note_model_report(&report, now_ms).await {
+        Ok(()) => app.service.metrics().device_report("noted"),
+        Err(err) => warn!(err = &err as &dyn std::error::Error, "what a device has is not noted"),
+    }
 }
 
 /// Returns bytes of the registry, if it is in a folder of this service. Takes `range: bytes=N-`. If it is in

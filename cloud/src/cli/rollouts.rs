@@ -31,7 +31,8 @@ use crate::store::{Expected, Store, now_ms};
     baton-cloud rollouts start --class laptop --scene law small@2+law@3 --share 5\n\n\
     A pair is BASE@VERSION or BASE@VERSION+ADAPTER@VERSION. Devices learn of a change within 5 minutes. A pair that was\n\
     given up is allowed for 15 minutes more, so that no device is refused on its way; `revoke` refuses it at once.\n\
-    A rollout pauses by itself if 3 devices, and 2 % of those that got the candidate, cannot load it.")]
+    A rollout pauses by itself if 3 devices, and 2 % of those that got the candidate, cannot load it. Only devices count\n\
+    that had reported before it began, with an API key.")]
 pub struct RolloutsCommand {
     /// What to do.
     #[command(subcommand)]

@@ -51,6 +51,13 @@ impl TargetBook {
         of(scene).or_else(|| of(ANY_SCENE))
     }
 
+    /// Returns the scene whose target counts for this scene and class: itself, or [`ANY_SCENE`].
+    #[must_use]
+    pub fn scene_of<'a>(&self, scene: &'a str, class: &str) -> &'a str {
+        let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
+        if targets.contains_key(&(scene.to_owned(), class.to_owned())) { scene } else { ANY_SCENE }
+    }
+
     /// Checks that devices of a class may ask a scene with a pair. What has no target is not checked.
     ///
     /// # Errors
@@ -98,6 +105,7 @@ mod tests {
         check("law", "phone", "m@1+law@1", false);
         check("law", "phone", "m@1", true);
         check("law", "laptop", "anything@9", true);
+        assert_eq!((book.scene_of("law", "phone"), book.scene_of("chat", "phone")), ("law", "*"));
         let told = book.check("chat", "phone", &"m@2".parse().unwrap(), 0).unwrap_err().to_string();
         assert!(told.contains("m@2") && told.contains("get m@1"), "{told}");
         book.replace(Vec::new());

@@ -125,6 +125,11 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_kv_handoff_bytes_total", Kind::Counter, "bytes of keys and values that devices have read"),
     ("baton_pairs_refused_total", Kind::Counter, "requests of devices with models that they may not have"),
     (
+        "baton_device_reports_total",
+        Kind::Counter,
+        "reports of devices' models, by outcome: noted, or limited because their key reports too often",
+    ),
+    (
         "baton_experiment_answers_total",
         Kind::Counter,
         "answers of experiments, by experiment, arm and outcome",
@@ -346,6 +351,11 @@ impl Metrics {
     /// Counts a request of a device with a pair that it may not have.
     pub fn pair_refused(&self) {
         self.counter("baton_pairs_refused_total", &[]).increment(1);
+    }
+
+    /// Counts a report of a device: `noted`, or `limited` because its key reports too often.
+    pub fn device_report(&self, outcome: &'static str) {
+        self.counter("baton_device_reports_total", &[("outcome", outcome)]).increment(1);
     }
 
     /// Counts keys and values for a device: `offered`, `refused` for want of room, or `read` to their end.

@@ -37,6 +37,7 @@ migrations! {
     13 "scene settings" "0013_scene_settings.sql";
     14 "experiments" "0014_experiments.sql";
     15 "model targets" "0015_model_targets.sql";
+    16 "counted reports" "0016_counted_reports.sql";
 }
 
 /// Brings the schema up to date.

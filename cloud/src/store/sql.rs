@@ -128,9 +128,19 @@ statements! {
          WHERE id = $1";
     TARGET_REMOVE: "remove a target of models" = "DELETE FROM model_targets WHERE id = $1";
     REPORT_PUT: "note what a device has" =
-        "INSERT INTO model_reports (device_hash, scene, class, active, failed, seen_ms) VALUES ($1, $2, $3, $4, $5, $6) \
+        "INSERT INTO model_reports (device_hash, scene, class, active, failed, seen_ms, first_ms, key_id) \
+         SELECT $1, $2, $3, $4, $5, $6, $6, $7 \
+         WHERE EXISTS (SELECT 1 FROM model_reports WHERE device_hash = $1 AND scene = $2) \
+         OR (SELECT COUNT(*) FROM model_reports WHERE key_id = $7) < $8 \
          ON CONFLICT (device_hash, scene) DO UPDATE SET class = excluded.class, active = excluded.active, \
-         failed = excluded.failed, seen_ms = excluded.seen_ms";
+         failed = excluded.failed, seen_ms = excluded.seen_ms, key_id = excluded.key_id";
+    REPORT_DROP_OLDEST: "forget the device of a key that reported longest ago" =
+        "DELETE FROM model_reports WHERE (device_hash, scene) IN \
+         (SELECT device_hash, scene FROM model_reports WHERE key_id = $1 ORDER BY seen_ms LIMIT 1)";
+    REPORTS_COUNTED: "count devices for the guard, by key" =
+        "SELECT key_id, SUM(CASE WHEN active = $4 THEN 1 ELSE 0 END) AS has, \
+         SUM(CASE WHEN failed = $4 THEN 1 ELSE 0 END) AS failed FROM model_reports \
+         WHERE scene = $1 AND class = $2 AND seen_ms > $3 AND first_ms < $5 AND key_id <> '' GROUP BY key_id";
     REPORTS_ACTIVE: "count what devices have" =
         "SELECT active AS pair, COUNT(*) AS devices FROM model_reports WHERE scene = $1 AND class = $2 AND seen_ms > $3 \
          GROUP BY active ORDER BY active";

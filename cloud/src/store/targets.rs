@@ -1,13 +1,14 @@
 //! Targets of device models, and what devices reported.
 
 use baton_protocol::ModelPair;
-use baton_registry::rollout::{Change as TargetChange, Target};
+use baton_registry::rollout::{Change as TargetChange, Rollout, Target};
 use serde_json::json;
 
 use super::change::{Expected, Fields, Recorded, fields};
 use super::db::{Arg, Row, Statement, args};
 use super::{Store, StoreError, sql};
 use crate::access::Actor;
+use crate::fleet::reports::{KeyReports, ROWS_OF_KEY_MAX, guarded};
 use crate::fleet::{ModelReports, ModelTarget, target_id};
 
 /// How long a device that reports nothing counts, in milliseconds: a day.
@@ -20,6 +21,8 @@ const FORGET_MS: i64 = 30 * REPORT_MS;
 pub struct DeviceReport<'a> {
     /// SHA-256 of the tenant and the device's name.
     pub device_hash: [u8; 32],
+    /// Id of the key that it reports with; empty without one.
+    pub key: &'a str,
     /// The scene that its pair is for.
     pub scene: &'a str,
     /// Its class.
@@ -102,16 +105,14 @@ impl Store {
             let Some(rollout) = row.target.rollout.as_ref().filter(|rollout| !rollout.is_paused) else {
                 continue;
             };
-            let reports = self.model_reports(&row.scene, &row.class, now_ms).await?;
-            let candidate = rollout.candidate.to_string();
-            let (has, failed) = (reports.active(&candidate), reports.failed(&candidate));
-            if row.target.guarded(has, failed).is_none() {
+            let keys = self.counted_reports(&row, rollout, now_ms).await?;
+            if guarded(&row.target, &keys).is_none() {
                 continue;
             }
             let mut change = self.change(&Actor::service()).await?;
             // Another replica may have been faster.
             let old: ModelTarget = change.known(&row.id, Expected::Any).await?;
-            if let Some(target) = old.target.guarded(has, failed) {
+            if let Some((target, KeyReports { has, failed })) = guarded(&old.target, &keys) {
                 let new = next(&old, target, change.at_ms, &change.by);
                 let why = json!({ "has": has, "failed": failed });
                 paused.push(change.put("guard", Some(&old), new, why).await?);
@@ -137,7 +138,24 @@ impl Store {
         change.record::<ModelTarget>("remove", &id, (Some(old.fields()), None), json!({})).await
     }
 
-    /// Notes what a device reported.
+    /// Counts the devices that the guard of a rollout counts, by key.
+    async fn counted_reports(
+        &self,
+        row: &ModelTarget,
+        rollout: &Rollout,
+        now_ms: i64,
+    ) -> Result<Vec<KeyReports>, StoreError> {
+        let candidate = rollout.candidate.to_string();
+        let begun_ms = rollout.begun_s.saturating_mul(1000);
+        let values = args![&row.scene, &row.class, now_ms - REPORT_MS, &candidate, begun_ms];
+        let rows = self.pool.rows(&sql::REPORTS_COUNTED, values).await?;
+        rows.iter()
+            .map(|row| Ok(KeyReports { has: row.count("has")?, failed: row.count("failed")? }))
+            .collect()
+    }
+
+    /// Notes what a device reported. If its key has as many rows as it may have, the one that was noted
+    /// longest ago gives way.
     ///
     /// # Errors
     /// As for [`Store::model_targets`].
@@ -149,9 +167,14 @@ impl Store {
             report.class,
             text(report.active),
             text(report.failed),
-            now_ms
+            now_ms,
+            report.key,
+            ROWS_OF_KEY_MAX
         ];
-        self.pool.execute(&sql::REPORT_PUT, values).await?;
+        if self.pool.execute(&sql::REPORT_PUT, values).await? == 0 {
+            self.pool.execute(&sql::REPORT_DROP_OLDEST, args![report.key]).await?;
+            self.pool.execute(&sql::REPORT_PUT, values).await?;
+        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Tests of targets of device models: their changes, what devices report, and the guard that pauses.
 
-use baton_cloud::store::{AuditQuery, DeviceReport, Expected, Store, StoreError};
+use baton_cloud::fleet::reports::ROWS_OF_KEY_MAX;
+use baton_cloud::store::{AuditQuery, DeviceReport, Expected, Store, StoreError, testing};
 use baton_protocol::ModelPair;
 use baton_registry::rollout::{Change, Guard, Share};
 
@@ -22,17 +23,31 @@ fn refused<T: std::fmt::Debug>(done: Result<T, StoreError>, want: &str) {
     assert!(err.contains(want), "{err}");
 }
 
-/// Notes that a device of class `phone` has a pair, or could not load one.
-async fn report(store: &Store, device: u8, active: &str, failed: Option<&str>, at_ms: i64) {
+/// Notes that a device of class `phone` with a key has a pair, or could not load one.
+async fn report(store: &Store, key: &str, device: u32, active: &str, failed: Option<&str>, at_ms: i64) {
     let (active, failed) = (pair(active), failed.map(pair));
+    let mut device_hash = [0; 32];
+    device_hash[..4].copy_from_slice(&device.to_le_bytes());
     let report = DeviceReport {
-        device_hash: [device; 32],
+        device_hash,
+        key,
         scene: "*",
         class: "phone",
         active: Some(&active),
         failed: failed.as_ref(),
     };
     store.note_model_report(&report, at_ms).await.unwrap();
+}
+
+/// Begins a rollout of m@2 to phones, which have reported before it began if they are `known`.
+async fn rollout(store: &Store, known: impl IntoIterator<Item = (&'static str, u32)>) -> i64 {
+    let phone = ("*", "phone");
+    store.set_model_target(phone, &pair("m@1"), &ann()).await.unwrap();
+    for (key, device) in known {
+        report(store, key, device, "m@1", None, HOUR_MS).await;
+    }
+    let begun = store.change_model_target(phone, &start("m@2"), Expected::Any, &ann()).await.unwrap();
+    begun.updated_ms
 }
 
 #[test]
@@ -84,20 +99,18 @@ fn a_target_goes_through_a_rollout_and_back() {
 fn a_rollout_that_devices_cannot_load_is_paused_once_by_one_replica() {
     on_each(|db| async move {
         let (store, other) = (db.open().await, db.open().await);
+        let now_ms = rollout(&store, [1, 2, 3, 4, 9].map(|device| ("key", device))).await;
         let phone = ("*", "phone");
-        store.set_model_target(phone, &pair("m@1"), &ann()).await.unwrap();
-        store.change_model_target(phone, &start("m@2"), Expected::Any, &ann()).await.unwrap();
-        let now_ms = 100 * HOUR_MS;
-        report(&store, 1, "m@1", Some("m@2"), now_ms).await;
-        report(&store, 2, "m@1", Some("m@2"), now_ms).await;
-        report(&store, 9, "m@2", None, now_ms).await;
+        report(&store, "key", 1, "m@1", Some("m@2"), now_ms).await;
+        report(&store, "key", 2, "m@1", Some("m@2"), now_ms).await;
+        report(&store, "key", 9, "m@2", None, now_ms).await;
         // One device says it again: it is one device.
-        report(&other, 2, "m@1", Some("m@2"), now_ms + 1).await;
+        report(&other, "key", 2, "m@1", Some("m@2"), now_ms + 1).await;
         assert_eq!(store.guard_rollouts(now_ms).await.unwrap(), [], "two of three are too few");
         // What was said more than a day ago does not count.
-        report(&store, 3, "m@1", Some("m@2"), now_ms - 25 * HOUR_MS).await;
+        report(&store, "key", 3, "m@1", Some("m@2"), now_ms - 25 * HOUR_MS).await;
         assert_eq!(store.guard_rollouts(now_ms).await.unwrap(), []);
-        report(&other, 4, "m@1", Some("m@2"), now_ms).await;
+        report(&other, "key", 4, "m@1", Some("m@2"), now_ms).await;
         let reports = other.model_reports("*", "phone", now_ms).await.unwrap();
         assert_eq!((reports.active("m@1"), reports.active("m@2"), reports.failed("m@2")), (3, 1, 3));
 
@@ -111,5 +124,76 @@ fn a_rollout_that_devices_cannot_load_is_paused_once_by_one_replica() {
         // A person who knows better goes on; the guard then pauses it again.
         store.change_model_target(phone, &Change::Resume, Expected::Any, &ann()).await.unwrap();
         assert_eq!(store.guard_rollouts(now_ms).await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn invented_devices_pause_no_rollout() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let known = (0..20).map(|device| ("key", device)).chain([("", 700), ("", 701), ("", 702)]);
+        let now_ms = rollout(&store, known).await;
+        for device in 0..20 {
+            report(&store, "key", device, "m@2", None, now_ms).await;
+        }
+        // Devices that nobody had seen before the rollout began, and callers without a key.
+        for device in 100..400 {
+            report(&store, "key", device, "m@1", Some("m@2"), now_ms).await;
+        }
+        for device in 600..900 {
+            report(&store, "", device, "m@1", Some("m@2"), now_ms).await;
+        }
+        assert_eq!(store.guard_rollouts(now_ms).await.unwrap(), []);
+        // Those that were seen do count.
+        for device in 0..3 {
+            report(&store, "key", device, "m@1", Some("m@2"), now_ms).await;
+        }
+        assert_eq!(store.guard_rollouts(now_ms).await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn failures_of_one_key_pause_nothing_for_others() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        let known = (0..50).map(|device| (if device < 40 { "many" } else { "few" }, device));
+        let now_ms = rollout(&store, known).await;
+        for device in 0..40 {
+            report(&store, "many", device, "m@2", None, now_ms).await;
+        }
+        for device in 40..50 {
+            report(&store, "few", device, "m@1", Some("m@2"), now_ms).await;
+        }
+        assert_eq!(store.guard_rollouts(now_ms).await.unwrap(), [], "ten of fifty, all of one key");
+        for device in 0..3 {
+            report(&store, "many", device, "m@1", Some("m@2"), now_ms).await;
+        }
+        assert_eq!(store.guard_rollouts(now_ms).await.unwrap().len(), 1, "other keys' devices agree");
+    });
+}
+
+#[test]
+fn a_key_has_no_more_rows_than_it_may() {
+    on_each(|db| async move {
+        let store = db.open().await;
+        store.set_model_target(("*", "phone"), &pair("m@1"), &ann()).await.unwrap();
+        let sql = if db.is_postgres() {
+            "INSERT INTO model_reports SELECT decode(lpad(to_hex(n), 64, '0'), 'hex'), '*', 'phone', 'm@1', '', n, 'key', n \
+             FROM generate_series(1, 9999) AS n"
+        } else {
+            "INSERT INTO model_reports WITH RECURSIVE of(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM of WHERE n < 9999) \
+             SELECT unhex(printf('%064x', n)), '*', 'phone', 'm@1', '', n, 'key', n FROM of"
+        };
+        testing::execute(&db.database, sql).await.unwrap();
+        for device in 0..5 {
+            report(&store, "key", device, "m@1", None, HOUR_MS).await;
+        }
+        report(&store, "other", 9, "m@1", None, HOUR_MS).await;
+        let reports = store.model_reports("*", "phone", HOUR_MS).await.unwrap();
+        assert_eq!(reports.active("m@1"), u64::from(ROWS_OF_KEY_MAX) + 1);
+        // A device that is known needs no row of another.
+        report(&store, "key", 4, "m@2", None, HOUR_MS).await;
+        let reports = store.model_reports("*", "phone", HOUR_MS).await.unwrap();
+        assert_eq!((reports.active("m@1"), reports.active("m@2")), (u64::from(ROWS_OF_KEY_MAX), 1));
     });
 }

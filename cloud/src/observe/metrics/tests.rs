@@ -85,6 +85,7 @@ fn full() -> Metrics {
     metrics.model_loaded("base", "loaded", Duration::from_secs(2));
     metrics.model_unloaded("base");
     metrics.pair_refused();
+    metrics.device_report("noted");
     metrics.verified(8, 6, 1);
     metrics.open_kv("acme", 2e6);
     metrics.kv_handoff("read");
