@@ -395,6 +395,7 @@ fn host(engine: Engine, kv_tokens: usize) -> Host<Engine> {
             turns: None,
             proposer: None,
             idle_sequences: 0,
+            idle_for: None,
             watch: None,
         },
     )

@@ -340,6 +340,7 @@ impl CloudService {
             }
         }
         self.submit(served, prepared, terms).inspect_err(|_| self.inner.open.forget(id))?;
+        self.inner.open.make_room(id);
         Ok(stream)
     }
 

@@ -167,6 +167,7 @@ impl LocalModel {
             turns: None,
             proposer,
             idle_sequences: options.idle_sequences,
+            idle_for: None,
             watch: options.watch,
         };
         let host = Host::new(engine, options);

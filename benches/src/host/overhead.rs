@@ -74,6 +74,7 @@ impl Alone {
                 turns: None,
                 proposer,
                 idle_sequences: 0,
+                idle_for: None,
                 watch: None,
             },
         );

@@ -96,6 +96,10 @@ pub(super) struct Stats {
     kv_tokens: u64,
     /// Tokens of the KV cache that no running answer holds.
     kv_tokens_free: u64,
+    /// Tokens kept for answers that devices go on with, at most: running answers may take their room.
+    kv_tokens_kept: u64,
+    /// Bytes of keys and values that are parked for devices.
+    handoff_bytes: u64,
     /// Prompt tokens that wait for prefill.
     prefill_backlog_tokens: u64,
     /// Measured cost: `prefill_base_ms`, `prefill_ms_per_token`, `decode_ms` and `refine_ms`.

@@ -94,6 +94,8 @@ pub(super) async fn stats(State(app): State<App>) -> Json<Value> {
         "parked": stats.parked,
         "kv_tokens": stats.kv_tokens,
         "kv_tokens_free": kv.free_tokens,
+        "kv_tokens_kept": kv.kept_tokens,
+        "handoff_bytes": app.service.handoff_bytes(),
         "preemptions_total": stats.preemptions_total,
         "prefix_cache": {
             "queries_total": kv.prefix.queries,

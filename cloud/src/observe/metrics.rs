@@ -122,6 +122,11 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
         Kind::Counter,
         "keys and values for devices, by outcome: offered, refused or read",
     ),
+    (
+        "baton_kv_handoff_parked_bytes",
+        Kind::Gauge,
+        "memory set aside for keys and values that devices may read",
+    ),
     ("baton_kv_handoff_bytes_total", Kind::Counter, "bytes of keys and values that devices have read"),
     ("baton_pairs_refused_total", Kind::Counter, "requests of devices with models that they may not have"),
     (
@@ -139,6 +144,11 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ("baton_verify_accepted_tokens_total", Kind::Counter, "drafted tokens that the model would have written"),
     ("baton_verify_written_tokens_total", Kind::Counter, "tokens that the model wrote behind drafts"),
     ("baton_open_answers", Kind::Gauge, "answers that devices go on with, and that are kept for checks"),
+    (
+        "baton_open_kv_bytes",
+        Kind::Gauge,
+        "keys and values kept without a slot for such answers, at most: others may take their room",
+    ),
     (
         "baton_open_kv_byte_seconds_total",
         Kind::Counter,
@@ -180,6 +190,8 @@ pub struct ModelUsage {
     pub backlog_seconds: f64,
     /// Share of the KV cache that running requests hold.
     pub kv_usage: f64,
+    /// Bytes of keys and values that are kept for answers that devices go on with, at most.
+    pub open_kv_bytes: usize,
     /// Prompt tokens that were looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Prompt tokens that were found there.
@@ -214,6 +226,8 @@ pub struct Usage {
     pub scenes: Vec<(String, u32)>,
     /// Answers that devices go on with.
     pub open_answers: usize,
+    /// Bytes of keys and values on their way to devices.
+    pub handoff_bytes: u64,
 }
 
 /// One request that has ended.
@@ -441,12 +455,14 @@ impl Metrics {
             self.gauge("baton_prefill_backlog_tokens", labels).set(usage.backlog_tokens as f64);
             self.gauge("baton_prefill_backlog_seconds", labels).set(usage.backlog_seconds);
             self.gauge("baton_kv_cache_usage_ratio", labels).set(usage.kv_usage);
+            self.gauge("baton_open_kv_bytes", labels).set(usage.open_kv_bytes as f64);
             self.counter("baton_prefix_cache_queries_total", labels).absolute(usage.prefix_queries);
             self.counter("baton_prefix_cache_hits_total", labels).absolute(usage.prefix_hits);
             self.counter("baton_speculation_proposed_tokens_total", labels).absolute(usage.proposed);
             self.counter("baton_speculation_accepted_tokens_total", labels).absolute(usage.accepted);
         }
         self.gauge("baton_open_answers", &[]).set(usage.open_answers as f64);
+        self.gauge("baton_kv_handoff_parked_bytes", &[]).set(usage.handoff_bytes as f64);
         for engine in &usage.engines {
             let labels: &[(&'static str, &str)] = &[("model", &engine.model), ("engine", &engine.engine)];
             self.gauge("baton_engine_requests_running", labels).set(engine.in_flight as f64);

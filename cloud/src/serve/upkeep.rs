@@ -226,6 +226,7 @@ async fn keep_settings(upkeep: Upkeep, generation: u64, mut stop: watch::Receive
 async fn keep_counts(upkeep: Upkeep, replica: String, mut stop: watch::Receiver<bool>) {
     let mut said = Said::default();
     while pause(&mut stop, MEETING_PERIOD).await {
+        upkeep.service.forget_old_answers();
         said.say(&upkeep.meet(&replica).await, "usage cannot be written down; it waits");
     }
 }

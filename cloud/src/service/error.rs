@@ -227,6 +227,16 @@ pub enum ServiceError {
         /// The field that does not fit.
         field: &'static str,
     },
+    /// A draft has a token that the model does not have.
+    #[error("field `draft[{at}]` is {id}, the model's tokens are 0 to {}", vocab_len - 1)]
+    UnknownToken {
+        /// Its index in the draft.
+        at: usize,
+        /// The token.
+        id: u32,
+        /// The model's number of tokens.
+        vocab_len: usize,
+    },
     /// The engine could not check a draft.
     #[error("the draft could not be checked")]
     CheckFailed,
@@ -309,6 +319,9 @@ impl ServiceError {
             ServiceError::NotOpen => (ErrorCode::Gone, None),
             ServiceError::NotBegun => (ErrorCode::Unavailable, None),
             ServiceError::OtherAnswer { field } => (ErrorCode::InvalidRequest, Some((*field).to_owned())),
+            ServiceError::UnknownToken { at, .. } => {
+                (ErrorCode::InvalidRequest, Some(format!("draft[{at}]")))
+            }
             ServiceError::CheckFailed => (ErrorCode::Internal, None),
         };
         let mut body = ErrorBody::new(code, self.to_string());

@@ -2,9 +2,10 @@
 //!
 //! Frames are parked from the moment the engine gives them until the device has read them, or for
 //! [`PARKED_MAX`]. Never: makes an answer wait, or keeps more than [`BYTES_MAX`]. Always: a tenant has at
-//! most half of that. A handoff is found only with the key that asked for it, and never given out as complete
-//! if it is not.
+//! most half of that, and the memory goes back to the system, because each handoff is a mapping of its own. A
+//! handoff is found only with the key that asked for it, and never given out as complete if it is not.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,8 +13,9 @@ use std::time::Duration;
 use baton_engine::engine::KvFormat;
 use baton_engine::{KvWidth, SlidingWindow};
 use baton_generate::job::{Export, RowsTaker};
-use baton_protocol::{HEAD_BYTES, KvEncoding, KvLayer, KvLayout, KvPlace, KvTicket};
+use baton_protocol::{KvEncoding, KvLayer, KvLayout, KvPlace, KvTicket};
 use bytes::Bytes;
+use memmap2::MmapMut;
 use tokio::sync::watch;
 use tracing::debug;
 use uuid::Uuid;
@@ -28,6 +30,8 @@ const TENANT_BYTES_MAX: u64 = BYTES_MAX / 2;
 const HANDOFFS_MAX: usize = 1024;
 /// How long a handoff is parked, from its offer on.
 const PARKED_MAX: Duration = Duration::from_secs(30);
+/// The most bytes that a reader gets at once.
+const READ_BYTES_MAX: usize = 512 << 10;
 
 /// Who asked, as a digest of the credentials, and the request's id.
 pub(crate) type HandoffName = ([u8; 32], Uuid);
@@ -52,6 +56,20 @@ struct Book {
     /// Bytes that are set aside, in all and by tenant, until the last reader is gone.
     bytes: u64,
     of_tenants: HashMap<u128, u64>,
+    /// How often room was set aside.
+    rooms: u64,
+}
+
+impl Book {
+    /// Returns the oldest handoff that nobody reads or writes, of the tenant with the most bytes, if that has
+    /// more than `bytes`.
+    fn gives_way(&self, bytes: u64) -> Option<HandoffName> {
+        let of = |handoff: &Handoff| self.of_tenants.get(&handoff.room.tenant).copied().unwrap_or(0);
+        let unread = self.parked.iter().filter(|(_, handoff)| Arc::strong_count(handoff) == 1);
+        let larger = unread.filter(|(_, handoff)| of(handoff) > bytes);
+        let first = larger.min_by_key(|(_, handoff)| (Reverse(of(handoff)), handoff.room.number));
+        first.map(|(name, _)| *name)
+    }
 }
 
 impl Handoffs {
@@ -68,22 +86,30 @@ impl Handoffs {
     }
 
     /// Returns the bytes that are set aside.
-    #[cfg(test)]
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.book().bytes
     }
 
-    /// Sets room aside.
+    /// Sets room aside. If others have taken all, what nobody reads of the tenant with the most gives way.
     fn reserve(&self, tenant: u128, bytes: u64) -> Option<Room> {
-        let mut book = self.book();
-        let of_tenant = book.of_tenants.get(&tenant).copied().unwrap_or(0).saturating_add(bytes);
-        let fits = book.bytes.saturating_add(bytes) <= BYTES_MAX && of_tenant <= TENANT_BYTES_MAX;
-        if !fits || book.parked.len() >= HANDOFFS_MAX {
-            return None;
+        loop {
+            let mut book = self.book();
+            let of_tenant = book.of_tenants.get(&tenant).copied().unwrap_or(0).saturating_add(bytes);
+            if of_tenant > TENANT_BYTES_MAX {
+                return None;
+            }
+            if book.bytes.saturating_add(bytes) <= BYTES_MAX && book.parked.len() < HANDOFFS_MAX {
+                book.bytes += bytes;
+                book.of_tenants.insert(tenant, of_tenant);
+                book.rooms += 1;
+                return Some(Room { of: self.clone(), tenant, bytes, number: book.rooms });
+            }
+            let name = book.gives_way(of_tenant)?;
+            let gone = book.parked.remove(&name);
+            drop(book);
+            // Dropped without the lock, because it gives its room back.
+            drop(gone);
         }
-        book.bytes += bytes;
-        book.of_tenants.insert(tenant, of_tenant);
-        Some(Room { of: self.clone(), tenant, bytes })
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -97,6 +123,8 @@ struct Room {
     of: Handoffs,
     tenant: u128,
     bytes: u64,
+    /// Larger than those of rooms that were set aside before.
+    number: u64,
 }
 
 impl Drop for Room {
@@ -119,12 +147,15 @@ pub struct Handoff {
     frames: Mutex<Frames>,
     /// The bytes that have come; `None` if no more will.
     come: watch::Sender<Option<u64>>,
-    _room: Room,
+    room: Room,
 }
 
-/// Frames that have come, each with the byte at which it begins.
-#[derive(Debug, Default)]
-struct Frames(Vec<(u64, Bytes)>);
+/// Room for all frames, and how much of it has come.
+#[derive(Debug)]
+struct Frames {
+    room: MmapMut,
+    come: usize,
+}
 
 impl Handoff {
     /// Returns the bytes of all frames.
@@ -132,7 +163,7 @@ impl Handoff {
         self.bytes
     }
 
-    /// Returns the bytes from `at` to the end of their frame, or `None` if they have not come.
+    /// Returns the next bytes from `at` on, or `None` if they have not come.
     ///
     /// For callers that drive the engine themselves; others wait with `next`.
     ///
@@ -144,7 +175,7 @@ impl Handoff {
         if found.is_some() || will_come { Ok(found) } else { Err(Unfinished) }
     }
 
-    /// Waits for the bytes from `at` to the end of their frame. Returns `None` behind the last one.
+    /// Waits for the next bytes from `at` on. Returns `None` behind the last one.
     ///
     /// # Errors
     /// [`Unfinished`] if they will never come.
@@ -163,12 +194,25 @@ impl Handoff {
 }
 
 impl Frames {
-    /// Returns the bytes from `at` to the end of their frame, if they have come.
+    /// Makes room for so many bytes. Pages take memory when their bytes come.
+    fn new(bytes: u64) -> Option<Frames> {
+        let room = MmapMut::map_anon(usize::try_from(bytes).ok()?).ok()?;
+        Some(Frames { room, come: 0 })
+    }
+
+    /// Takes the next frame.
+    fn push(&mut self, frame: &[u8]) {
+        if let Some(room) = self.room.get_mut(self.come..self.come + frame.len()) {
+            room.copy_from_slice(frame);
+            self.come += frame.len();
+        }
+    }
+
+    /// Returns the next bytes from `at` on, if they have come.
     fn from(&self, at: u64) -> Option<Bytes> {
-        let index = self.0.partition_point(|(begin, _)| *begin <= at).checked_sub(1)?;
-        let (begin, frame) = &self.0[index];
-        let within = usize::try_from(at - begin).ok()?;
-        (within < frame.len()).then(|| frame.slice(within..))
+        let at = usize::try_from(at).ok()?;
+        let rest = self.room.get(at..self.come).filter(|rest| !rest.is_empty())?;
+        Some(Bytes::copy_from_slice(&rest[..rest.len().min(READ_BYTES_MAX)]))
     }
 }
 
@@ -204,14 +248,14 @@ impl Offer {
         let layout = KvLayout::new(self.format, positions.len(), layers, of);
         let bytes = layout.bytes();
         let room = self.handoffs.reserve(self.tenant, bytes).filter(|_| !positions.is_empty());
-        let Some(room) = room else {
+        let Some((room, frames)) = room.and_then(|room| Some((room, Frames::new(bytes)?))) else {
             debug!(bytes, "no room for keys and values on their way to a device");
             self.metrics.kv_handoff("refused");
             return None;
         };
         self.metrics.kv_handoff("offered");
-        let frames = Mutex::default();
-        let handoff = Arc::new(Handoff { bytes, frames, come: watch::Sender::new(Some(0)), _room: room });
+        let frames = Mutex::new(frames);
+        let handoff = Arc::new(Handoff { bytes, frames, come: watch::Sender::new(Some(0)), room });
         let before = self.handoffs.book().parked.insert(self.name, Arc::clone(&handoff));
         // Dropped without the lock, because it gives its room back.
         drop(before);
@@ -259,10 +303,9 @@ impl RowsTaker for Parking {
 
     fn take(&mut self, rows: &[u8]) {
         let Some(place) = self.places.next().filter(|place| place.bytes == rows.len()) else { return };
-        let frame = Bytes::from(self.layout.frame(place, rows));
-        let begin = self.at;
-        self.at += (HEAD_BYTES + rows.len()) as u64;
-        self.handoff.frames.lock().unwrap_or_else(PoisonError::into_inner).0.push((begin, frame));
+        let frame = self.layout.frame(place, rows);
+        self.at += frame.len() as u64;
+        self.handoff.frames.lock().unwrap_or_else(PoisonError::into_inner).push(&frame);
         self.handoff.come.send_replace(Some(self.at));
     }
 }
@@ -377,5 +420,24 @@ mod tests {
         assert!(!first.1.taker.wants() && second.1.taker.wants(), "nobody can read the first any more");
         drop(first);
         assert!(offer(&handoffs, 6, 3).open((0..400).collect()).is_some());
+    }
+
+    #[test]
+    fn what_nobody_reads_gives_way_to_a_tenant_with_less() {
+        let handoffs = Handoffs::default();
+        // An eighth of all, and two tenants that have half each.
+        let eighth = (BYTES_MAX / 8 / 8192 - 30) as usize;
+        for request in 0..8 {
+            let tenant = 1 + request % 2;
+            drop(offer(&handoffs, request, tenant).open((0..eighth).collect()).unwrap());
+        }
+        let is_parked = |request| handoffs.find(&([1; 32], Uuid::from_u128(request))).is_some();
+        let read = handoffs.find(&([1; 32], Uuid::from_u128(0))).unwrap();
+        assert!(offer(&handoffs, 8, 3).open((0..eighth).collect()).is_some(), "a third tenant");
+        assert_eq!([0, 1, 2, 3].map(is_parked), [true, false, true, true], "the oldest that nobody reads");
+        assert!(offer(&handoffs, 9, 2).open((0..eighth).collect()).is_none(), "one that has as much");
+        assert!(offer(&handoffs, 10, 4).open((0..eighth).collect()).is_some(), "a fourth");
+        assert_eq!([0, 2, 8].map(is_parked), [true, false, true]);
+        drop(read);
     }
 }

@@ -242,6 +242,7 @@ impl CloudService {
         let scenes = self.inner.scenes.current();
         self.inner.metrics.render(&Usage {
             open_answers: self.inner.open.len(),
+            handoff_bytes: self.handoff_bytes(),
             engines: self.upstreams().flat_map(|upstream| upstream.in_use()).collect(),
             models: self.models_in_use(),
             scenes: scenes.iter().map(|scene| (scene.id.clone(), scene.version)).collect(),
@@ -292,6 +293,11 @@ impl CloudService {
     pub fn kv(&self) -> KvFigures {
         let all = self.in_memory().map(|served| served.handle.kv());
         all.reduce(KvFigures::beside).unwrap_or_default()
+    }
+
+    /// Returns the bytes that are set aside for keys and values on their way to devices.
+    pub fn handoff_bytes(&self) -> u64 {
+        self.inner.handoffs.bytes()
     }
 
     /// Returns the current cost of this cloud, with its default model.

@@ -176,6 +176,7 @@ fn usage(name: &str, served: Option<&Served>, past: &ModelUsage) -> ModelUsage {
         backlog_tokens: stats.backlog_tokens,
         backlog_seconds: stats.backlog_ms / 1e3,
         kv_usage: held as f64 / stats.kv_tokens.max(1) as f64,
+        open_kv_bytes: kv.kept_tokens * served.kv_token_bytes,
         prefix_queries: past.prefix_queries + kv.prefix.query_tokens,
         prefix_hits: past.prefix_hits + kv.prefix.hit_tokens,
         proposed: past.proposed + stats.proposed_total,

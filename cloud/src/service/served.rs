@@ -21,7 +21,7 @@ use super::handoff::KvModel;
 use super::places::kv_tokens;
 use super::prefixes::ScenePrefixes;
 use super::upstream::{ClientError, EngineAddress, Upstream};
-use super::verify::SEQUENCES_MAX;
+use super::verify::{KEPT, SEQUENCES_MAX};
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Traces;
 use crate::service::figures::{CostWatch, Figures};
@@ -199,6 +199,7 @@ impl Served {
                 turns,
                 proposer,
                 idle_sequences: SEQUENCES_MAX,
+                idle_for: Some(KEPT),
                 watch: watch(&figures, upstream.is_some()),
             },
         );

@@ -6,8 +6,8 @@
 //! written, at any temperature.
 //!
 //! Never: holds a slot between two drafts, or text. Always: an answer belongs to one owner. It is forgotten
-//! after [`KEPT`] without a request, or when there are too many; its keys and values are given up before a
-//! running answer lacks room.
+//! after [`KEPT`] without a request. If there are too many answers, the owner with the most of them loses the
+//! one that was used longest ago, so nobody's answers keep out those of others.
 
 mod check;
 
@@ -36,9 +36,8 @@ use baton_generate::clock::Clock;
 pub(crate) const KEPT: Duration = Duration::from_secs(30);
 /// The most answers of one model whose keys and values are kept.
 pub(super) const SEQUENCES_MAX: usize = 64;
-/// The most answers that are kept in all, and of one owner.
+/// The most answers that are kept in all.
 const OPEN_MAX: usize = 1024;
-const OPEN_OF_OWNER_MAX: usize = 256;
 
 /// An answer by its owner and its request.
 type OpenId = (u128, Uuid);
@@ -55,6 +54,8 @@ pub(crate) struct OpenAnswer {
     adapter: Option<AdapterId>,
     sampling: SamplingParams,
     kv_token_bytes: usize,
+    /// Ids of tokens are below it.
+    vocab_len: usize,
     clock: Clock,
     metrics: Arc<Metrics>,
     state: Mutex<State>,
@@ -104,6 +105,7 @@ impl OpenAnswer {
             adapter,
             sampling,
             kv_token_bytes: served.kv_token_bytes,
+            vocab_len: served.model.config().vocab_len,
             clock: served.clock.clone(),
             metrics: served.metrics.clone(),
             state: Mutex::default(),
@@ -149,8 +151,17 @@ impl OpenAnswer {
         }
     }
 
+    /// Returns when it was last asked about; `None` while the cloud's first part is written.
+    fn used_at(&self) -> Option<Duration> {
+        let state = self.state();
+        (state.phase != Phase::Begins).then_some(state.used_at)
+    }
+
     /// Returns the reply if it is known already, or what of the draft is to be checked.
     fn known_reply(&self, request: &VerifyRequest) -> Result<Known, ServiceError> {
+        if let Some(at) = request.draft.iter().position(|id| *id as usize >= self.vocab_len) {
+            return Err(ServiceError::UnknownToken { at, id: request.draft[at], vocab_len: self.vocab_len });
+        }
         let mut state = self.state();
         if state.phase == Phase::Begins {
             return Err(ServiceError::NotBegun);
@@ -244,16 +255,31 @@ impl OpenAnswers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an answer; returns whether there is room for it.
+    /// Keeps an answer if there is room for it, or if one would give way; returns whether it does. Whoever
+    /// begins the answer calls [`Self::make_room`] then.
     pub(super) fn keep(&self, id: OpenId, answer: Arc<OpenAnswer>) -> bool {
         let mut answers = self.answers();
         answers.retain(|_, answer| !answer.is_forgotten());
-        let of_owner = answers.keys().filter(|(owner, _)| *owner == id.0).count();
-        let has_room = answers.len() < OPEN_MAX && of_owner < OPEN_OF_OWNER_MAX;
+        let has_room = answers.len() < OPEN_MAX || gives_way(&answers, id).is_some();
         if has_room {
             answers.insert(id, answer);
         }
         has_room
+    }
+
+    /// Removes answers beyond the most that are kept, for that of a request that was accepted. A refused one
+    /// costs nobody an answer.
+    pub(super) fn make_room(&self, id: OpenId) {
+        let mut answers = self.answers();
+        while answers.len() > OPEN_MAX {
+            let Some(least) = gives_way(&answers, id) else { return };
+            answers.remove(&least);
+        }
+    }
+
+    /// Removes the answers that nobody can ask about any more.
+    pub(super) fn forget_old(&self) {
+        self.answers().retain(|_, answer| !answer.is_forgotten());
     }
 
     /// Returns the answer of this request, unless it is forgotten.
@@ -274,8 +300,25 @@ impl OpenAnswers {
 
     /// Returns the number of answers.
     pub(super) fn len(&self) -> usize {
+        self.forget_old();
         self.answers().len()
     }
+}
+
+/// Returns the answer that gives way to the `newest`: the one used longest ago of the owner with the most
+/// answers. If the newest's own owner has as many, it is one of its own. An answer that the cloud still writes
+/// does not give way.
+fn gives_way(answers: &BTreeMap<OpenId, Arc<OpenAnswer>>, newest: OpenId) -> Option<OpenId> {
+    let mut counts = BTreeMap::<u128, usize>::new();
+    for (owner, _) in answers.keys().filter(|id| **id != newest) {
+        *counts.entry(*owner).or_default() += 1;
+    }
+    let most = counts.values().copied().max();
+    let has_most = |owner: u128| counts.get(&owner).copied() == most;
+    let gives = |owner: u128| if has_most(newest.0) { owner == newest.0 } else { has_most(owner) };
+    let used = answers.iter().filter(|((owner, _), _)| gives(*owner));
+    let used = used.filter_map(|(id, answer)| Some((answer.used_at()?, *id)));
+    used.min().map(|(_, id)| id)
 }
 
 /// Returns whether the answer to this request is checked behind L.
@@ -299,6 +342,11 @@ pub(super) fn offer(served: &Served) -> VerifyOffer {
 }
 
 impl CloudService {
+    /// Forgets answers that no device has asked about for [`KEPT`].
+    pub fn forget_old_answers(&self) {
+        self.inner.open.forget_old();
+    }
+
     /// Returns the name of the model that writes this answer.
     ///
     /// # Errors

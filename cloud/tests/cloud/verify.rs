@@ -1,5 +1,6 @@
 //! Drafts of devices: what is accepted and written is what the cloud alone would have written.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use baton_cloud::scene::book::SceneBook;
@@ -8,7 +9,8 @@ use baton_cloud::service::{CloudService, ServiceError, ServiceOptions, Terms};
 use baton_engine::Engine;
 use baton_generate::host::Host;
 use baton_protocol::{
-    AssistEvent, AssistRequest, Sampling, VerifyPolicy, VerifyReply, VerifyRequest, answer_digest,
+    AssistEvent, AssistRequest, ErrorCode, Role, Sampling, Segment, VerifyPolicy, VerifyReply, VerifyRequest,
+    answer_digest,
 };
 use baton_random::SplitMix64;
 
@@ -27,6 +29,10 @@ struct Verified {
 
 impl Verified {
     fn new(policy: VerifyPolicy) -> Verified {
+        Verified::with(policy, options())
+    }
+
+    fn with(policy: VerifyPolicy, options: ServiceOptions) -> Verified {
         let settings = SceneSettings {
             ratio: Some(0.25),
             verify: policy,
@@ -34,21 +40,32 @@ impl Verified {
         };
         let scenes = SceneBook::new([Scene { id: "doc-qa".into(), version: 1, settings }]);
         let clock = HandClock::default();
-        let options = ServiceOptions { clock: clock.clock(), ..options() };
+        let options = ServiceOptions { clock: clock.clock(), ..options };
         let (service, host) = CloudService::new(setup(), scenes, options).unwrap();
         Verified { service, host, clock }
     }
 
     /// Returns the ids of the answer, and whether the device may have drafts checked.
     fn ask(&mut self, request: &AssistRequest) -> (Vec<u32>, bool) {
-        let mut stream = self.service.assist(request).unwrap();
+        let events = self.ask_as(0, request);
+        (tokens(&events).into_iter().map(|(id, _)| id).collect(), is_offered(&events))
+    }
+
+    /// Returns the events of an answer for this owner.
+    fn ask_as(&mut self, owner: u128, request: &AssistRequest) -> Vec<AssistEvent> {
+        let terms = Terms { owner, ..Terms::default() };
+        let mut stream = self.service.assist_for(request, terms, None).unwrap();
         run_all(&mut self.host);
-        let events = drain(&mut stream);
-        let is_offered = events.iter().any(|event| match event {
-            AssistEvent::First(first) => first.verify.is_some(),
-            _ => false,
-        });
-        (tokens(&events).into_iter().map(|(id, _)| id).collect(), is_offered)
+        self.clock.advance(Duration::from_millis(1));
+        drain(&mut stream)
+    }
+
+    /// Returns the value of a metric without labels but the model's.
+    fn metric(&self, name: &str) -> f64 {
+        let metrics = self.service.render_metrics();
+        let of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let line = metrics.lines().find(of).unwrap_or_else(|| panic!("no {name}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
     fn check(
@@ -67,6 +84,20 @@ impl Verified {
         run_all(&mut self.host);
         check.try_reply().expect("nothing is left to compute")
     }
+}
+
+fn is_offered(events: &[AssistEvent]) -> bool {
+    events.iter().any(|event| matches!(event, AssistEvent::First(first) if first.verify.is_some()))
+}
+
+/// Returns the tokens of the prompt, and how many of them were in the cache.
+fn prompt_tokens(events: &[AssistEvent]) -> (usize, usize) {
+    let end = events.iter().find_map(|event| match event {
+        AssistEvent::End(end) => Some(end),
+        _ => None,
+    });
+    let usage = &end.expect("the answer ends").usage;
+    (usage.prompt_tokens as usize, usage.cached_prefix_tokens as usize)
 }
 
 fn asked(seed: u64, assist_tokens: u32) -> AssistRequest {
@@ -173,6 +204,86 @@ fn an_answer_is_forgotten_in_time() {
     assert!(matches!(late, Err(ServiceError::NotOpen)), "{late:?}");
     let metrics = cloud.service.render_metrics();
     assert!(metrics.contains("baton_open_kv_byte_seconds_total"), "{metrics}");
+}
+
+#[test]
+fn a_draft_of_unknown_tokens_is_refused_with_its_place() {
+    let mut cloud = Verified::new(VerifyPolicy::On);
+    let request = asked(2, ASSIST);
+    let (answer, _) = cloud.ask(&request);
+    let vocab = model().config().vocab_len as u32;
+    for (draft, at) in [(vec![vocab], 0), (vec![0, u32::MAX], 1), (vec![vocab - 1, 1 << 31], 1)] {
+        let refused = cloud.check(&request, &answer, (&draft, 1)).unwrap_err();
+        let body = refused.to_body().error;
+        assert_eq!((body.code, body.param), (ErrorCode::InvalidRequest, Some(format!("draft[{at}]"))));
+        assert!(body.message.contains(&format!("0 to {}", vocab - 1)), "{}", body.message);
+    }
+    assert!(cloud.check(&request, &answer, (&[vocab - 1], 1)).is_ok(), "the last token there is");
+}
+
+#[test]
+fn a_fifth_tenant_is_served_beside_four_greedy_ones() {
+    let mut cloud = Verified::new(VerifyPolicy::On);
+    let name = |owner: u128, at: u128| uuid::Uuid::from_u128(owner << 32 | at);
+    let mut ask = |owner: u128, at: u128| {
+        let segments = vec![Segment::fixed(Role::User, "Hi")];
+        let request = AssistRequest { request_id: name(owner, at), segments, verify: true, ..asked(2, 1) };
+        is_offered(&cloud.ask_as(owner, &request))
+    };
+    for at in 0..260 {
+        for owner in 1..=4 {
+            assert!(ask(owner, at), "tenant {owner}, answer {at}");
+        }
+    }
+    for at in 0..3 {
+        assert!(ask(5, at), "the fifth tenant, answer {at}");
+    }
+    let is_kept = |owner: u128, at: u128| cloud.service.verified_by(owner, name(owner, at)).is_ok();
+    assert!((0..3).all(|at| is_kept(5, at)), "the greedy ones lost theirs");
+    let kept: Vec<usize> = (1..=4).map(|owner| (0..260).filter(|at| is_kept(owner, *at)).count()).collect();
+    assert!(kept.iter().all(|kept| (255..=256).contains(kept)), "{kept:?}");
+    assert!((1..=4).all(|owner| is_kept(owner, 259) && !is_kept(owner, 0)), "the oldest gave way");
+}
+
+#[test]
+fn keys_and_values_are_kept_apart_and_released_in_time_without_another_request() {
+    let mut cloud = Verified::new(VerifyPolicy::On);
+    let request = asked(2, ASSIST);
+    let (prompt, _) = prompt_tokens(&cloud.ask_as(0, &request));
+    let kv_bytes = model().config().kv_token_bytes(options().kv) as f64;
+    let kept = (prompt + ASSIST as usize - 1) as f64 * kv_bytes;
+    assert_eq!((cloud.metric("baton_open_answers"), cloud.metric("baton_open_kv_bytes")), (1.0, kept));
+    let used = cloud.metric("baton_kv_cache_usage_ratio") * cloud.service.stats().kv_tokens as f64;
+    assert!(used <= 32.0, "{used} tokens are held: the last block alone");
+    cloud.clock.advance(Duration::from_secs(31));
+    assert!(cloud.host.turn().is_none(), "nobody asks");
+    assert_eq!((cloud.metric("baton_open_answers"), cloud.metric("baton_open_kv_bytes")), (0.0, 0.0));
+    assert_eq!(cloud.host.free_kv_tokens(), cloud.service.stats().kv_tokens);
+}
+
+#[test]
+fn what_is_kept_evicts_no_prefix_that_was_used_later() {
+    let named = |name: &str, verify: bool| AssistRequest {
+        request_id: uuid::Uuid::new_v4(),
+        verify,
+        ..request("doc-qa", &format!("{name}. {}", document(20)), ASSIST)
+    };
+    let mut measured = Verified::new(VerifyPolicy::On);
+    let (prompt, _) = prompt_tokens(&measured.ask_as(1, &named("Measured", false)));
+    // Room for four such prompts and a half.
+    let kv_tokens = NonZeroUsize::new(prompt * 9 / 2);
+    let mut cloud = Verified::with(VerifyPolicy::On, ServiceOptions { kv_tokens, ..options() });
+    for name in ["First", "Second", "Third"] {
+        let tokenizer = Some(model().tokenizer().digest_hex().to_owned());
+        let kept = AssistRequest { tokenizer_sha256: tokenizer, ..named(name, true) };
+        assert!(is_offered(&cloud.ask_as(1, &kept)));
+    }
+    let plain = named("Neighbour", false);
+    assert!(!is_offered(&cloud.ask_as(2, &plain)));
+    cloud.ask_as(3, &named("Another", false));
+    let (_, cached) =
+        prompt_tokens(&cloud.ask_as(2, &AssistRequest { request_id: uuid::Uuid::new_v4(), ..plain }));
+    assert!(cached + 64 > prompt, "{cached} of {prompt} tokens are still there");
 }
 
 #[test]

@@ -58,6 +58,14 @@ where
         self.engine.release(seq);
     }
 
+    fn unpin(&mut self, seq: SeqId) {
+        Sequences::unpin(&mut self.engine, seq);
+    }
+
+    fn pin(&mut self, seq: SeqId) -> Result<usize, SequenceError> {
+        Sequences::pin(&mut self.engine, seq)
+    }
+
     fn reuse_prefix(&mut self, seq: SeqId, ids: &[TokenId]) -> usize {
         self.engine.reuse_prefix(seq, ids)
     }

@@ -334,6 +334,20 @@ impl Engine {
         self.table.release(seq);
     }
 
+    /// Gives up the claim of a sequence that waits to its full blocks: they are evicted in their turn, as if it
+    /// had been released. Until [`Self::pin`], only its ids may be read, and it may be released.
+    pub fn unpin(&mut self, seq: SeqId) {
+        self.table.unpin(seq);
+    }
+
+    /// Takes the blocks of an unpinned sequence again; returns its tokens, fewer if some blocks are gone.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownSequence`].
+    pub fn pin(&mut self, seq: SeqId) -> Result<usize, KvError> {
+        self.table.pin(seq)
+    }
+
     /// Returns the number of tokens of the sequence.
     ///
     /// # Errors

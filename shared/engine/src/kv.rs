@@ -15,6 +15,7 @@ use std::collections::HashMap;
 
 use crate::tokenizer::TokenId;
 
+mod pinned;
 pub(crate) mod pool;
 pub(crate) mod states;
 
@@ -127,6 +128,8 @@ struct Sequence {
     queried: bool,
     /// Whether room is reserved for a step that is neither committed nor cancelled.
     open: bool,
+    /// Whether it has no claim to its full blocks (see [`pinned`]).
+    unpinned: bool,
     /// How many of the first `ids` have no slot any more.
     evicted: usize,
     /// Its length when tokens were evicted, else 0. Up to that length, a slot is not a position. Blocks of
@@ -251,6 +254,7 @@ impl KvTable {
             blocks,
             queried: true,
             open: false,
+            unpinned: false,
             evicted,
             evicted_at,
             held: Held::default(),

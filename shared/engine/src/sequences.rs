@@ -82,6 +82,18 @@ pub trait Sequences: Send {
     /// Removes the sequence.
     fn release(&mut self, seq: SeqId);
 
+    /// Lets the full blocks of a sequence that waits be evicted in their turn, if that is possible here. Until
+    /// [`Self::pin`], only its ids may be read, and it may be released.
+    fn unpin(&mut self, _seq: SeqId) {}
+
+    /// Takes the blocks of an unpinned sequence again; returns its tokens, fewer if some blocks are gone.
+    ///
+    /// # Errors
+    /// [`SequenceError`] if the sequence is unknown.
+    fn pin(&mut self, seq: SeqId) -> Result<usize, SequenceError> {
+        self.len(seq)
+    }
+
     /// Returns the number of tokens of the sequence.
     ///
     /// # Errors
@@ -254,6 +266,14 @@ impl Sequences for Engine {
         Engine::release(self, seq);
     }
 
+    fn unpin(&mut self, seq: SeqId) {
+        Engine::unpin(self, seq);
+    }
+
+    fn pin(&mut self, seq: SeqId) -> Result<usize, SequenceError> {
+        Ok(Engine::pin(self, seq)?)
+    }
+
     fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {
         Ok(Engine::len(self, seq)?)
     }
@@ -339,6 +359,14 @@ impl<S: Sequences + ?Sized> Sequences for Box<S> {
 
     fn release(&mut self, seq: SeqId) {
         (**self).release(seq);
+    }
+
+    fn unpin(&mut self, seq: SeqId) {
+        (**self).unpin(seq);
+    }
+
+    fn pin(&mut self, seq: SeqId) -> Result<usize, SequenceError> {
+        (**self).pin(seq)
     }
 
     fn len(&self, seq: SeqId) -> Result<usize, SequenceError> {

@@ -57,6 +57,8 @@ pub struct HostOptions {
     pub proposer: Option<Box<dyn Proposer>>,
     /// Sequences that are kept after their answers, for the next ones.
     pub idle_sequences: usize,
+    /// How long they are kept; `None` until their room is needed.
+    pub idle_for: Option<Duration>,
     /// Hears of every pass.
     pub watch: Option<Box<dyn PassWatch>>,
 }
@@ -182,7 +184,7 @@ impl<S: Sequences> Host<S> {
             turns: options.turns,
             proposer: options.proposer,
             watch: options.watch,
-            idle: IdleSequences::new(options.idle_sequences),
+            idle: IdleSequences::new(options.idle_sequences, options.idle_for),
             exports: Exports::default(),
             jobs: BTreeMap::new(),
             admits: true,
@@ -285,11 +287,14 @@ impl<S: Sequences> Host<S> {
         }
     }
 
-    /// Sleeps until there is something to do; in between, a ring does its own work if no job is there.
+    /// Sleeps until there is something to do; in between, a ring does its own work if no job is there, and
+    /// sequences that were kept for long enough are released.
     fn rest(&mut self) {
         let (empty, waits) = self.handle.ask(|core| (core.is_empty(), core.stats().waiting > 0));
         let every = self.engine.idle_every().filter(|_| empty);
-        let limit = if waits { Some(LOOK) } else { every };
+        let look = waits.then_some(LOOK);
+        let expire = self.idle.expire_in(self.clock.now());
+        let limit = look.or(every).into_iter().chain(expire).min();
         if !self.handle.sleep(self.seen, limit) && empty {
             self.engine.idle();
         }
@@ -298,6 +303,7 @@ impl<S: Sequences> Host<S> {
     fn next_pass(&mut self, control: &mut dyn StepControl) -> Option<Pass> {
         loop {
             let (stage, paused) = self.look();
+            self.idle.expire(&mut self.engine, self.clock.now());
             // The order matters: a reader that leaves before its answer is parked wakes nobody.
             self.mind_readers();
             self.drop_cancelled(stage);
@@ -452,8 +458,11 @@ impl<S: Sequences> Host<S> {
     }
 
     fn report_kv(&self) {
-        let (free_tokens, prefix) = (self.engine.free_tokens(), self.engine.prefix_stats());
-        self.handle.set_kv(KvFigures { free_tokens, prefix });
+        self.handle.set_kv(KvFigures {
+            free_tokens: self.engine.free_tokens(),
+            kept_tokens: self.idle.tokens(&self.engine),
+            prefix: self.engine.prefix_stats(),
+        });
     }
 
     /// Performs the effects of a turn; returns the plan, if there is one.

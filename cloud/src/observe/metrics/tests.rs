@@ -109,6 +109,7 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
         models: vec![of("base", 2), of("other", 3)],
         scenes: vec![("doc-qa".into(), 3)],
         open_answers: 2,
+        handoff_bytes: 4096,
     };
     let (kinds, samples) = read(&metrics.render(&usage));
     let want: BTreeMap<String, String> = METRICS

@@ -113,6 +113,7 @@ enum Op {
     Truncate { at: usize, part: usize },
     Release { at: usize },
     Reuse { at: usize, from: usize },
+    Wait { at: usize, tokens: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -126,6 +127,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..8usize, 0..=100usize).prop_map(|(at, part)| Op::Truncate { at, part }),
         2 => (0..8usize).prop_map(|at| Op::Release { at }),
         3 => (0..8usize, 0..8usize).prop_map(|(at, from)| Op::Reuse { at, from }),
+        3 => (0..8usize, 0..400usize).prop_map(|(at, tokens)| Op::Wait { at, tokens }),
     ]
 }
 
@@ -187,6 +189,21 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             ids.extend_from_slice(&rest[..gained]);
         }
         Op::Reuse { .. } => {}
+        // Another sequence takes room while this one waits.
+        Op::Wait { at, tokens } => {
+            let (seq, ids) = world.naive[at % count].clone();
+            world.table.unpin(seq);
+            let partial = usize::from(!ids.len().is_multiple_of(BLOCK_TOKENS));
+            assert!(world.table.blocks(seq).unwrap().len() <= partial, "only the last block is held");
+            let other = world.table.create(Root(9), PrefixScope::default());
+            world.naive.push((other, Vec::new()));
+            let _full = world.append(&[(count, vec![7; tokens])], true);
+            world.table.release(other);
+            world.naive.pop();
+            let len = world.table.pin(seq).unwrap();
+            assert!(len <= ids.len() && world.table.pin(seq) == Ok(len));
+            world.naive[at % count].1.truncate(len);
+        }
     }
 }
 
@@ -429,6 +446,31 @@ fn the_end_of_a_cached_prefix_is_evicted_first() {
     world.append(&[(0, vec![1000; 2 * BLOCK_TOKENS])], true).unwrap();
     let seq = world.table.create(Root::default(), PrefixScope::default());
     assert_eq!(world.table.reuse_prefix(seq, &ids), 2 * BLOCK_TOKENS);
+}
+
+#[test]
+fn an_unpinned_sequence_is_evicted_in_its_turn_and_goes_on_with_what_is_left() {
+    let ids: Vec<TokenId> = (0..100).collect();
+    let mut world = world_with(8, &ids);
+    let seq = world.naive[0].0;
+    world.table.unpin(seq);
+    assert_eq!(world.table.free_tokens(), 7 * BLOCK_TOKENS, "all but its last block");
+    assert_eq!(world.table.pin(seq), Ok(100), "nothing was taken");
+    // Somebody else's prefix is released later, so it stays longer.
+    world.table.unpin(seq);
+    let other = world.table.create(Root(0), PrefixScope { owner: 2, shared_tokens: 0 });
+    world.naive.push((other, Vec::new()));
+    world.append(&[(1, vec![5; 64])], true).unwrap();
+    world.table.release(other);
+    let third = world.table.create(Root(1), PrefixScope::default());
+    world.naive[1] = (third, Vec::new());
+    world.append(&[(1, vec![6; 4 * BLOCK_TOKENS])], true).unwrap();
+    let again = world.table.create(Root(0), PrefixScope { owner: 2, shared_tokens: 0 });
+    assert_eq!(world.table.reuse_prefix(again, &[5; 65]), 64, "the neighbour's prefix is there");
+    world.table.release(again);
+    assert_eq!(world.table.pin(seq), Ok(BLOCK_TOKENS), "its own end went first");
+    world.naive[0].1.truncate(BLOCK_TOKENS);
+    world.check();
 }
 
 #[test]

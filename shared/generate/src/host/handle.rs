@@ -22,6 +22,9 @@ use crate::unread::CancelFlag;
 pub struct KvFigures {
     /// Tokens of the blocks that no sequence holds.
     pub free_tokens: usize,
+    /// Tokens of sequences that are kept after their answers, at most: their full blocks count as free, and
+    /// some may have been evicted.
+    pub kept_tokens: usize,
     /// Counters of shared prefixes.
     pub prefix: PrefixStats,
 }
@@ -33,6 +36,7 @@ impl KvFigures {
         let (a, b) = (self.prefix, other.prefix);
         KvFigures {
             free_tokens: self.free_tokens + other.free_tokens,
+            kept_tokens: self.kept_tokens + other.kept_tokens,
             prefix: PrefixStats {
                 queries: a.queries + b.queries,
                 hits: a.hits + b.hits,

@@ -1,10 +1,12 @@
 //! Sequences that are kept after their answers, for the next answer of the same conversation.
 //!
-//! The prefix tree keeps whole blocks of what was computed; a kept sequence also has the last, partial one.
-//! Never: keeps more sequences than allowed. Always: a kept sequence is given up before a running one lacks
-//! room.
+//! The prefix tree keeps whole blocks of what was computed; a kept sequence also has the last, partial one. It
+//! claims no other: its blocks are evicted in their turn, so it takes the room of nobody else's prefixes.
+//! Never: keeps more sequences than allowed, or for longer. Always: a kept sequence is given up before a
+//! running one lacks room, that of the owner with the most first.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use baton_engine::tokenizer::TokenId;
 use baton_engine::{AdapterId, BLOCK_TOKENS, PrefixScope, SeqId, SequenceError, Sequences};
@@ -15,6 +17,8 @@ use crate::planted::{self, Bug};
 #[derive(Debug)]
 pub(super) struct IdleSequences {
     max: usize,
+    /// How long one is kept; `None` until its room is needed.
+    lasts: Option<Duration>,
     kept: VecDeque<Idle>,
 }
 
@@ -24,11 +28,13 @@ pub(super) struct Idle {
     pub(super) seq: SeqId,
     pub(super) scope: PrefixScope,
     pub(super) adapter: Option<AdapterId>,
+    /// When its answer ended, by the host's clock.
+    pub(super) since: Duration,
 }
 
 impl IdleSequences {
-    pub(super) fn new(max: usize) -> IdleSequences {
-        IdleSequences { max, kept: VecDeque::new() }
+    pub(super) fn new(max: usize, lasts: Option<Duration>) -> IdleSequences {
+        IdleSequences { max, lasts, kept: VecDeque::new() }
     }
 
     /// Keeps a sequence whose answer is over.
@@ -37,19 +43,46 @@ impl IdleSequences {
             engine.release(idle.seq);
             return;
         }
+        engine.unpin(idle.seq);
         self.kept.push_back(idle);
         while self.kept.len() > self.max {
             self.give_up(engine);
         }
     }
 
-    /// Releases the oldest sequence; returns whether there was one.
+    /// Releases the oldest sequence of the owner with the most; returns whether there was one.
     pub(super) fn give_up(&mut self, engine: &mut impl Sequences) -> bool {
-        let oldest = self.kept.pop_front();
-        if let Some(idle) = oldest {
+        let mut counts = BTreeMap::<u128, usize>::new();
+        for idle in &self.kept {
+            *counts.entry(idle.scope.owner).or_default() += 1;
+        }
+        let most = counts.values().copied().max();
+        let oldest = self.kept.iter().position(|idle| counts.get(&idle.scope.owner).copied() == most);
+        let given_up = oldest.and_then(|at| self.kept.remove(at));
+        if let Some(idle) = given_up {
             engine.release(idle.seq);
         }
-        oldest.is_some()
+        given_up.is_some()
+    }
+
+    /// Releases the sequences that were kept for as long as they may be.
+    pub(super) fn expire(&mut self, engine: &mut impl Sequences, now: Duration) {
+        while self.expire_in(now).is_some_and(|left| left.is_zero())
+            && let Some(idle) = self.kept.pop_front()
+        {
+            engine.release(idle.seq);
+        }
+    }
+
+    /// Returns the time until a sequence must be released.
+    pub(super) fn expire_in(&self, now: Duration) -> Option<Duration> {
+        let oldest = self.kept.front()?;
+        Some((oldest.since + self.lasts?).saturating_sub(now))
+    }
+
+    /// Returns the tokens of all kept sequences; some may have been evicted.
+    pub(super) fn tokens(&self, engine: &impl Sequences) -> usize {
+        self.kept.iter().map(|idle| engine.len(idle.seq).unwrap_or(0)).sum()
     }
 
     /// Returns a sequence that begins with as many of `ids` as are known, and how many these are: at most
@@ -68,7 +101,13 @@ impl IdleSequences {
         let candidates = self.kept.iter().enumerate().filter(|(_, idle)| alike(idle));
         let wanted = &ids[..reusable.min(ids.len())];
         let lengths = candidates.map(|(at, idle)| (common(engine.ids(idle.seq).unwrap_or(&[]), wanted), at));
-        let (common, at) = lengths.max().unwrap_or_default();
+        let Some((common, at)) = lengths.max().filter(|(common, _)| *common > 0) else {
+            let seq = engine.create_in(scope, adapter)?;
+            return Ok((seq, engine.reuse_prefix(seq, ids)));
+        };
+        let kept = self.kept[at].seq;
+        // The rest of it was evicted.
+        let common = common.min(engine.pin(kept)?);
         if common > 0 && common + BLOCK_TOKENS > reusable {
             return self.take(engine, at, common);
         }
@@ -78,6 +117,7 @@ impl IdleSequences {
             engine.release(seq);
             return self.take(engine, at, common);
         }
+        engine.unpin(kept);
         Ok((seq, gained))
     }
 

@@ -105,7 +105,8 @@ impl<S: Sequences> Host<S> {
             proposer.forget(closed.id);
         }
         if let Some(seq) = entry.seq {
-            let idle = Idle { seq, scope: entry.scope, adapter: entry.adapter };
+            let since = self.clock.now();
+            let idle = Idle { seq, scope: entry.scope, adapter: entry.adapter, since };
             match closed.reason {
                 CloseReason::Cancelled if planted::is(Bug::SlotLeaked) => {}
                 _ if !entry.sink.is_continued() => self.engine.release(seq),

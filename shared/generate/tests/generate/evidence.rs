@@ -117,7 +117,10 @@ fn host(speculates: bool) -> Host<Engine> {
         speculation,
     };
     let (clock, emulation, turns, watch) = (Clock::monotonic(), None, None, None);
-    Host::new(engine(), HostOptions { limits, clock, emulation, turns, proposer, idle_sequences: 0, watch })
+    Host::new(
+        engine(),
+        HostOptions { limits, clock, emulation, turns, proposer, idle_sequences: 0, idle_for: None, watch },
+    )
 }
 
 fn job(host: &Host<Engine>, answer: Answer, goal: Goal, sink: Box<dyn Sink>) -> Job {

@@ -104,6 +104,7 @@ enum Op {
     Truncate { at: usize, percent: usize },
     Release { at: usize },
     Reuse { at: usize, root: u32 },
+    Wait { at: usize, n: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -117,6 +118,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..8usize, 0..=100usize).prop_map(|(at, percent)| Op::Truncate { at, percent }),
         2 => (0..8usize).prop_map(|at| Op::Release { at }),
         3 => (0..8usize, 0..2u32).prop_map(|(at, root)| Op::Reuse { at, root }),
+        3 => (0..8usize, 1..1200usize).prop_map(|(at, n)| Op::Wait { at, n }),
     ]
 }
 
@@ -155,6 +157,17 @@ fn apply(world: &mut World, op: Op) {
             let gained = world.table.reuse_prefix(seq, &ids);
             assert!(gained >= held && gained.is_multiple_of(BLOCK_TOKENS));
             assert_eq!(world.table.behind(seq), Ok(0), "a known prefix ends at a checkpoint");
+        }
+        // Another sequence takes room while this one waits.
+        Op::Wait { at, n } => {
+            let seq = world.seqs[at % count];
+            let before = world.table.len(seq).unwrap();
+            world.table.unpin(seq);
+            let other = world.create(9);
+            let _full = world.step(other, &vec![7; n], true);
+            world.table.release(other);
+            world.seqs.pop();
+            assert!(world.table.pin(seq).unwrap() <= before);
         }
     }
 }

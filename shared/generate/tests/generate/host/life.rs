@@ -207,6 +207,60 @@ fn the_next_turn_of_a_conversation_computes_only_what_is_new() {
 }
 
 #[test]
+fn a_kept_sequence_is_released_while_nobody_asks() {
+    let clock = ByHand::default();
+    let idle =
+        |options| HostOptions { idle_sequences: 2, idle_for: Some(Duration::from_secs(30)), ..options };
+    let mut host = Host::new(engine(KV_TOKENS), idle(options(KV_TOKENS, clock.clock())));
+    submit(&host, &ask(70, 6));
+    run_all(&mut host);
+    let kept = |host: &Host<Engine>| (host.handle().kv().kept_tokens, KV_TOKENS - host.free_kv_tokens());
+    assert_eq!(kept(&host), (75, 32), "its full blocks are claimed by nobody");
+    clock.advance(29_000_000);
+    assert!(host.turn().is_none());
+    assert_eq!(kept(&host).0, 75);
+    clock.advance(1_000_000);
+    assert!(host.turn().is_none());
+    assert_eq!(kept(&host), (0, 0));
+    // The host's own thread wakes for it.
+    let short =
+        |options| HostOptions { idle_sequences: 2, idle_for: Some(Duration::from_millis(20)), ..options };
+    let real = self::host(short);
+    let handle = real.handle();
+    let (_, reader) = submit(&real, &ask(70, 6));
+    let thread = std::thread::spawn(move || real.serve());
+    let begun = std::time::Instant::now();
+    while !reader.ended() || handle.kv().kept_tokens > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is kept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    handle.stop();
+    thread.join().unwrap();
+}
+
+#[test]
+fn an_owner_with_many_kept_sequences_costs_others_none() {
+    let mut host = host(|options| HostOptions { idle_sequences: 3, ..options });
+    let of = |owner: u128, first: u32| {
+        let ask = ask(50, 3);
+        Ask { owner, prompt: [&[first], &ask.prompt[..]].concat(), ..ask }
+    };
+    let first = of(2, 1);
+    let (_, reader) = submit(&host, &first);
+    run_all(&mut host);
+    let tokens = reader.with(|record| record.end.clone()).unwrap().1;
+    for at in 0..4 {
+        submit(&host, &of(1, 10 + at));
+        run_all(&mut host);
+    }
+    let next = Ask { prompt: [&first.prompt[..], &tokens, &[3; 20]].concat(), ..first.clone() };
+    let (_, reader) = submit(&host, &next);
+    run_all(&mut host);
+    let kept = first.prompt.len() + tokens.len() - 1;
+    assert_eq!(reader.with(|record| record.computed_tokens), next.prompt.len() - kept, "it was kept");
+}
+
+#[test]
 fn an_order_that_does_not_fit_ends_its_job_alone() {
     use baton_generate::answer::{Accepted, Keep};
     let clock = ByHand::default();

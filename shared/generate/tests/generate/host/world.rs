@@ -90,6 +90,7 @@ pub(super) fn options(kv_tokens: usize, clock: Clock) -> HostOptions {
         turns: None,
         proposer: None,
         idle_sequences: 0,
+        idle_for: None,
         watch: None,
     }
 }
