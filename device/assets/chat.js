@@ -296,6 +296,7 @@ async function answer() {
       record = event.baton?.record ?? choice?.baton?.record ?? record;
       cited = event.baton?.citations ?? choice?.baton?.citations ?? cited;
       const text = choice?.delta?.content;
+      if (choice?.delta?.reasoning_content) say("The model is thinking");
       if (!text) continue;
       times.push(since());
       message.text += text;

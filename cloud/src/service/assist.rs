@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_constrain::{Constraint, FormError, tools};
+use baton_constrain::{Constraint, FormError, thought_tokens, tools};
 use baton_engine::prompt::Prompt;
 use baton_engine::rows::ids_sha256;
 use baton_engine::sampling::{Sampler, SamplingParams};
@@ -15,6 +15,7 @@ use baton_generate::hooks::{Constraint as Form, LogprobSink};
 use baton_generate::scheduler::{Goal, JobSpec, Share};
 use baton_generate::speculation::K_MAX;
 use baton_generate::text::AnswerText;
+use baton_generate::thinking::begins_in_thinking;
 use baton_openai::Penalties;
 use baton_protocol::{
     AnswerFormat, ArmEvent, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment,
@@ -72,8 +73,9 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
     )?;
     check_content(&request.segments)?;
     let mode = mode(request, scene)?;
-    let mut constraint = constraint(served, request.tools.as_ref(), &request.format)?;
     let mut prompt = assembled(served, request)?;
+    let thought_tokens = opened_thought(served, served.context_tokens().saturating_sub(prompt.ids.len()));
+    let mut constraint = constraint(served, request.tools.as_ref(), &request.format, thought_tokens)?;
     let shared_tokens = served.scene_prefixes.shared_tokens(served, &scene.settings, &prompt.ids);
     let continued = continue_answer(served, request, &mut prompt);
     if let Some(constraint) = &mut constraint {
@@ -373,13 +375,21 @@ fn assembled(served: &Served, request: &AssistRequest) -> Result<Prompt, Service
     Ok(tools::prompt(served.model.tokenizer(), served.model.template(), &request.segments, offered)?)
 }
 
-/// Compiles the form that the answer must have, in the way that the model writes calls.
+/// Returns the most tokens of thinking in an answer of at most `answer_tokens` that has a form, or `None` if
+/// prompts of this model do not open the thinking.
+pub(crate) fn opened_thought(served: &Served, answer_tokens: usize) -> Option<usize> {
+    begins_in_thinking(served.model.template()).then(|| thought_tokens(answer_tokens))
+}
+
+/// Compiles the form that the answer must have, in the way that the model writes calls. `thought_tokens` is the
+/// most tokens of the thinking that the prompt has opened.
 pub(crate) fn constraint(
     served: &Served,
     tools: Option<&ToolUse>,
     format: &AnswerFormat,
+    thought_tokens: Option<usize>,
 ) -> Result<Option<Constraint>, ServiceError> {
-    baton_constrain::constraint(|| served.grammars(), served.call_markup(), tools, format)
+    baton_constrain::constraint(|| served.grammars(), served.call_markup(), tools, format, thought_tokens)
         .map_err(|FormError { field, err }| ServiceError::Constraint { field, err })
 }
 

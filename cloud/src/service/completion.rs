@@ -11,7 +11,7 @@ use baton_protocol::{Sampling, Segment};
 use crate::learn::planning::Planned;
 use crate::scene::{Scene, SceneSettings};
 use crate::service::assist::{
-    AskParts, Draft, Extras, check_text, check_upstream, constraint, first_event, room,
+    AskParts, Draft, Extras, check_text, check_upstream, constraint, first_event, opened_thought, room,
 };
 use crate::service::citations::Citations;
 use crate::service::logprobs::Logprobs;
@@ -92,10 +92,12 @@ pub(crate) fn prepare(
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
     check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
-    let constraint = constraint(served, request.tools.as_ref(), &request.format)?;
     let (prompt, evidence) = prompt(served, request)?;
     let room = room(served, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
+    let is_chat = matches!(request.prompt, Prompt::Chat(_));
+    let thought_tokens = opened_thought(served, max_tokens).filter(|_| is_chat);
+    let constraint = constraint(served, request.tools.as_ref(), &request.format, thought_tokens)?;
     let planned = Planned {
         ratio: 1.0,
         assist_tokens: max_tokens as u32,

@@ -24,7 +24,8 @@ pub(super) struct AnswerForms {
 }
 
 impl Forms {
-    /// Compiles the forms of an answer.
+    /// Compiles the forms of an answer. `thought_tokens` is the most tokens of the thinking that its prompt
+    /// opens.
     ///
     /// # Errors
     /// [`FormError`] if no answer can have the form.
@@ -34,10 +35,11 @@ impl Forms {
         mode: RelayMode,
         tools: Option<&ToolUse>,
         format: &AnswerFormat,
+        thought_tokens: Option<usize>,
     ) -> Result<AnswerForms, FormError> {
-        let own = self.constraint(model, tools, format)?.map(OnceForm::new);
+        let own = self.constraint(model, tools, format, thought_tokens)?.map(OnceForm::new);
         let guard = match mode {
-            RelayMode::Relay => self.constraint(model, tools, format)?.map(FormGuard::new),
+            RelayMode::Relay => self.constraint(model, tools, format, thought_tokens)?.map(FormGuard::new),
             RelayMode::CloudOnly | RelayMode::DeviceOnly => None,
         };
         Ok(AnswerForms { own, guard })
@@ -48,10 +50,11 @@ impl Forms {
         model: &Model,
         tools: Option<&ToolUse>,
         format: &AnswerFormat,
+        thought_tokens: Option<usize>,
     ) -> Result<Option<Constraint>, FormError> {
         let grammars =
             || self.0.get_or_init(|| Grammars::new(model.tokenizer())).as_ref().map_err(Clone::clone);
-        constraint(grammars, ToolForm::of(model.template()).markup, tools, format)
+        constraint(grammars, ToolForm::of(model.template()).markup, tools, format, thought_tokens)
     }
 }
 
@@ -64,8 +67,8 @@ impl Question {
     /// Returns where restored values stand inside JSON.
     pub(super) fn quoting(&self, markup: Option<Markup>) -> Quoting {
         match (&self.tools, markup) {
-            (None, _) if self.format.is_text() => Quoting::Never,
-            (None, _) => Quoting::Always,
+            _ if !self.format.is_text() => Quoting::Always,
+            (None, _) => Quoting::Never,
             (Some(_), markup) => Quoting::Calls(markup.unwrap_or(Markup::Tagged)),
         }
     }

@@ -13,11 +13,13 @@ use crate::prefix::Kept;
 use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
 use crate::receipt::SentRequest;
 use crate::relay::{CloudFault, KvTerms, Note, RelayConfig, RelayCore, RelayMode, TextRules};
+use baton_constrain::thought_tokens;
 use baton_engine::prompt::Prompt;
 use baton_engine::rows::ids_sha256;
 use baton_engine::stop::StopStrings;
 use baton_engine::tokenizer::{TokenId, Tokenizer};
 use baton_engine::{AdapterId, Model};
+use baton_generate::thinking::begins_in_thinking;
 use baton_pacing::DeviceCost;
 use baton_pacing::route::Route;
 use baton_protocol::{
@@ -67,6 +69,8 @@ struct Preparation {
     running: Vec<(Arc<PlaceholderTable>, String)>,
     stop: StopStrings,
     hedge_after_ms: f64,
+    /// Tokens of prompt and answer together that the device has room for, if it has a model.
+    context_tokens: Option<usize>,
     adapter: Option<AdapterId>,
     missing: Option<Note>,
     forms: Forms,
@@ -121,6 +125,7 @@ impl Agent {
             running: self.running.shown(),
             stop: StopStrings::new(&question.sampling.stop)?.with_turn_ends(turn_ends),
             hedge_after_ms,
+            context_tokens: self.context_tokens(),
             adapter,
             missing,
             forms: self.forms.clone(),
@@ -217,6 +222,14 @@ fn text_bytes(sent: &RedactedRequest) -> usize {
 }
 
 impl Preparation {
+    /// Returns the most tokens of the thinking that the prompt opens, or `None` if it opens none.
+    fn thought_tokens(&self, model: &Model, whole: Option<&Prompt>) -> Option<usize> {
+        let opens = self.question.own.is_none() && begins_in_thinking(model.template());
+        let prompt_tokens = whole.map_or(0, |whole| whole.ids.len());
+        let room = self.context_tokens.unwrap_or_default().saturating_sub(prompt_tokens);
+        opens.then(|| thought_tokens(room.min(self.question.tokens_max)))
+    }
+
     fn prepared(mut self) -> Result<Prepared, AgentError> {
         // The question may hold what is shown of answers that are under way.
         for (table, shown) in std::mem::take(&mut self.running) {
@@ -237,7 +250,10 @@ impl Preparation {
         }
         let (tools, format) = tools_and_format(&self.question, redacted.as_ref().ok());
         let forms = match &self.model {
-            Some(model) => self.forms.compile(model, mode, tools.as_ref(), &format)?,
+            Some(model) => {
+                let thought_tokens = self.thought_tokens(model, whole.as_ref());
+                self.forms.compile(model, mode, tools.as_ref(), &format, thought_tokens)?
+            }
             None => AnswerForms::default(),
         };
         let is_sent = mode != RelayMode::DeviceOnly;

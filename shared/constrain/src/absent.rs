@@ -22,7 +22,11 @@ impl Grammars {
     ///
     /// # Errors
     /// [`ConstraintError::NotBuilt`].
-    pub fn compile(&self, _grammar: &Grammar) -> Result<Constraint, ConstraintError> {
+    pub fn compile(
+        &self,
+        _grammar: &Grammar,
+        _thought_tokens: Option<usize>,
+    ) -> Result<Constraint, ConstraintError> {
         Err(ConstraintError::NotBuilt)
     }
 }

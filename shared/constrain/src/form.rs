@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_protocol::{AnswerFormat, Markup, Tool, ToolUse};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Constraint, ConstraintError, Grammar, Grammars, tools};
 
@@ -21,7 +21,8 @@ pub struct FormError {
 }
 
 /// Compiles the form that the answer must have; returns `None` if it may be any text. `markup` is how the
-/// model writes calls. `grammars` is called only if there is something to compile.
+/// model writes calls. `thought_tokens` is the most tokens of the thinking that the prompt has opened; the form
+/// begins behind it. `grammars` is called only if there is something to compile.
 ///
 /// # Errors
 /// [`FormError`] with the field whose form cannot be followed.
@@ -30,31 +31,40 @@ pub fn constraint<'a>(
     markup: Markup,
     tools: Option<&ToolUse>,
     format: &AnswerFormat,
+    thought_tokens: Option<usize>,
 ) -> Result<Option<Constraint>, FormError> {
+    // A text that is free up to a call has room for any thought.
+    let thought_tokens = thought_tokens.filter(|_| !tools::is_free(tools, format));
     let compile = |field: &str, grammar: &Grammar| {
-        let compiled = grammars().and_then(|grammars| grammars.compile(grammar));
+        let compiled = grammars().and_then(|grammars| grammars.compile(grammar, thought_tokens));
         compiled.map_err(|err| FormError { field: field.to_owned(), err })
     };
     if let Some(tools) = tools {
-        return of_tools(markup, tools, compile);
+        return of_tools(markup, tools, format, compile);
     }
+    let field = match format {
+        AnswerFormat::Text => return Ok(None),
+        AnswerFormat::JsonObject => "response_format",
+        AnswerFormat::JsonSchema(_) => "response_format.json_schema.schema",
+    };
+    compile(field, &Grammar::Json(schema(format))).map(Some)
+}
+
+/// Returns the schema of an answer in this format, which is not any text.
+pub(crate) fn schema(format: &AnswerFormat) -> Value {
     match format {
-        AnswerFormat::Text => Ok(None),
-        AnswerFormat::JsonObject => {
-            compile("response_format", &Grammar::Json(json!({ "type": "object" }))).map(Some)
-        }
-        AnswerFormat::JsonSchema(schema) => {
-            compile("response_format.json_schema.schema", &Grammar::Json(schema.clone())).map(Some)
-        }
+        AnswerFormat::JsonSchema(schema) => schema.clone(),
+        AnswerFormat::Text | AnswerFormat::JsonObject => json!({ "type": "object" }),
     }
 }
 
 fn of_tools(
     markup: Markup,
     tools: &ToolUse,
+    format: &AnswerFormat,
     compile: impl Fn(&str, &Grammar) -> Result<Constraint, FormError>,
 ) -> Result<Option<Constraint>, FormError> {
-    let grammar = tools::grammar(markup, tools);
+    let grammar = tools::grammar(markup, tools, format);
     let grammar = grammar.map_err(|err| FormError { field: "tools".to_owned(), err })?;
     let Some(grammar) = grammar else { return Ok(None) };
     let whole = compile("tools", &grammar);

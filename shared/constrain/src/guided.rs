@@ -11,6 +11,7 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
 
+use super::thought::{Step, Thought};
 use super::{ConstraintCost, ConstraintError, GRAMMAR_BYTES_MAX, Grammar, compact};
 
 /// Longer tokens are left out of the trie, because its nodes store their depth in ten bits.
@@ -56,11 +57,31 @@ impl Grammars {
     }
 
     /// Compiles a constraint for one answer. Takes milliseconds for usual schemas, and at most a few hundred.
+    /// `thought_tokens` is the most tokens of the thinking that the prompt has opened, or `None` if it has
+    /// opened none.
     ///
     /// # Errors
     /// [`ConstraintError`] with what the grammar asks for.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, ConstraintError> {
+    pub fn compile(
+        &self,
+        grammar: &Grammar,
+        thought_tokens: Option<usize>,
+    ) -> Result<Constraint, ConstraintError> {
         let started = Instant::now();
+        let (matcher, thought) = match thought_tokens {
+            None => (self.matcher(grammar)?, None),
+            Some(0) => (self.matcher(&grammar.behind_closing_tag()?)?, None),
+            Some(tokens_max) => {
+                let forced = self.matcher(&grammar.behind_closing_tag()?)?;
+                let thinking = Thinking { thought: Thought::new(tokens_max), forced, free: None };
+                (self.matcher(&grammar.behind_thought()?)?, Some(Box::new(thinking)))
+            }
+        };
+        let env = self.factory.tok_env().clone();
+        Ok(Constraint { matcher, thought, env, compiled: started.elapsed(), spent: Duration::ZERO, steps: 0 })
+    }
+
+    fn matcher(&self, grammar: &Grammar) -> Result<Matcher, ConstraintError> {
         let bytes = match grammar {
             Grammar::Json(schema) => written_bytes(schema),
             Grammar::Lark(text) => text.len(),
@@ -85,7 +106,7 @@ impl Grammars {
         if allowed.is_zero() {
             return Err(ConstraintError::Grammar { message: "it allows no answer".to_owned() });
         }
-        Ok(Constraint { matcher, compiled: started.elapsed(), spent: Duration::ZERO, steps: 0 })
+        Ok(matcher)
     }
 }
 
@@ -133,9 +154,21 @@ fn shortened(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(MESSAGE_CHARS_MAX).collect()
 }
 
+/// The thinking before the form.
+struct Thinking {
+    thought: Thought,
+    /// The end of a thought and the form, as a thought is closed that is too long.
+    forced: Matcher,
+    /// The state before that, once it has happened.
+    free: Option<Matcher>,
+}
+
 /// The state of one answer in its grammar.
 pub struct Constraint {
     matcher: Matcher,
+    /// The thinking before the form, if some may come.
+    thought: Option<Box<Thinking>>,
+    env: TokEnv,
     compiled: Duration,
     spent: Duration,
     steps: u32,
@@ -167,6 +200,13 @@ impl Constraint {
     pub fn accept(&mut self, id: TokenId) -> Result<bool, ConstraintError> {
         let started = Instant::now();
         self.matcher.consume_token(id).map_err(|err| stuck(&err))?;
+        if let Some(thinking) = &mut self.thought {
+            let trie = self.env.tok_trie();
+            if thinking.thought.accept(id, |id| trie.token(id)) == Step::Close {
+                let forced = thinking.forced.deep_clone();
+                thinking.free = Some(std::mem::replace(&mut self.matcher, forced));
+            }
+        }
         self.spent += started.elapsed();
         Ok(self.matcher.is_stopped())
     }
@@ -176,7 +216,16 @@ impl Constraint {
     /// # Errors
     /// [`ConstraintError::Step`] if fewer tokens came.
     pub fn take_back(&mut self, tokens: usize) -> Result<(), ConstraintError> {
-        self.matcher.rollback(tokens).map_err(|err| stuck(&err))
+        let mut back = tokens;
+        if let Some(thinking) = &mut self.thought {
+            let (behind, before) = thinking.thought.take_back(tokens);
+            back = before;
+            match thinking.free.take_if(|_| before > 0) {
+                Some(free) => self.matcher = free,
+                None => back += behind,
+            }
+        }
+        self.matcher.rollback(back).map_err(|err| stuck(&err))
     }
 
     /// Returns the time spent so far.

@@ -13,6 +13,7 @@ mod absent;
 mod form;
 #[cfg(feature = "llguidance")]
 mod guided;
+mod thought;
 pub mod tools;
 
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub use self::absent::{Constraint, Grammars};
 pub use self::form::{FormError, constraint};
 #[cfg(feature = "llguidance")]
 pub use self::guided::{Constraint, Grammars};
+pub use self::thought::thought_tokens;
 
 /// The most bytes of a schema or a grammar.
 pub const GRAMMAR_BYTES_MAX: usize = 64 * 1024;

@@ -15,6 +15,7 @@ use baton_protocol::{Markup, PastCall, Role, Segment, Tool};
 use serde_json::{Map, Value, json};
 
 pub use self::grammar::grammar;
+pub(crate) use self::grammar::is_free;
 
 /// How tools are described to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

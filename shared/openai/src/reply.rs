@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::logprobs::{LogprobsBody, Place};
 use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
+use crate::thinking::ThinkSplitter;
 use crate::tool_calls::ToolPiece;
 use crate::usage::Usage;
 
@@ -72,7 +73,7 @@ pub enum Piece {
         /// Log probabilities of the token that produced it, if they are sent.
         logprobs: Option<Place>,
     },
-    /// Thinking before the answer. Only dialects with a place of their own for it separate it from the text.
+    /// Thinking before the answer; the writer of the dialect separates it from the text.
     Thinking(String),
     /// A call begins.
     Call {
@@ -96,6 +97,22 @@ impl Piece {
     /// Makes a part of text without log probabilities.
     pub fn text(text: impl Into<String>) -> Piece {
         Piece::Text { text: text.into(), logprobs: None }
+    }
+
+    /// Returns where the log probabilities of a part of text stand.
+    pub(crate) fn logprobs_mut(&mut self) -> Option<&mut Option<Place>> {
+        match self {
+            Piece::Text { logprobs, .. } => Some(logprobs),
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes of its text, if it is text for the reader.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Piece::Text { text, .. } => text.len(),
+            Piece::Thinking(_) | Piece::Call { .. } | Piece::Arguments { .. } => 0,
+        }
     }
 
     /// Returns whether it adds nothing.
@@ -184,6 +201,8 @@ pub struct Message {
     pub(crate) content: String,
     pub(crate) calls: Vec<Call>,
     places: Vec<Place>,
+    /// The thinking, once it is separated from the content.
+    thinking: String,
 }
 
 impl Message {
@@ -207,6 +226,20 @@ impl Message {
                 }
             }
         }
+    }
+
+    /// Separates the thinking from the content.
+    pub(crate) fn split(mut self, mut splitter: ThinkSplitter) -> Message {
+        let mut pieces = splitter.split(Piece::text(std::mem::take(&mut self.content)));
+        pieces.extend(splitter.finish());
+        for piece in pieces {
+            match piece {
+                Piece::Thinking(text) => self.thinking.push_str(&text),
+                Piece::Text { text, .. } => self.content.push_str(&text),
+                Piece::Call { .. } | Piece::Arguments { .. } => (),
+            }
+        }
+        self
     }
 
     /// Returns the parts again: the text, then each call.
@@ -237,12 +270,13 @@ impl Message {
     }
 
     fn into_chat(self, head: Head, ending: Ending) -> ChatCompletion {
-        let Message { content, calls, places } = self;
+        let Message { content, calls, places, thinking } = self;
+        let reasoning_content = Some(thinking).filter(|thinking| !thinking.is_empty());
         let content = Some(content).filter(|content| !content.is_empty() || calls.is_empty());
         let tool_calls = Some(calls).filter(|calls| !calls.is_empty());
         let choice = Choice {
             index: 0,
-            message: AnswerMessage { role: ASSISTANT, content, refusal: (), tool_calls },
+            message: AnswerMessage { role: ASSISTANT, content, reasoning_content, refusal: (), tool_calls },
             logprobs: LogprobsBody::of(places),
             finish_reason: ending.finish_reason,
         };
@@ -315,6 +349,9 @@ struct AnswerMessage {
     role: &'static str,
     /// The text; null if there are calls and no text.
     content: Option<String>,
+    /// The thinking before the text, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     /// Always null.
     #[schema(value_type = Option<String>)]
     refusal: (),

@@ -15,6 +15,7 @@ use crate::logprobs::LogprobsBody;
 use crate::reply::{ASSISTANT, Api, Ending, FinishReason, Head, Message, Piece};
 use crate::request::{ChatRequest, Prompt, parse, parse_text};
 use crate::text_reply::{TextChoice, TextCompletion, TextLogprobs};
+use crate::thinking::ThinkSplitter;
 use crate::usage::Usage;
 use crate::writer::{AnswerFacts, AnswerWriter, Asked, Headers, Work};
 
@@ -40,14 +41,19 @@ pub struct ChunkWriter {
     head: Head,
     wishes: StreamWishes,
     begun: bool,
+    /// Separates the thinking of a chat from its answer.
+    splitter: Option<ThinkSplitter>,
+    /// Bytes of the text so far that are no content: the thinking, its tags, and the white space around it.
+    passed_over: usize,
     /// Characters of all tokens with log probabilities so far, for text completions.
     offset: usize,
 }
 
 impl ChunkWriter {
-    /// Makes a writer for a new answer.
-    pub fn new(head: Head, wishes: StreamWishes) -> ChunkWriter {
-        ChunkWriter { head, wishes, begun: false, offset: 0 }
+    /// Makes a writer for a new answer. `is_thinking` says that it begins inside the model's thinking.
+    pub fn new(head: Head, wishes: StreamWishes, is_thinking: bool) -> ChunkWriter {
+        let splitter = (head.api == Api::Chat).then(|| ThinkSplitter::new(is_thinking));
+        ChunkWriter { head, wishes, begun: false, splitter, passed_over: 0, offset: 0 }
     }
 
     fn chunk(
@@ -58,6 +64,14 @@ impl ChunkWriter {
     ) -> ChatCompletionChunk {
         let choice = ChunkChoice { index: 0, delta, logprobs, finish_reason };
         ChatCompletionChunk { choices: vec![choice], ..self.bare() }
+    }
+
+    fn put_pieces(&mut self, pieces: Vec<Piece>, out: &mut String) {
+        for piece in pieces {
+            self.passed_over = self.passed_over.saturating_sub(piece.text_bytes());
+            let (delta, logprobs) = delta(piece);
+            put(&self.chunk(delta, logprobs, None), out);
+        }
     }
 
     fn text_chunk(&self, choice: TextChoice) -> TextCompletion {
@@ -109,6 +123,7 @@ impl AnswerWriter for ChunkWriter {
         let delta = Delta {
             role: Some(ASSISTANT),
             content: Some(String::new()),
+            reasoning_content: None,
             refusal: Some(()),
             tool_calls: None,
         };
@@ -118,14 +133,19 @@ impl AnswerWriter for ChunkWriter {
     }
 
     fn piece(&mut self, piece: Piece, out: &mut String) {
-        if self.head.api == Api::Text {
-            // Answers of this API call no tools, and their thinking is text.
-            let Piece::Text { text, logprobs } = piece else { return };
-            let logprobs = TextLogprobs::of(logprobs, &mut self.offset);
-            return put(&self.text_chunk(TextChoice::new(text, logprobs, None)), out);
+        match &mut self.splitter {
+            Some(splitter) => {
+                self.passed_over += piece.text_bytes();
+                let pieces = splitter.split(piece);
+                self.put_pieces(pieces, out);
+            }
+            None => {
+                // Answers of this API call no tools, and their thinking is text.
+                let Piece::Text { text, logprobs } = piece else { return };
+                let logprobs = TextLogprobs::of(logprobs, &mut self.offset);
+                put(&self.text_chunk(TextChoice::new(text, logprobs, None)), out);
+            }
         }
-        let (delta, logprobs) = delta(piece);
-        put(&self.chunk(delta, logprobs, None), out);
     }
 
     /// Appends the last chunk, and the token counts if they were requested.
@@ -138,8 +158,10 @@ impl AnswerWriter for ChunkWriter {
             }
             return;
         }
+        let held = self.splitter.as_mut().map(ThinkSplitter::finish).unwrap_or_default();
+        self.put_pieces(held, out);
         let mut last = self.chunk(Delta::default(), None, Some(ending.finish_reason));
-        last.baton = ending.baton;
+        last.baton = ending.baton.map(|baton| citing_content(baton, self.passed_over));
         put(&last, out);
         if self.wishes.usage {
             put(&ChatCompletionChunk { usage: Some(Some(ending.usage)), ..self.bare() }, out);
@@ -171,9 +193,36 @@ impl AnswerWriter for ChunkWriter {
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn whole(self: Box<Self>, message: Message, ending: Ending) -> String {
+    fn whole(self: Box<Self>, mut message: Message, mut ending: Ending) -> String {
+        if let Some(splitter) = self.splitter {
+            let text_bytes = message.content.len();
+            message = message.split(splitter);
+            let passed_over = text_bytes - message.content.len();
+            ending.baton = ending.baton.map(|baton| citing_content(baton, passed_over));
+        }
         serde_json::to_string(&message.into_completion(self.head, ending)).expect(STRING_KEYS)
     }
+}
+
+/// Returns the field `baton` with citations that count from the beginning of the content, which follows
+/// `passed_over` bytes of the answer. Sentences of the thinking are not cited.
+fn citing_content(mut baton: Value, passed_over: usize) -> Value {
+    let citations = baton.get_mut("citations").and_then(Value::as_array_mut);
+    if let Some(citations) = citations.filter(|_| passed_over > 0) {
+        citations.retain_mut(|citation| {
+            let ends = citation["answer"].as_array_mut();
+            ends.is_some_and(|ends| {
+                ends.iter_mut().all(|end| match end.as_u64() {
+                    Some(at) if at >= passed_over as u64 => {
+                        *end = Value::from(at - passed_over as u64);
+                        true
+                    }
+                    _ => false,
+                })
+            })
+        });
+    }
+    baton
 }
 
 /// Reads a request of the chat API.
@@ -197,7 +246,7 @@ fn asked(request: ChatRequest) -> Work {
     let is_chat = matches!(request.prompt, Prompt::Chat(_));
     let make = move |facts: AnswerFacts| -> Box<dyn AnswerWriter> {
         let head = if is_chat { Head::new(facts.model) } else { Head::text(facts.model) };
-        Box::new(ChunkWriter::new(head, wishes))
+        Box::new(ChunkWriter::new(head, wishes, facts.is_thinking))
     };
     Asked::new(request, Dialect::OpenAi, make).into()
 }
@@ -218,7 +267,7 @@ fn delta(piece: Piece) -> (Delta, Option<LogprobsBody>) {
             let delta = Delta { content: Some(text), ..Delta::default() };
             (delta, logprobs.and_then(|place| LogprobsBody::of(vec![place])))
         }
-        Piece::Thinking(text) => (Delta { content: Some(text), ..Delta::default() }, None),
+        Piece::Thinking(text) => (Delta { reasoning_content: Some(text), ..Delta::default() }, None),
         Piece::Call { index, id, name } => {
             let function = FunctionDelta { name: Some(name), arguments: String::new() };
             (call(CallDelta { index, id: Some(id), kind: Some("function"), function }), None)
@@ -283,6 +332,9 @@ struct Delta {
     /// More text.
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    /// More of the thinking before the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     /// Null, in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

@@ -144,7 +144,8 @@ mod tests {
         assert_eq!(whole["choices"], json!([choice]));
         assert_eq!(whole["usage"]["total_tokens"], 5);
 
-        let mut writer = ChunkWriter::new(Head::text("m"), StreamWishes { usage: true, progress: false });
+        let mut writer =
+            ChunkWriter::new(Head::text("m"), StreamWishes { usage: true, progress: false }, false);
         let mut out = String::new();
         writer.begin(None, &mut out);
         assert_eq!(out, "", "there is no role to tell");

@@ -39,11 +39,17 @@ impl ThinkSplitter {
     /// ends the thinking.
     pub fn split(&mut self, piece: Piece) -> Vec<Piece> {
         match piece {
-            Piece::Text { text, logprobs: None } => self.push(&text),
-            Piece::Text { text, logprobs } if self.state == State::Answer => {
-                vec![Piece::Text { text, logprobs }]
+            Piece::Text { text, logprobs } => {
+                let mut out = self.push(&text);
+                if logprobs.is_some() {
+                    // They are of the token, also if its text is held back or is thinking.
+                    match out.iter_mut().find_map(Piece::logprobs_mut) {
+                        Some(free) => *free = logprobs,
+                        None => out.push(Piece::Text { text: String::new(), logprobs }),
+                    }
+                }
+                out
             }
-            Piece::Text { text, .. } => self.push(&text),
             other => {
                 let mut out = self.finish();
                 out.push(other);

@@ -21,7 +21,9 @@ fn tools(choice: ToolChoice) -> ToolUse {
 fn form(tools: &ToolUse) -> baton_constrain::Constraint {
     let grammars = Grammars::new(&tokenizer()).unwrap();
     let markup = ToolForm::of(model().template()).markup;
-    baton_constrain::constraint(|| Ok(&grammars), markup, Some(tools), &AnswerFormat::Text).unwrap().unwrap()
+    baton_constrain::constraint(|| Ok(&grammars), markup, Some(tools), &AnswerFormat::Text, None)
+        .unwrap()
+        .unwrap()
 }
 
 fn asked(tools: &ToolUse) -> AnswerSpec {

@@ -9,7 +9,7 @@ use baton_engine::sampling::{Sampler, SamplingParams};
 use baton_kernels_cpu::Format;
 use baton_openai::tool_calls::{ToolParser, ToolPiece};
 use baton_openai::tools::Markup;
-use baton_openai::{Tool, ToolChoice, ToolUse};
+use baton_openai::{AnswerFormat, Tool, ToolChoice, ToolUse};
 use baton_synthetic::SyntheticModel;
 use serde_json::json;
 
@@ -138,11 +138,11 @@ fn whatever_a_model_likes_follows_the_schema() {
         let grammars = Grammars::new(&tokenizer).unwrap();
         for schema in schemas() {
             for seed in 1..12 {
-                let constraint = grammars.compile(&Grammar::Json(schema.clone())).unwrap();
+                let constraint = grammars.compile(&Grammar::Json(schema.clone()), None).unwrap();
                 let text = walk(&tokenizer, constraint, seed, 2_000).expect("a bounded schema ends");
                 let value: Value = serde_json::from_str(&text).unwrap_or_else(|err| panic!("{err}: {text}"));
                 assert!(follows(&schema, &value), "{schema}: {text}");
-                let again = grammars.compile(&Grammar::Json(schema.clone())).unwrap();
+                let again = grammars.compile(&Grammar::Json(schema.clone()), None).unwrap();
                 assert_eq!(walk(&tokenizer, again, seed, 2_000).as_ref(), Some(&text), "the same again");
             }
         }
@@ -154,7 +154,7 @@ fn an_object_of_any_kind_begins_and_ends_as_one() {
     let tokenizer = demo();
     let grammars = Grammars::new(&tokenizer).unwrap();
     let whole = |seed| {
-        let constraint = grammars.compile(&Grammar::Json(json!({ "type": "object" }))).unwrap();
+        let constraint = grammars.compile(&Grammar::Json(json!({ "type": "object" })), None).unwrap();
         walk(&tokenizer, constraint, seed, 400)
     };
     let ended: Vec<String> = (1..20).filter_map(whole).collect();
@@ -168,7 +168,7 @@ fn an_object_of_any_kind_begins_and_ends_as_one() {
 fn what_cannot_be_followed_is_refused_by_name() {
     let tokenizer = tiny();
     let grammars = Grammars::new(&tokenizer).unwrap();
-    let refused = |schema: Value| match grammars.compile(&Grammar::Json(schema.clone())) {
+    let refused = |schema: Value| match grammars.compile(&Grammar::Json(schema.clone()), None) {
         Ok(_) => panic!("{schema} was taken"),
         Err(err) => err.to_string(),
     };
@@ -180,7 +180,7 @@ fn what_cannot_be_followed_is_refused_by_name() {
     );
     assert!(refused(json!({ "enum": ["x".repeat(GRAMMAR_BYTES_MAX)] })).contains("the limit is 65536"));
     assert!(refused(json!({ "type": "string", "pattern": "(?=a)b" })).contains("cannot be followed"));
-    let bad = grammars.compile(&Grammar::Lark("start: /[/".to_owned())).unwrap_err();
+    let bad = grammars.compile(&Grammar::Lark("start: /[/".to_owned()), None).unwrap_err();
     assert!(bad.to_string().contains("cannot be followed"), "{bad}");
 }
 
@@ -219,9 +219,9 @@ fn a_demanded_call_is_a_valid_one() {
             (ToolChoice::Named("sun".into()), true),
         ] {
             let tools = ToolUse { tools: weather(false), choice: choice.clone(), parallel };
-            let grammar = tools::grammar(markup, &tools).unwrap().unwrap();
+            let grammar = tools::grammar(markup, &tools, &AnswerFormat::Text).unwrap().unwrap();
             for seed in 1..8 {
-                let text = walk(&tokenizer, grammars.compile(&grammar).unwrap(), seed, 2_000).unwrap();
+                let text = walk(&tokenizer, grammars.compile(&grammar, None).unwrap(), seed, 2_000).unwrap();
                 let (calls, rest) = calls(markup, &text);
                 assert!(!calls.is_empty() && calls.len() <= if parallel { 8 } else { 1 }, "{text}");
                 assert_eq!(rest, "", "{text}");
@@ -243,7 +243,7 @@ fn a_strict_call_follows_its_schema_though_nobody_demands_it() {
     let tokenizer = tiny();
     let grammars = Grammars::new(&tokenizer).unwrap();
     let free = ToolUse { tools: weather(false), choice: ToolChoice::Auto, parallel: true };
-    assert_eq!(tools::grammar(Markup::Tagged, &free).unwrap(), None);
+    assert_eq!(tools::grammar(Markup::Tagged, &free, &AnswerFormat::Text).unwrap(), None);
     let strict = ToolUse { tools: weather(true), ..free };
     for (markup, lead, call, wrong) in [
         (
@@ -254,9 +254,9 @@ fn a_strict_call_follows_its_schema_though_nobody_demands_it() {
         ),
         (Markup::Bare, "", "{\"name\": \"sun\", \"parameters\": {\"city\": \"Ulm\"}}", "{\"name\": \"rain"),
     ] {
-        let grammar = tools::grammar(markup, &strict).unwrap().unwrap();
+        let grammar = tools::grammar(markup, &strict, &AnswerFormat::Text).unwrap().unwrap();
         let takes = |text: &str| {
-            let mut constraint = grammars.compile(&grammar).unwrap();
+            let mut constraint = grammars.compile(&grammar, None).unwrap();
             let ids = tokenizer.encode(text);
             let taken = ids.iter().take_while(|&&id| {
                 constraint.allowed().unwrap().contains(id) && constraint.accept(id).is_ok()
@@ -271,4 +271,101 @@ fn a_strict_call_follows_its_schema_though_nobody_demands_it() {
         assert_eq!(taken, len, "{markup:?} takes text");
         assert!(constraint.allowed().unwrap().contains(tokenizer.eos().unwrap()), "{markup:?} may end there");
     }
+}
+
+/// Feeds a text to a constraint, token by token; returns how much of it fits, in tokens, and of how many.
+fn fed(tokenizer: &Tokenizer, constraint: &mut Constraint, text: &str) -> (usize, usize) {
+    let ids = tokenizer.encode(text);
+    let fits = ids
+        .iter()
+        .take_while(|&&id| constraint.allowed().unwrap().contains(id) && constraint.accept(id).is_ok())
+        .count();
+    (fits, ids.len())
+}
+
+#[test]
+fn calls_or_a_format_may_come_if_both_are_asked_for() {
+    let tokenizer = demo();
+    let grammars = Grammars::new(&tokenizer).unwrap();
+    let tools = ToolUse { tools: weather(false), choice: ToolChoice::Auto, parallel: true };
+    let schema = json!({ "type": "object", "properties": { "name": { "enum": ["Saturn"] } },
+        "required": ["name"], "additionalProperties": false });
+    let format = AnswerFormat::JsonSchema(schema);
+    for markup in [Markup::Tagged, Markup::Bare] {
+        let grammar = tools::grammar(markup, &tools, &format).unwrap().unwrap();
+        let field = markup.arguments_field();
+        let call = format!("{{\"name\": \"sun\", \"{field}\": {{\"city\": \"Rome\"}}}}");
+        let call = match markup {
+            Markup::Tagged => format!("<tool_call>\n{call}\n</tool_call>"),
+            Markup::Bare => call,
+        };
+        for (text, whole) in [(call.as_str(), true), ("{\"name\": \"Saturn\"}", true), ("Saturn", false)] {
+            let mut constraint = grammars.compile(&grammar, None).unwrap();
+            let (fits, all) = fed(&tokenizer, &mut constraint, text);
+            assert_eq!(fits == all, whole, "{markup:?}: {text}: {fits} of {all}");
+        }
+        for seed in 1..6 {
+            let Some(text) = walk(&tokenizer, grammars.compile(&grammar, None).unwrap(), seed, 2_000) else {
+                continue;
+            };
+            let (found, rest) = calls(markup, &text);
+            assert!(found.is_empty() != rest.is_empty(), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_form_begins_behind_the_thought_that_the_prompt_has_opened() {
+    let tokenizer = demo();
+    let grammars = Grammars::new(&tokenizer).unwrap();
+    let schema = json!({ "type": "object", "properties": { "name": { "enum": ["Saturn"] } },
+        "required": ["name"], "additionalProperties": false });
+    let grammar = Grammar::Json(schema);
+    let json = "{\"name\": \"Saturn\"}";
+    for text in [
+        format!("Let {{me}} see.\n</think>\n\n{json}"),
+        format!("</think>{json}"),
+        format!("a < b, </thin\n</think>\n{json}"),
+    ] {
+        let mut constraint = grammars.compile(&grammar, Some(1_000)).unwrap();
+        let (fits, all) = fed(&tokenizer, &mut constraint, &text);
+        assert_eq!(fits, all, "{text}");
+        assert!(constraint.allowed().unwrap().contains(tokenizer.eos().unwrap()), "{text}");
+    }
+    let mut open = grammars.compile(&grammar, Some(1_000)).unwrap();
+    fed(&tokenizer, &mut open, "Let me see.");
+    assert!(!open.allowed().unwrap().contains(tokenizer.eos().unwrap()), "it cannot end in its thought");
+    let bodies = [(Some(0), "\n</think>\n\n".to_owned()), (Some(7), String::new())];
+    for (tokens_max, begins) in bodies {
+        for seed in 1..8 {
+            let constraint = grammars.compile(&grammar, tokens_max).unwrap();
+            let text = walk(&tokenizer, constraint, seed, 400).expect("a long thought is closed");
+            assert!(text.starts_with(&begins) && text.ends_with(&format!("</think>\n\n{json}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_thought_that_was_closed_is_open_again_if_its_tokens_are_taken_back() {
+    let tokenizer = demo();
+    let grammars = Grammars::new(&tokenizer).unwrap();
+    let grammar = Grammar::Json(json!({ "enum": ["yes"] }));
+    let mut constraint = grammars.compile(&grammar, Some(4)).unwrap();
+    let ids = tokenizer.encode("one two three four five six seven");
+    for &id in &ids[..4] {
+        constraint.accept(id).unwrap();
+    }
+    let closing = |constraint: &mut Constraint| !constraint.allowed().unwrap().contains(ids[0]);
+    assert!(closing(&mut constraint), "four tokens are thought");
+    let (fits, all) = fed(&tokenizer, &mut constraint, "\n</th");
+    assert_eq!(fits, all);
+    constraint.take_back(all + 2).unwrap();
+    assert!(!closing(&mut constraint), "two tokens are thought");
+    constraint.accept(ids[2]).unwrap();
+    constraint.accept(ids[3]).unwrap();
+    assert!(closing(&mut constraint));
+    let (fits, all) = fed(&tokenizer, &mut constraint, "\n</think>\n\n\"yes\"");
+    assert_eq!(fits, all);
+    constraint.take_back(3).unwrap();
+    assert!(constraint.allowed().is_ok());
 }

@@ -18,7 +18,7 @@ fn ending() -> Ending {
 
 /// Returns the whole stream of an answer made of these parts.
 fn streamed(wishes: StreamWishes, pieces: Vec<Piece>) -> String {
-    let mut writer = ChunkWriter::new(Head::new("m"), wishes);
+    let mut writer = ChunkWriter::new(Head::new("m"), wishes, false);
     let mut out = String::new();
     for piece in pieces {
         writer.begin(None, &mut out);
@@ -100,7 +100,7 @@ fn progress_is_a_comment_and_a_chunk_for_one_who_asked() {
     let progress = json!({ "stage": "prefill", "computed": 1, "total": 2 });
     for told in [false, true] {
         let wishes = StreamWishes { usage: false, progress: told };
-        let (mut writer, mut out) = (ChunkWriter::new(Head::new("m"), wishes), String::new());
+        let (mut writer, mut out) = (ChunkWriter::new(Head::new("m"), wishes, false), String::new());
         writer.progress(&progress, &mut out);
         writer.done(&mut out);
         assert!(out.starts_with(": progress {") && out.contains("}\n\ndata: "), "{out}");
@@ -112,7 +112,8 @@ fn progress_is_a_comment_and_a_chunk_for_one_who_asked() {
 
 #[test]
 fn an_error_and_what_baton_adds_are_frames_too() {
-    let (mut writer, mut out) = (ChunkWriter::new(Head::new("m"), StreamWishes::default()), String::new());
+    let (mut writer, mut out) =
+        (ChunkWriter::new(Head::new("m"), StreamWishes::default(), false), String::new());
     writer.begin(Some(json!({ "assist_tokens": 4 })), &mut out);
     writer.begin(Some(json!("never told again")), &mut out);
     writer.error(&ErrorReply::new(ErrorCode::Unavailable, "it stops"), &mut out);
@@ -123,4 +124,49 @@ fn an_error_and_what_baton_adds_are_frames_too() {
         (&chunks[1]["error"]["code"], &chunks[1]["error"]["param"]),
         (&json!("unavailable"), &Value::Null)
     );
+}
+
+#[test]
+fn thinking_has_a_field_of_its_own_and_citations_count_from_the_content() {
+    let text = "<think>\nHm.\n</think>\n\nOne. Two.";
+    let at = text.find("One").unwrap();
+    let cited = |start: usize, end: usize| json!({ "answer": [start, end], "sources": [] });
+    let ending = || {
+        let citations = json!({ "citations": [cited(8, 11), cited(at, at + 4), cited(at + 5, at + 9)] });
+        Ending { baton: Some(citations), ..ending() }
+    };
+    let want = json!([cited(0, 4), cited(5, 9)]);
+    let new = || ChunkWriter::new(Head::new("m"), StreamWishes::default(), false);
+    let mut message = Message::default();
+    message.take([Piece::text(text)]);
+    let whole: Value = serde_json::from_str(&Box::new(new()).whole(message, ending())).unwrap();
+    let told = &whole["choices"][0]["message"];
+    assert_eq!((&told["reasoning_content"], &told["content"]), (&json!("Hm."), &json!("One. Two.")));
+    assert_eq!(whole["baton"]["citations"], want);
+    let mut writer = new();
+    let mut out = String::new();
+    writer.begin(None, &mut out);
+    text.chars().for_each(|c| writer.piece(Piece::text(c), &mut out));
+    writer.end(ending(), &mut out);
+    writer.done(&mut out);
+    let chunks = chunks(&out);
+    let joined = |field: &str| -> String {
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][field].as_str()).collect()
+    };
+    assert_eq!((joined("reasoning_content").as_str(), joined("content").as_str()), ("Hm.", "One. Two."));
+    assert_eq!(chunks.last().unwrap()["baton"]["citations"], want);
+}
+
+#[test]
+fn every_token_of_a_thought_has_its_log_probabilities() {
+    let mut writer = ChunkWriter::new(Head::new("m"), StreamWishes::default(), true);
+    let mut out = String::new();
+    writer.begin(None, &mut out);
+    for text in ["Hm", ".</th", "ink>", "\n\n", "One", "."] {
+        writer.piece(Piece::Text { text: text.to_owned(), logprobs: Some(place(&[0])) }, &mut out);
+    }
+    writer.end(ending(), &mut out);
+    writer.done(&mut out);
+    let places = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().map_or(0, Vec::len);
+    assert_eq!(chunks(&out).iter().map(places).sum::<usize>(), 6);
 }
