@@ -52,7 +52,7 @@ async fn asked(program: &Program, row: &Row, want: Want) -> Option<Summary> {
 #[track_caller]
 fn check_wishes(body: &Value, summary: &Summary, place: &str) {
     let limits = [&body["max_tokens"], &body["max_completion_tokens"]];
-    let limit = limits.into_iter().filter_map(Value::as_u64).min().expect("every row has a limit");
+    let limit = limits.into_iter().filter_map(Value::as_u64).min().unwrap_or(u64::MAX);
     assert!(summary.completion_tokens <= limit, "{place}: {summary:?}");
     assert_eq!(
         summary.finish_reason == "tool_calls",

@@ -11,9 +11,10 @@ mod work;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use baton_generate::thinking::begins_in_thinking;
+use baton_openai::ignored::Ignored;
 use baton_openai::reply::{ChatCompletion, Message};
 use baton_openai::responses::{read_responses, reply::ResponseBody, wire::ResponsesRequest};
 use baton_openai::stream::{read_chat, read_text};
@@ -148,6 +149,7 @@ struct Parsed {
     work: ChatWork,
     held: Held,
     writer: NewWriter,
+    ignored: Ignored,
     /// Whether it is streamed.
     stream: bool,
     is_chat: bool,
@@ -165,13 +167,15 @@ async fn answer(
     let bytes = body::read(headers, body, &app, caller).await?;
     let read = app.prepare(move || {
         let (asked, held) = bytes.parse(|json| read(json, &Capabilities::CLOUD).and_then(asked))?;
-        let Asked { request, writer, .. } = asked;
+        let Asked { mut request, writer, .. } = asked;
+        let ignored = std::mem::take(&mut request.ignored);
         let stream = request.stream;
         let is_chat = matches!(request.prompt, Prompt::Chat(_));
         let work = ChatWork::of(request)?;
-        Ok(Parsed { work, held, writer, stream, is_chat })
+        Ok(Parsed { work, held, writer, ignored, stream, is_chat })
     });
-    let Parsed { work, held, writer, stream, is_chat } = read.await?;
+    let Parsed { work, held, writer, ignored, stream, is_chat } = read.await?;
+    let header = ignored.header();
     let model = match &work {
         ChatWork::Whole(completion) => &completion.model,
         ChatWork::Assisted(assist, _) => app.service.answering(assist, &terms)?,
@@ -192,16 +196,20 @@ async fn answer(
         let model = service.model_in_memory(answer.model())?;
         let is_thinking = is_chat && begins_in_thinking(model.template());
         let writer = writer.with(AnswerFacts { is_thinking, ..AnswerFacts::of(answer.model()) });
-        let reply = Reply::new(&model, &work);
+        let reply = Reply::new(&model, &work, ignored);
         // Dropped now, because the texts are not needed any more and an answer may take minutes.
         drop((work, held));
         Ok(Accepted { answer, writer, reply, stream })
     });
     let Accepted { answer, writer, reply, stream } = accepted.await?;
-    match stream {
-        true => sse::response(answer, Frames { writer, reply }, &app.limits).await,
-        false => whole(writer, reply, answer).await,
+    let mut response = match stream {
+        true => sse::response(answer, Frames { writer, reply }, &app.limits).await?,
+        false => whole(writer, reply, answer).await?,
+    };
+    if let Some(names) = header.and_then(|names| HeaderValue::try_from(names).ok()) {
+        response.headers_mut().insert(baton_openai::ignored::HEADER, names);
     }
+    Ok(response)
 }
 
 /// Returns the request for an answer: the dialects that are served here ask for nothing else.

@@ -11,9 +11,10 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use baton_openai::dialect::Dialect;
+use baton_openai::ignored::Ignored;
 use baton_openai::reply::{Ending, FinishReason, Message, Piece, Times};
 use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
-use baton_openai::{ChatRequest, FieldError, Prompt};
+use baton_openai::{ChatRequest, Prompt};
 use baton_protocol::{RefineOptions, Role, Segment, Usage};
 use futures_util::Stream;
 use serde::Serialize;
@@ -27,6 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 const EVENTS_MAX: usize = 256;
 /// The header of a whole reply that says who wrote it. Streams say it at their end.
 const SOURCE: HeaderName = HeaderName::from_static("x-baton-source");
+const IGNORED: HeaderName = HeaderName::from_static(baton_openai::ignored::HEADER);
 /// How long a stream waits for an error that can be sent as an HTTP status. No reply is silent for longer.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -100,6 +102,8 @@ struct Shape {
     places: Vec<(usize, usize)>,
     /// Lines of the system prompt that were made equal to those of other requests.
     steadied: usize,
+    /// Fields of the request without effect.
+    ignored: Ignored,
     asked_at: Instant,
 }
 
@@ -128,7 +132,9 @@ fn prepared(
 ) -> Result<Box<(Question, Shape, bool)>, ApiError> {
     let Asked { mut request, dialect, counts_prompt, context_min, writer } = asked;
     super::check_model(state, &request.model)?;
-    check_room(state, context_min)?;
+    if has_less_room(state, context_min) {
+        request.ignored.add("options.num_ctx");
+    }
     let steadied = steadied(state, &mut request);
     let question = question(state, &request)?;
     let places = places(request.prompt.messages(), &question.segments);
@@ -147,8 +153,9 @@ fn prepared(
         _ => None,
     };
     let stops = request.sampling.stop;
+    let ignored = request.ignored;
     let writer = writer.with(facts);
-    let shape = Shape { writer, echo, calls, dialect, stops, places, steadied, asked_at };
+    let shape = Shape { writer, echo, calls, dialect, stops, places, steadied, ignored, asked_at };
     Ok(Box::new((question, shape, streamed)))
 }
 
@@ -160,17 +167,11 @@ pub(super) fn steadied(state: &ApiState, request: &mut ChatRequest) -> usize {
     }
 }
 
-/// Refuses a request that wants room for more tokens than there is.
-fn check_room(state: &ApiState, context_min: Option<u64>) -> Result<(), FieldError> {
-    match (context_min, state.agent.context_tokens()) {
-        (Some(wanted), Some(there)) if wanted > there as u64 => {
-            let message = format!(
-                "is {wanted}, this device has room for {there} tokens; start it with a larger --kv-tokens"
-            );
-            Err(FieldError::new("options.num_ctx", message))
-        }
-        _ => Ok(()),
-    }
+/// Returns whether there is room for fewer tokens than the client wants. A prompt that does not fit is refused
+/// or shortened anyway.
+fn has_less_room(state: &ApiState, context_min: Option<u64>) -> bool {
+    let room = state.agent.context_tokens();
+    context_min.zip(room).is_some_and(|(wanted, room)| wanted > room as u64)
 }
 
 pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Question, AgentError> {
@@ -240,6 +241,9 @@ fn ending(report: &AnswerReport, shape: &Shape) -> Ending {
     if !report.notes.is_empty() {
         baton["notes"] = json!(report.notes);
     }
+    if shape.ignored.header().is_some() {
+        baton["ignored"] = shape.ignored.names().collect();
+    }
     if let Some(record) = &report.record {
         baton["record"] = json!(record);
     }
@@ -308,16 +312,20 @@ fn whole(mut shape: Shape, report: AnswerReport) -> Result<Response, ApiError> {
     message.take(shape.calls.push(report.answer.clone()));
     message.take(shape.calls.finish());
     let ending = ending(&report, &shape);
+    let ignored = shape.ignored.header();
     let mut reply = json_reply(shape.writer.whole(message, ending));
     reply.headers_mut().insert(SOURCE, wrote);
-    tell_steadied(shape.steadied, &mut reply);
+    add_headers(shape.steadied, ignored, &mut reply);
     Ok(reply)
 }
 
-/// Says how many lines of the system prompt were changed, if any were.
-fn tell_steadied(lines: usize, reply: &mut Response) {
-    if lines > 0 {
-        reply.headers_mut().insert(STEADIED, HeaderValue::from(lines));
+/// Says how many lines of the system prompt were changed, and which fields had no effect, if any.
+fn add_headers(steadied: usize, ignored: Option<String>, reply: &mut Response) {
+    if steadied > 0 {
+        reply.headers_mut().insert(STEADIED, HeaderValue::from(steadied));
+    }
+    if let Some(value) = ignored.and_then(|names| HeaderValue::try_from(names).ok()) {
+        reply.headers_mut().insert(IGNORED, value);
     }
 }
 
@@ -338,6 +346,7 @@ async fn stream(
     let (begun, refused) = oneshot::channel();
     let (headers, ping) = (shape.writer.headers(), Bytes::from(shape.writer.ping()));
     let (silence_max, steadied) = (shape.writer.silence_max(), shape.steadied);
+    let ignored = shape.ignored.header();
     tokio::spawn(async move {
         let _place = place;
         run(&state, question, shape, &frames, begun).await;
@@ -349,7 +358,7 @@ async fn stream(
     for (name, value) in headers {
         response.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
-    tell_steadied(steadied, &mut response);
+    add_headers(steadied, ignored, &mut response);
     Ok(response)
 }
 

@@ -16,6 +16,7 @@
 //! | [`stream`] | an answer as server-sent events, by OpenAI's chat and text completion API |
 //! | [`responses`], [`anthropic`], [`ollama`] | the other dialects |
 //! | [`thinking`] | the thinking at the beginning of an answer |
+//! | [`ignored`] | fields that are taken and have no effect |
 //! | [`embeddings`] | the refusal of embeddings |
 //! | [`error`] | refusals and the body of an error |
 //! | [`models`] | the list of models |
@@ -32,6 +33,7 @@ mod clock;
 pub mod dialect;
 pub mod embeddings;
 pub mod error;
+pub mod ignored;
 pub mod logprobs;
 pub mod models;
 pub mod ollama;

@@ -1,10 +1,11 @@
 //! A request of the chat or text completion API, read and checked.
 //!
-//! Always: a field that a program does not support is refused by name, never ignored. A value that asks for
-//! nothing (null, an empty list, a penalty of 0) is accepted. So is a field that only describes the caller.
-//! Ranges and defaults are OpenAI's: the temperature is 1, and each answer is different unless a seed is set.
+//! Always: a field whose silent loss would give a wrong answer is refused by name; any other field is taken,
+//! and named if it has no effect ([`crate::ignored`]). A value that asks for nothing (null, an empty list, a
+//! penalty of 0) is accepted. Ranges and defaults are OpenAI's: the temperature is 1, and each answer is different unless a seed is set.
 
 mod messages;
+mod parts;
 mod text;
 mod tools;
 mod unsupported;
@@ -18,10 +19,12 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 pub(crate) use self::messages::checked as checked_messages;
+pub(crate) use self::parts::{Unreadable, is_last_turn};
 pub use self::text::parse_text;
 pub(crate) use self::unsupported::NO_TOOLS;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
+use crate::ignored::Ignored;
 use crate::tools::{ChatMessage, ToolUse};
 use crate::wire::{BatonBody, ChatCompletionRequest, Stop};
 
@@ -93,6 +96,8 @@ pub struct ChatRequest {
     pub citations: bool,
     /// The field `baton`: assistance by a scene.
     pub baton: Option<BatonBody>,
+    /// Fields that were taken and have no effect.
+    pub ignored: Ignored,
 }
 
 /// OpenAI's penalties: values from -2 to 2 that are subtracted from logits; 0 changes nothing.
@@ -111,31 +116,45 @@ pub struct Penalties {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn parse(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError> {
-    let mut wire: ChatCompletionRequest = parsed(json)?;
-    unsupported::refuse(&wire, can)?;
-    let messages = messages::read(std::mem::take(&mut wire.messages), can)?;
-    options(wire, Prompt::Chat(messages), can)
+    let (mut wire, mut ignored) = parsed::<ChatCompletionRequest>(json)?;
+    unsupported::settle(&mut wire, can, &mut ignored)?;
+    let messages = messages::read(std::mem::take(&mut wire.messages), can, &mut ignored)?;
+    options(wire, Prompt::Chat(messages), can, ignored)
 }
 
-/// Checks a request of another dialect that was translated, and then its prompt.
+/// Checks a request of another dialect that was translated, and then its prompt. `field` gives a field's name
+/// in that dialect; `ignored` has names of that dialect.
 pub(crate) fn translated(
-    wire: ChatCompletionRequest,
+    mut wire: ChatCompletionRequest,
     can: &Capabilities,
-    prompt: impl FnOnce() -> Result<Prompt, FieldError>,
+    mut ignored: Ignored,
+    field: fn(&str) -> String,
+    prompt: impl FnOnce(&mut Ignored) -> Result<Prompt, FieldError>,
 ) -> Result<ChatRequest, FieldError> {
-    unsupported::refuse(&wire, can)?;
-    options(wire, prompt()?, can)
+    let mut common = Ignored::default();
+    unsupported::settle(&mut wire, can, &mut common).map_err(|err| err.renamed(field))?;
+    let prompt = prompt(&mut ignored).map_err(|err| err.renamed(field))?;
+    let mut request = options(wire, prompt, can, common).map_err(|err| err.renamed(field))?;
+    ignored.extend(std::mem::take(&mut request.ignored), field);
+    Ok(ChatRequest { ignored, ..request })
 }
 
-/// Parses a request and checks the types of its fields.
-pub(crate) fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<T, FieldError> {
+/// Parses a request and checks the types of its fields. Returns the fields that were passed over, too.
+pub(crate) fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Ignored), FieldError> {
     // Checked before parsing, because small values take many times their length in memory.
     check_shape(json).map_err(|err| FieldError::whole(err.to_string()))?;
+    // A list would be read as the fields in their order.
+    if json.trim_ascii_start().first() == Some(&b'[') {
+        return Err(FieldError::whole("the body is not a request: it is a list"));
+    }
     let mut parser = serde_json::Deserializer::from_slice(json);
-    let wire = serde_path_to_error::deserialize(&mut parser)
-        .map_err(|err| unreadable(&err.path().to_string(), err.inner()))?;
+    let mut track = serde_path_to_error::Track::new();
+    let mut ignored = Ignored::default();
+    let tracked = serde_path_to_error::Deserializer::new(&mut parser, &mut track);
+    let wire = serde_ignored::deserialize(tracked, |path| ignored.add_path(&path));
+    let wire = wire.map_err(|err| unreadable(&track.path().to_string(), &err))?;
     parser.end().map_err(|err| unreadable(".", &err))?;
-    Ok(wire)
+    Ok((wire, ignored.without_null(json)?))
 }
 
 /// Reads everything but the prompt.
@@ -143,6 +162,7 @@ fn options(
     mut wire: ChatCompletionRequest,
     prompt: Prompt,
     can: &Capabilities,
+    mut ignored: Ignored,
 ) -> Result<ChatRequest, FieldError> {
     let options = wire.stream_options.take();
     let include_usage = options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
@@ -156,11 +176,8 @@ fn options(
     let max_tokens = max_tokens(&wire, can)?;
     let top_logprobs = wire.top_logprobs.and_then(|top| usize::try_from(top).ok());
     let logprobs = (wire.logprobs == Some(true)).then(|| top_logprobs.unwrap_or(0));
-    let tools = tools::tool_use(wire.tools, wire.tool_choice, wire.parallel_tool_calls)?;
+    let tools = tools::tool_use(wire.tools, wire.tool_choice, wire.parallel_tool_calls, &mut ignored)?;
     let format = tools::format(wire.response_format)?;
-    if tools.is_some() && format != AnswerFormat::Text {
-        return Err(FieldError::new("response_format", "cannot be required together with tools"));
-    }
     let request = ChatRequest {
         model,
         prompt,
@@ -176,6 +193,7 @@ fn options(
         shorten: wire.truncation.as_deref() == Some("auto"),
         citations: wire.citations == Some(true),
         baton: wire.baton,
+        ignored,
     };
     request.check_baton()?;
     Ok(request)
@@ -235,7 +253,8 @@ fn within(field: &str, value: Option<f64>, min: f64, max: f64) -> Result<Option<
 fn sampling(wire: &ChatCompletionRequest) -> Result<Sampling, FieldError> {
     let sampling = Sampling {
         temperature: within("temperature", wire.temperature, 0.0, 2.0)?.unwrap_or(1.0),
-        top_k: wire.top_k,
+        // Below 1 it leaves nothing out; too many are refused by their range.
+        top_k: wire.top_k.filter(|&count| count > 0).map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
         top_p: within("top_p", wire.top_p, 0.0, 1.0)?,
         min_p: within("min_p", wire.min_p, 0.0, 1.0)?,
         repetition_penalty: within("repetition_penalty", wire.repetition_penalty, 0.1, 10.0)?.unwrap_or(1.0),
@@ -250,18 +269,14 @@ fn sampling(wire: &ChatCompletionRequest) -> Result<Sampling, FieldError> {
     Ok(sampling)
 }
 
-/// Returns the limit of tokens: the smaller value of its two fields.
+/// Returns the limit of tokens: the smaller value of its two fields, and at most what the program allows.
 fn max_tokens(wire: &ChatCompletionRequest, can: &Capabilities) -> Result<Option<usize>, FieldError> {
     let limits = [("max_tokens", wire.max_tokens), ("max_completion_tokens", wire.max_completion_tokens)];
-    for (field, value) in limits {
-        match (value, can.tokens_max) {
-            (Some(value), Some(max)) if !(1..=max).contains(&value) => {
-                return Err(FieldError::new(field, format!("is {value}, must be 1 to {max}")));
-            }
-            (Some(0), None) => return Err(FieldError::new(field, "is 0, must be at least 1")),
-            _ => (),
-        }
+    if let Some((field, _)) = limits.iter().find(|(_, value)| *value == Some(0)) {
+        return Err(FieldError::new(*field, "is 0, must be at least 1, or -1 for as many as fit"));
     }
-    let asked = limits.into_iter().filter_map(|(_, value)| value).min();
+    let tokens = |value: i64| u64::try_from(value).unwrap_or(u64::MAX);
+    let asked = limits.into_iter().filter_map(|(_, value)| value).map(tokens).min();
+    let asked = asked.map(|tokens| tokens.min(can.tokens_max.unwrap_or(u64::MAX)));
     Ok(asked.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)).or(can.tokens_default))
 }

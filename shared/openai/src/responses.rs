@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`wire`] | the fields of a request, as clients send them |
-//! | `request` | the request, checked and translated |
+//! | `request`, `tools` | the request, checked and translated |
 //! | [`reply`] | the fields of a reply |
 //! | `writer` | the answer, in one piece and as events |
 //!
@@ -12,6 +12,7 @@
 
 pub mod reply;
 mod request;
+mod tools;
 pub mod wire;
 mod writer;
 

@@ -1,11 +1,10 @@
 //! The fields of a chat or text completion request, as OpenAI's clients send them.
 //!
-//! Only the types are checked here; [`crate::request`] checks the values. Fields that have no effect say so.
-//! Always: a field that is not listed is refused by name, at any depth, unless it is null.
+//! Only the types are checked here; [`crate::request`] checks the values. A field that is not listed is taken
+//! and has no effect; [`crate::ignored`] names it.
 
 mod text;
 pub(crate) mod text_or;
-pub(crate) mod unknown;
 
 use baton_protocol::DeviceInfo;
 use serde::{Deserialize, Serialize};
@@ -15,7 +14,6 @@ use utoipa::ToSchema;
 pub use self::text::TextCompletionRequest;
 pub(crate) use self::text::TextPrompt;
 use self::text_or::TextOr;
-use self::unknown::{MustBeNull, NoOther};
 
 /// A chat completion request.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -27,20 +25,19 @@ pub struct ChatCompletionRequest {
     #[schema(min_items = 1)]
     pub(crate) messages: Vec<ChatMessageBody>,
     /// The most tokens of the answer. If `max_completion_tokens` is set too, the smaller value counts.
-    #[schema(minimum = 1)]
-    pub(crate) max_tokens: Option<u64>,
+    /// Below 0: as many as fit.
+    pub(crate) max_tokens: Option<i64>,
     /// The most tokens of the answer.
-    #[schema(minimum = 1)]
-    pub(crate) max_completion_tokens: Option<u64>,
+    pub(crate) max_completion_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
     pub(crate) temperature: Option<f64>,
     /// Sample only from the most probable tokens whose probabilities add up to this value.
     #[schema(minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f64>,
-    /// Sample only from this many most probable tokens.
-    #[schema(minimum = 1, maximum = 1_000_000)]
-    pub(crate) top_k: Option<u32>,
+    /// Sample only from this many most probable tokens; from all of them if it is below 1.
+    #[schema(maximum = 1_000_000)]
+    pub(crate) top_k: Option<i64>,
     /// Sample only tokens whose probability is at least this share of the largest one.
     #[schema(minimum = 0, maximum = 1)]
     pub(crate) min_p: Option<f64>,
@@ -59,7 +56,7 @@ pub struct ChatCompletionRequest {
     pub(crate) stop: Option<Stop>,
     /// Send the answer as it is written.
     pub(crate) stream: Option<bool>,
-    /// Options of the stream; needs `stream`.
+    /// Options of the stream.
     pub(crate) stream_options: Option<StreamOptions>,
     /// Number of answers; must be 1.
     #[schema(minimum = 1, maximum = 1)]
@@ -77,7 +74,7 @@ pub struct ChatCompletionRequest {
     /// Only `text` is supported.
     pub(crate) modalities: Option<Vec<String>>,
     /// Functions that the model may call.
-    #[schema(max_items = 128)]
+    #[schema(max_items = 512)]
     pub(crate) tools: Option<Vec<ToolBody>>,
     /// Whether the model must call a function.
     pub(crate) tool_choice: Option<ToolChoiceBody>,
@@ -94,47 +91,12 @@ pub struct ChatCompletionRequest {
     /// Baton's own field: the end of the answer names the sentences of the messages that it stands on, as
     /// `citations` in the field `baton`. Not with the field `baton`, tools, or engines elsewhere.
     pub(crate) citations: Option<bool>,
-    /// Not supported, answers are never stored; must not be true.
+    /// No effect: answers are never stored.
     pub(crate) store: Option<bool>,
     /// Baton's own field, for the cloud service: assistance by a scene, up to L tokens.
     pub(crate) baton: Option<BatonBody>,
-    // These fields describe the caller or OpenAI's scheduling; they have no effect here.
-    /// Describes the caller; no effect.
-    #[serde(rename = "user")]
-    pub(crate) _user: Option<String>,
-    /// Describes the call; no effect.
-    #[schema(value_type = Option<Object>)]
-    #[serde(rename = "metadata")]
-    pub(crate) _metadata: Option<Value>,
-    /// No effect.
-    #[serde(rename = "service_tier")]
-    pub(crate) _service_tier: Option<String>,
-    /// Describes the caller; no effect.
-    #[serde(rename = "safety_identifier")]
-    pub(crate) _safety_identifier: Option<String>,
-    /// No effect: the prefix cache finds prefixes by their tokens.
-    #[serde(rename = "prompt_cache_key")]
-    pub(crate) _prompt_cache_key: Option<String>,
-    // What clients of vLLM send.
-    /// No effect: an answer ends where the model ends it.
-    #[serde(rename = "ignore_eos")]
-    pub(crate) _ignore_eos: Option<bool>,
-    /// No effect: an answer ends where the model ends it.
-    #[serde(rename = "min_tokens")]
-    pub(crate) _min_tokens: Option<u64>,
-    /// No effect: control tokens are never part of an answer's text.
-    #[serde(rename = "skip_special_tokens")]
-    pub(crate) _skip_special_tokens: Option<bool>,
-    /// No effect: templates get no variables of a request.
-    #[schema(value_type = Option<Object>)]
-    #[serde(rename = "chat_template_kwargs")]
-    pub(crate) _chat_template_kwargs: Option<Value>,
     /// Not supported; must not be true.
     pub(crate) continue_final_message: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A message.
@@ -151,23 +113,9 @@ pub(crate) struct ChatMessageBody {
     /// Not supported, use `tool_calls`; must be null.
     #[schema(value_type = Option<Object>)]
     pub(crate) function_call: Option<Value>,
-    // Fields of an answer's message that have no meaning in a request.
-    /// Name of the speaker; no effect.
-    #[serde(rename = "name")]
-    pub(crate) _name: Option<String>,
-    /// No effect.
-    #[serde(rename = "refusal")]
-    pub(crate) _refusal: Option<String>,
-    /// No effect.
-    #[serde(rename = "annotations")]
-    pub(crate) _annotations: Option<Vec<Value>>,
     /// Not supported; must be null.
     #[schema(value_type = Option<Object>)]
     pub(crate) audio: Option<Value>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A text, or parts of type `text`.
@@ -176,26 +124,18 @@ pub(crate) struct ChatMessageBody {
 pub(crate) enum Content {
     /// The text.
     Text(String),
-    /// Its parts, joined without anything between them.
+    /// Its parts, joined by line breaks.
     Parts(Vec<Part>),
 }
 
 /// A part of a message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Part {
-    /// Only `text` is supported.
+    /// `text`. A part of another type is refused in the last message; in earlier ones a short text stands for it.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     /// The text.
     pub(crate) text: Option<String>,
-    /// No effect: the prefix cache finds prefixes by their tokens.
-    #[schema(value_type = Option<Object>)]
-    #[serde(rename = "cache_control")]
-    pub(crate) _cache_control: Option<Value>,
-    // Fields of parts of other types. The check refuses the type first.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) other: Map<String, Value>,
 }
 
 /// One string or several.
@@ -216,16 +156,6 @@ pub(crate) struct StreamOptions {
     /// Baton's own field: until the first token, send the progress of the prompt about every two seconds, in
     /// `x_progress` of chunks without choices.
     pub(crate) include_progress: Option<bool>,
-    /// No effect.
-    #[serde(rename = "include_obfuscation")]
-    pub(crate) _include_obfuscation: Option<bool>,
-    /// No effect: the counts come once, at the end.
-    #[serde(rename = "continuous_usage_stats")]
-    pub(crate) _continuous_usage_stats: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// The form that the answer must have.
@@ -236,64 +166,39 @@ pub(crate) struct ResponseFormat {
     pub(crate) kind: String,
     /// The schema; only with the type `json_schema`.
     pub(crate) json_schema: Option<NamedSchema>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A schema and its name.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct NamedSchema {
-    /// Its name; no effect.
-    #[serde(rename = "name")]
-    pub(crate) _name: Option<String>,
-    /// What it is for; no effect.
-    #[serde(rename = "description")]
-    pub(crate) _description: Option<String>,
     /// The JSON schema.
     #[schema(value_type = Option<Object>)]
     pub(crate) schema: Option<Value>,
-    /// No effect: the answer always follows the schema.
-    #[serde(rename = "strict")]
-    pub(crate) _strict: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A function that the model may call.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ToolBody {
-    /// Only `function` is supported.
+    /// `function`; tools of other types are left out.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     /// The function.
     pub(crate) function: Option<FunctionBody>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A function, as described to the model.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct FunctionBody {
-    /// 1 to 64 letters, digits, `_` or `-`.
-    #[schema(pattern = "^[A-Za-z0-9_-]{1,64}$")]
+    /// 1 to 128 letters, digits, `_`, `-`, `.`, `:` or `/`.
+    #[schema(pattern = "^[A-Za-z0-9_.:/-]{1,128}$")]
     pub(crate) name: String,
     /// What it does.
     pub(crate) description: Option<String>,
-    /// JSON schema of its arguments, an object; without it the function has no arguments.
+    /// JSON schema of its arguments, which are an object; without it the function has no arguments.
     #[schema(value_type = Option<Object>)]
     pub(crate) parameters: Option<Value>,
     /// Whether arguments follow the schema even if the call is optional.
     pub(crate) strict: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// `auto`, `none`, `required`, or one function.
@@ -314,10 +219,6 @@ pub(crate) struct NamedChoice {
     pub(crate) kind: String,
     /// Its name.
     pub(crate) function: Option<FunctionName>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// The name of a function.
@@ -325,29 +226,18 @@ pub(crate) struct NamedChoice {
 pub(crate) struct FunctionName {
     /// Its name, as in `tools`.
     pub(crate) name: String,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A call that the assistant made.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct PastCallBody {
-    /// Its id.
-    pub(crate) id: String,
+    /// Its id; made if it is absent.
+    pub(crate) id: Option<String>,
     /// Only `function` is supported.
     #[serde(rename = "type")]
     pub(crate) kind: Option<String>,
     /// The function that was called, and its arguments.
     pub(crate) function: PastFunction,
-    /// No effect: its index among the calls of a stream.
-    #[serde(rename = "index")]
-    pub(crate) _index: Option<u64>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// A function and the arguments of a call.
@@ -355,12 +245,9 @@ pub(crate) struct PastCallBody {
 pub(crate) struct PastFunction {
     /// Its name.
     pub(crate) name: String,
-    /// The arguments, JSON as text.
-    pub(crate) arguments: String,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
+    /// The arguments, JSON as text. An object is taken too.
+    #[schema(value_type = Option<String>)]
+    pub(crate) arguments: Option<Value>,
 }
 
 /// Assistance by a scene: the cloud writes up to L tokens, and a mask of the sentences to keep.
@@ -368,6 +255,7 @@ pub(crate) struct PastFunction {
 /// The reply's first chunk (or the whole reply) has a field `baton` with L, the reason for L, and the mask.
 /// If L is reached, `finish_reason` is `length` and the last chunk has `baton.handoff`.
 #[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct BatonBody {
     /// Id of the scene.
     pub scene: String,
@@ -386,10 +274,6 @@ pub struct BatonBody {
     /// The device, for the optimizer.
     #[schema(value_type = Option<Device>)]
     pub device: Option<DeviceInfo>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(crate) _other: NoOther,
 }
 
 /// The device's description of itself, for the optimizer. Times are in milliseconds.

@@ -50,7 +50,7 @@ pub use scene::{
 };
 pub use segmenter::{SEGMENTER_ID, SEGMENTER_NAME, is_cjk, sentences};
 pub use shape::{MARKS_MAX, NAME_BYTES_MAX, SMALL_TEXT_BYTES_MAX, ShapeError, check_shape};
-pub use tools::{AnswerFormat, Markup, PastCall, Tool, ToolChoice, ToolUse};
+pub use tools::{AnswerFormat, Markup, PastCall, TOOL_NAME_FORM, Tool, ToolChoice, ToolUse};
 pub use verify::{
     AT_LEAST_MAX, DRAFT_TOKENS_MAX, VerifyError, VerifyOffer, VerifyPolicy, VerifyReply, VerifyRequest,
     VerifyTiming, answer_digest,

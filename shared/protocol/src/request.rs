@@ -26,9 +26,9 @@ pub mod limits {
     /// Most segments of a prompt.
     pub const SEGMENTS_MAX: usize = 1024;
     /// Most functions that an answer may call, and most calls of one segment.
-    pub const TOOLS_MAX: usize = 128;
+    pub const TOOLS_MAX: usize = 512;
     /// Most bytes of a function's name.
-    pub const TOOL_NAME_BYTES_MAX: usize = 64;
+    pub const TOOL_NAME_BYTES_MAX: usize = 128;
     /// Most bytes of text in all segments, tools, the form and `continue_from` together.
     pub const TEXT_BYTES_MAX: usize = 16 << 20;
     /// Most bytes of a name (scene, model, class, network, mode).

@@ -9,11 +9,14 @@ use serde_json::Value;
 
 use crate::request::{RequestError, check_len, check_name, limits};
 
+/// What a function's name may be.
+pub const TOOL_NAME_FORM: &str = "1 to 128 letters, digits, `_`, `-`, `.`, `:` or `/`";
+
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tool {
-    /// Its name: letters, digits, `_`, `-`.
+    /// Its name, of the form [`TOOL_NAME_FORM`].
     pub name: String,
     /// What it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,17 +138,21 @@ impl ToolUse {
 }
 
 impl Tool {
+    /// Returns whether a function can be called so: it has the form [`TOOL_NAME_FORM`].
+    pub fn is_name(name: &str) -> bool {
+        let fits = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-' | b'.' | b':' | b'/');
+        (1..=limits::TOOL_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(fits)
+    }
+
     fn text_bytes(&self) -> usize {
         let described = self.description.as_ref().map_or(0, String::len);
         self.name.len() + described + self.parameters.to_string().len()
     }
 
     fn check(&self, at: usize) -> Result<(), RequestError> {
-        let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
-        let fits = (1..=limits::TOOL_NAME_BYTES_MAX).contains(&self.name.len());
-        if !fits || !self.name.bytes().all(is_name) {
+        if !Tool::is_name(&self.name) {
             let field = format!("tools.functions[{at}].name");
-            return Err(RequestError::Form { field, want: "1 to 64 letters, digits, `_` or `-`" });
+            return Err(RequestError::Form { field, want: TOOL_NAME_FORM });
         }
         if !self.parameters.is_object() {
             let field = format!("tools.functions[{at}].parameters");

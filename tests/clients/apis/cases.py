@@ -211,7 +211,7 @@ def ollama_errors_have_their_status():
     refused = lambda ask: raises(ollama.ResponseError, ask)  # noqa: E731
     err = refused(lambda: chat(model="llama3.2"))
     assert err.status_code == 404 and "llama3.2" in err.error, err
-    for more, words in (({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": {"enum": []}}, "schema"), ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools")):
+    for more, words in (({"options": {"top_p": 7}}, "options.top_p"), ({"format": {"enum": []}}, "schema"), ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools")):
         err = refused(lambda more=more: chat(**more))
         assert err.status_code == 400 and words in err.error, err
     assert refused(lambda: list(chat(model="llama3.2", stream=True))).status_code == 404
@@ -267,7 +267,7 @@ def openai_responses_keep_nothing():
     assert whole.store is False and whole.previous_response_id is None
     turns = [SAY[0], *[item.model_dump(exclude_none=True) for item in whole.output], {"role": "user", "content": "And more?"}]
     assert respond(input=turns).output_text
-    for more, param in (({"previous_response_id": whole.id}, "previous_response_id"), ({"store": True}, "store"), ({"background": True}, "background"), ({"tools": [{"type": "web_search"}]}, "tools[0].type")):
+    for more, param in (({"previous_response_id": whole.id}, "previous_response_id"), ({"conversation": "conv_1"}, "conversation")):
         raises(openai.BadRequestError, lambda more=more: respond(**more), param=param)
     raises(openai.NotFoundError, lambda: respond(model="gpt-none"), code="model_not_found")
 

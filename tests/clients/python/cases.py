@@ -122,7 +122,7 @@ def openai_python_errors_are_typed():
     refused(openai.BadRequestError, "n", n=3)
     refused(openai.BadRequestError, "logit_bias", logit_bias={"1": 5})
     refused(openai.NotFoundError, "model", model="gpt-none")
-    refused(openai.BadRequestError, "wrong", extra_body={"wrong": 1})
+    refused(openai.BadRequestError, "guided_json", extra_body={"guided_json": {}})
     refused(openai.BadRequestError, "messages", messages=[{"role": "user", "content": "word " * 20000}])
 
 

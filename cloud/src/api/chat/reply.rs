@@ -9,6 +9,7 @@ use baton_constrain::tools::ToolForm;
 use baton_engine::Model;
 use baton_engine::tokenizer::Tokenizer;
 use baton_openai::Prompt;
+use baton_openai::ignored::Ignored;
 use baton_openai::logprobs::{Place, TokenBytes};
 use baton_openai::reply::{Ending, FinishReason, Piece};
 use baton_openai::tool_calls::ToolParser;
@@ -40,6 +41,8 @@ pub(super) struct Reply {
     /// Data of the assist protocol, if the request had the field `baton`.
     baton: Option<Baton>,
     citations: Option<Citations>,
+    /// Fields of the request without effect.
+    ignored: Ignored,
 }
 
 #[derive(Debug, Default)]
@@ -49,12 +52,20 @@ struct Baton {
 }
 
 impl Reply {
-    pub(super) fn new(model: &Model, work: &ChatWork) -> Reply {
+    pub(super) fn new(model: &Model, work: &ChatWork, ignored: Ignored) -> Reply {
         let vocabulary = Arc::new(Vocabulary(model.tokenizer().clone()));
         match work {
             ChatWork::Assisted(..) => {
                 let baton = Some(Baton::default());
-                Reply { vocabulary, parser: None, logprobs: None, echo: None, baton, citations: None }
+                Reply {
+                    vocabulary,
+                    parser: None,
+                    logprobs: None,
+                    echo: None,
+                    baton,
+                    citations: None,
+                    ignored,
+                }
             }
             ChatWork::Whole(completion) => {
                 let parser = completion.tools.as_ref().map(|tools| {
@@ -66,15 +77,20 @@ impl Reply {
                     _ => None,
                 };
                 let (logprobs, citations) = (completion.logprobs.clone(), completion.citations.clone());
-                Reply { vocabulary, parser, logprobs, echo, baton: None, citations }
+                Reply { vocabulary, parser, logprobs, echo, baton: None, citations, ignored }
             }
         }
     }
 
-    /// Returns how the answer ended, with this content of the field `baton`, or with its citations.
+    /// Returns how the answer ended, with this content of the field `baton`, or with its citations, and with the
+    /// names of fields without effect.
     pub(super) fn ending(&self, end: &EndEvent, baton: Option<Value>) -> Ending {
         let cited = || Some(json!({ "citations": self.citations.as_ref()?.json() }));
-        let baton = baton.or_else(cited);
+        let mut baton = baton.or_else(cited);
+        if self.ignored.header().is_some() {
+            let names: Value = self.ignored.names().collect();
+            baton.get_or_insert_with(|| json!({}))["ignored"] = names;
+        }
         let calls = self.parser.as_ref().map_or(0, ToolParser::calls);
         Ending { baton, ..Ending::new(FinishReason::of(end.reason, calls), end.usage) }
     }

@@ -155,7 +155,6 @@ async fn ollamas_clients_are_refused_in_their_form() {
     for (path, body, status, words) in [
         ("/api/chat", with(&said, json!({ "model": "llama3.2" })), 404, "`llama3.2`"),
         ("/api/chat", with(&said, json!({ "tools": [{ "type": "function" }] })), 400, "tools"),
-        ("/api/chat", with(&said, json!({ "options": { "num_ctx": 4096 } })), 400, "--kv-tokens"),
         ("/api/embed", json!({ "model": "baton", "input": "a" }), 400, "no embedding model"),
         ("/api/embeddings", json!({ "model": "baton", "prompt": "a" }), 400, "no embedding model"),
         ("/api/pull", json!({ "model": "hf.co/a/b" }), 400, "keeps no models"),
@@ -211,8 +210,7 @@ async fn responses_are_made_whole_and_streamed() {
     assert_eq!(last["response"]["baton"]["source"]["device_tokens"], wrote);
     for (extra, param) in [
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
-        (json!({ "store": true }), "store"),
-        (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+        (json!({ "conversation": "conv_1" }), "conversation"),
     ] {
         let (status, reply) = ask_json(&url, "/v1/responses", &with(&body, extra)).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)));

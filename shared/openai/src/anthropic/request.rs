@@ -8,38 +8,41 @@ use serde_json::{Map, Value};
 
 use super::field;
 use super::wire::{
-    Block, Content, MessageBody, MessagesRequest, Source, ThinkingBody, ToolBody, ToolChoiceBody,
+    Block, Content, MessageBody, MessagesRequest, OutputFormat, Source, ThinkingBody, ToolBody,
+    ToolChoiceBody,
 };
 use super::writer::MessagesWriter;
 use crate::capabilities::Capabilities;
 use crate::dialect::Dialect;
 use crate::error::FieldError;
-use crate::request::{ChatRequest, NO_TOOLS, Prompt, checked_messages, parsed, translated};
+use crate::ignored::Ignored;
+use crate::request::{
+    ChatRequest, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, translated,
+};
 use crate::tools::{ChatMessage, PastCall};
 use crate::wire::text_or::TextOr;
-use crate::wire::unknown::NoOther;
 use crate::wire::{
-    ChatCompletionRequest, FunctionBody, FunctionName, NamedChoice, Stop, ToolBody as FunctionTool,
-    ToolChoiceBody as Choice,
+    ChatCompletionRequest, FunctionBody, FunctionName, NamedChoice, NamedSchema, ResponseFormat, Stop,
+    ToolBody as FunctionTool, ToolChoiceBody as Choice,
 };
 use crate::writer::{Asked, Work};
 
 /// Between two blocks of a message.
 const BETWEEN_BLOCKS: &str = "\n\n";
-/// The largest temperature.
-const TEMPERATURE_MAX: f64 = 1.0;
+/// Blocks of thinking, which are left out of the prompt.
+const THINKING: [&str; 2] = ["thinking", "redacted_thinking"];
 
 /// Reads a request for a message.
 ///
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_messages(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
-    let wire: MessagesRequest = parsed(json)?;
+    let (wire, ignored) = parsed::<MessagesRequest>(json)?;
     if wire.max_tokens.is_none() {
         return Err(FieldError::new("max_tokens", "is missing"));
     }
-    let shows_thinking = shows_thinking(wire.thinking.as_ref())?;
-    let request = request(wire, can)?;
+    let shows_thinking = wire.thinking.as_ref().is_some_and(shows_thinking);
+    let request = request(wire, can, ignored)?;
     let stops = request.sampling.stop.clone();
     let mut asked = Asked::new(request, Dialect::Anthropic, move |facts| {
         Box::new(MessagesWriter::new(facts, shows_thinking, stops))
@@ -53,19 +56,15 @@ pub fn read_messages(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_count(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError> {
-    let wire: MessagesRequest = parsed(json)?;
-    shows_thinking(wire.thinking.as_ref())?;
-    request(wire, can)
+    let (wire, ignored) = parsed::<MessagesRequest>(json)?;
+    request(wire, can, ignored)
 }
 
-fn request(wire: MessagesRequest, can: &Capabilities) -> Result<ChatRequest, FieldError> {
-    if let Some(temperature) = wire.temperature.filter(|value| !(0.0..=TEMPERATURE_MAX).contains(value)) {
-        let message = format!("is {temperature}, must be 0 to {TEMPERATURE_MAX}");
-        return Err(FieldError::new("temperature", message));
-    }
+fn request(wire: MessagesRequest, can: &Capabilities, ignored: Ignored) -> Result<ChatRequest, FieldError> {
     let (choice, parallel) = choice(wire.tool_choice)?;
     let tools = wire.tools.unwrap_or_default().into_iter().enumerate();
     let tools = tools.map(|(at, body)| tool(at, body)).collect::<Result<Vec<_>, _>>()?;
+    let format = wire.output_config.and_then(|config| config.format).or(wire.output_format);
     let common = ChatCompletionRequest {
         model: wire.model,
         max_tokens: wire.max_tokens,
@@ -77,35 +76,34 @@ fn request(wire: MessagesRequest, can: &Capabilities) -> Result<ChatRequest, Fie
         tools: Some(tools),
         tool_choice: choice,
         parallel_tool_calls: parallel,
+        response_format: format.map(response_format),
         ..ChatCompletionRequest::default()
     };
-    let messages = messages(wire.system, wire.messages, can);
-    translated(common, can, || Ok(Prompt::Chat(messages?))).map_err(|err| err.renamed(field))
+    let system = wire.system;
+    let bodies = wire.messages;
+    translated(common, can, ignored, field, |ignored| {
+        messages(system, bodies, can, ignored).map(Prompt::Chat)
+    })
+}
+
+fn response_format(format: OutputFormat) -> ResponseFormat {
+    let named = format.schema.map(|schema| NamedSchema { schema: Some(schema) });
+    ResponseFormat { kind: format.kind, json_schema: named }
 }
 
 /// Returns whether thinking is part of the reply: only if the request asks for it.
-fn shows_thinking(thinking: Option<&ThinkingBody>) -> Result<bool, FieldError> {
-    let Some(thinking) = thinking else { return Ok(false) };
-    let is_shown = match thinking.display.as_deref() {
-        None | Some("summarized" | "full") => true,
-        Some("omitted") => false,
-        Some(_) => return Err(FieldError::new("thinking.display", "must be `summarized` or `omitted`")),
-    };
-    match thinking.kind.as_str() {
-        "enabled" | "adaptive" => Ok(is_shown),
-        "disabled" => Ok(false),
-        _ => Err(FieldError::new("thinking.type", "must be `enabled`, `adaptive` or `disabled`")),
-    }
+fn shows_thinking(thinking: &ThinkingBody) -> bool {
+    thinking.kind != "disabled" && thinking.display.as_deref() != Some("omitted")
 }
 
 fn tool(at: usize, tool: ToolBody) -> Result<FunctionTool, FieldError> {
-    if tool.kind.as_deref().is_some_and(|kind| kind != "custom") {
-        return Err(FieldError::new(format!("tools[{at}].type"), "only `custom` is supported"));
+    let ToolBody { kind, name, description, input_schema: parameters, strict } = tool;
+    if let Some(kind) = kind.filter(|kind| kind != "custom") {
+        return Ok(FunctionTool { kind, function: None });
     }
-    no_other(&format!("tools[{at}]"), &tool.other)?;
-    let ToolBody { name, description, input_schema: parameters, strict, .. } = tool;
-    let function = FunctionBody { name, description, parameters, strict, _other: NoOther };
-    Ok(FunctionTool { kind: "function".to_owned(), function: Some(function), _other: NoOther })
+    let name = name.ok_or_else(|| FieldError::new(format!("tools[{at}].name"), "is missing"))?;
+    let function = FunctionBody { name, description, parameters, strict };
+    Ok(FunctionTool { kind: "function".to_owned(), function: Some(function) })
 }
 
 /// Returns whether a tool must be called, and whether several may be.
@@ -118,12 +116,8 @@ fn choice(choice: Option<ToolChoiceBody>) -> Result<(Option<Choice>, Option<bool
         ("none", None) => word("none"),
         ("any", None) => word("required"),
         ("tool", Some(name)) => {
-            let function = FunctionName { name, _other: NoOther };
-            Choice::Named(NamedChoice {
-                kind: "function".to_owned(),
-                function: Some(function),
-                _other: NoOther,
-            })
+            let function = Some(FunctionName { name });
+            Choice::Named(NamedChoice { kind: "function".to_owned(), function })
         }
         ("tool", None) => return Err(FieldError::new("tool_choice.name", "is missing")),
         ("auto" | "none" | "any", Some(_)) => {
@@ -138,32 +132,41 @@ fn messages(
     system: Option<Content>,
     bodies: Vec<MessageBody>,
     can: &Capabilities,
+    ignored: &mut Ignored,
 ) -> Result<Vec<ChatMessage>, FieldError> {
     let mut messages = Vec::with_capacity(bodies.len() + 1);
     if let Some(system) = system {
-        messages.push(ChatMessage::new(Role::System, text("system", system)?));
+        messages.push(ChatMessage::new(Role::System, text("system", system, false, ignored)?));
     }
     if bodies.last().is_some_and(|last| last.role == "assistant") {
         let message = "the last message is the assistant's: continuing it is not supported";
         return Err(FieldError::new("messages", message));
     }
-    for (at, MessageBody { role, content, .. }) in bodies.into_iter().enumerate() {
-        let place = format!("messages[{at}]");
+    let roles: Vec<String> = bodies.iter().map(|body| body.role.clone()).collect();
+    for (at, MessageBody { role, content }) in bodies.into_iter().enumerate() {
+        let place = format!("messages[{at}].content");
+        let is_last = is_last_turn(roles[at + 1..].iter().map(String::as_str));
         match role.as_str() {
-            "user" => user(&format!("{place}.content"), content, can, &mut messages)?,
-            "assistant" => messages.push(assistant(&format!("{place}.content"), content, can)?),
-            _ => return Err(FieldError::new(format!("{place}.role"), "must be `user` or `assistant`")),
+            "user" => user(&place, content, is_last, can, &mut messages, ignored)?,
+            "assistant" => messages.push(assistant(&place, content, can, ignored)?),
+            "system" => messages.push(ChatMessage::new(Role::System, text(&place, content, false, ignored)?)),
+            _ => {
+                let want = "must be `user`, `assistant` or `system`";
+                return Err(FieldError::new(format!("messages[{at}].role"), want));
+            }
         }
     }
-    checked_messages(messages, can)
+    checked_messages(messages, can, ignored)
 }
 
 /// Appends the messages of a person: one for each result of a tool, and one for the texts between them.
 fn user(
     place: &str,
     content: Content,
+    is_last: bool,
     can: &Capabilities,
     messages: &mut Vec<ChatMessage>,
+    ignored: &mut Ignored,
 ) -> Result<(), FieldError> {
     let blocks = match content {
         TextOr::Text(text) => {
@@ -176,121 +179,122 @@ fn user(
     for (at, block) in blocks.into_iter().enumerate() {
         let place = format!("{place}[{at}]");
         if block.kind == "tool_result" {
-            let result = result(&place, block, can)?;
-            said(&mut texts, messages);
+            let result = result(&place, block, can, ignored)?;
+            append_user(&mut texts, messages);
             messages.push(result);
         } else {
-            texts.push(plain(&place, block)?);
+            texts.push(plain(&place, block, is_last, ignored)?);
         }
     }
-    said(&mut texts, messages);
+    append_user(&mut texts, messages);
     Ok(())
 }
 
 /// Appends a message of these texts, unless there are none.
-fn said(texts: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
+fn append_user(texts: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
+    texts.retain(|text| !text.is_empty());
     if !texts.is_empty() {
         messages.push(ChatMessage::new(Role::User, std::mem::take(texts).join(BETWEEN_BLOCKS)));
     }
 }
 
-fn assistant(place: &str, content: Content, can: &Capabilities) -> Result<ChatMessage, FieldError> {
+fn assistant(
+    place: &str,
+    content: Content,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<ChatMessage, FieldError> {
     let blocks = match content {
         TextOr::Text(text) => return Ok(ChatMessage::new(Role::Assistant, text)),
         TextOr::Other(blocks) => blocks,
     };
-    let (mut texts, mut calls) = (Vec::new(), Vec::new());
+    let mut texts = Vec::new();
+    let mut calls = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let place = format!("{place}[{at}]");
         match block.kind.as_str() {
-            "thinking" | "redacted_thinking" => (),
+            kind if THINKING.contains(&kind) => (),
             "tool_use" if !can.tools => {
                 return Err(FieldError::new(place, format!("{NO_TOOLS}; leave such blocks out")));
             }
             "tool_use" => {
-                no_other(&place, &block.other)?;
                 let missing = |name: &str| FieldError::new(format!("{place}.{name}"), "is missing");
                 let id = block.id.ok_or_else(|| missing("id"))?;
                 let name = block.name.ok_or_else(|| missing("name"))?;
                 let arguments = block.input.unwrap_or_else(|| Value::Object(Map::new())).to_string();
                 calls.push(PastCall { id, name, arguments });
             }
-            _ => texts.push(plain(&place, block)?),
+            _ => texts.push(plain(&place, block, false, ignored)?),
         }
     }
+    texts.retain(|text| !text.is_empty());
     Ok(ChatMessage { calls, ..ChatMessage::new(Role::Assistant, texts.join(BETWEEN_BLOCKS)) })
 }
 
-fn result(place: &str, block: Block, can: &Capabilities) -> Result<ChatMessage, FieldError> {
+fn result(
+    place: &str,
+    block: Block,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<ChatMessage, FieldError> {
     if !can.tools {
         return Err(FieldError::new(place, format!("{NO_TOOLS}; leave such blocks out")));
     }
-    no_other(place, &block.other)?;
     let id =
         block.tool_use_id.ok_or_else(|| FieldError::new(format!("{place}.tool_use_id"), "is missing"))?;
-    let mut said = match block.content {
-        Some(content) => text(&format!("{place}.content"), content)?,
+    let mut output = match block.content {
+        Some(content) => text(&format!("{place}.content"), content, false, ignored)?,
         None => String::new(),
     };
     if block.is_error == Some(true) {
         // Chat templates have no place for this, so the model is told in words.
-        said.insert_str(0, "Error: ");
+        output.insert_str(0, "Error: ");
     }
-    Ok(ChatMessage { call_id: Some(id), ..ChatMessage::new(Role::Tool, said) })
+    Ok(ChatMessage { call_id: Some(id), ..ChatMessage::new(Role::Tool, output) })
 }
 
 /// Returns the text of a place where only texts and documents may stand.
-fn text(place: &str, content: Content) -> Result<String, FieldError> {
+fn text(place: &str, content: Content, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
     match content {
         TextOr::Text(text) => Ok(text),
         TextOr::Other(blocks) => {
             let blocks = blocks.into_iter().enumerate();
-            let texts = blocks.map(|(at, block)| plain(&format!("{place}[{at}]"), block));
-            Ok(texts.collect::<Result<Vec<_>, _>>()?.join(BETWEEN_BLOCKS))
+            let texts = blocks.map(|(at, block)| plain(&format!("{place}[{at}]"), block, is_last, ignored));
+            let mut texts = texts.collect::<Result<Vec<_>, _>>()?;
+            texts.retain(|text| !text.is_empty());
+            Ok(texts.join(BETWEEN_BLOCKS))
         }
     }
 }
 
-/// Returns the text of a block of type `text` or `document`.
-fn plain(place: &str, block: Block) -> Result<String, FieldError> {
+/// Returns the text of a block of type `text` or `document`, or the text that stands for another block.
+fn plain(place: &str, block: Block, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
+    let readable = "`text` and `document`";
     match block.kind.as_str() {
-        "text" => {
-            no_other(place, &block.other)?;
-            block.text.ok_or_else(|| FieldError::new(format!("{place}.text"), "is missing"))
-        }
-        "document" => document(place, block),
-        _ => Err(FieldError::new(place, "only blocks of type `text` and `document` are supported here")),
+        "text" => block.text.ok_or_else(|| FieldError::new(format!("{place}.text"), "is missing")),
+        "document" => document(place, block, is_last, ignored),
+        kind => Unreadable { place, kind, is_last, readable }.text(ignored),
     }
 }
 
-fn document(place: &str, block: Block) -> Result<String, FieldError> {
-    no_other(place, &block.other)?;
+fn document(place: &str, block: Block, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
     let cites = |citations: Value| citations.get("enabled").is_some_and(|enabled| enabled == true);
     if block.citations.is_some_and(cites) {
         return Err(FieldError::new(format!("{place}.citations"), "citations are not supported"));
     }
     let source = block.source.ok_or_else(|| FieldError::new(format!("{place}.source"), "is missing"))?;
-    let Source { kind, data, content, other, .. } = source;
-    let said = match (kind.as_str(), data, content) {
+    let Source { kind, data, content } = source;
+    let content = match (kind.as_str(), data, content) {
         ("text", Some(data), None) => data,
-        ("content", None, Some(content)) => text(&format!("{place}.source.content"), content)?,
+        ("content", None, Some(content)) => {
+            text(&format!("{place}.source.content"), content, is_last, ignored)?
+        }
         _ => {
-            let message = "only documents of type `text` and `content` are supported";
-            return Err(FieldError::new(format!("{place}.source"), message));
+            let place = format!("{place}.source");
+            let readable = "`text` and `content`";
+            Unreadable { place: &place, kind: "document", is_last, readable }.text(ignored)?
         }
     };
-    no_other(&format!("{place}.source"), &other)?;
-    let parts = block.title.into_iter().chain(block.context).chain([said]);
+    let parts = block.title.into_iter().chain(block.context).chain([content]);
     Ok(parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n"))
-}
-
-/// Refuses a field that a block of this type does not have, unless it is null.
-fn no_other(place: &str, other: &Map<String, Value>) -> Result<(), FieldError> {
-    match other.iter().find(|(_, value)| !value.is_null()) {
-        Some((name, _)) => {
-            let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-            Err(FieldError::new(format!("{place}.{name}"), "is not supported"))
-        }
-        None => Ok(()),
-    }
 }

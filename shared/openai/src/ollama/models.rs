@@ -10,7 +10,6 @@ use super::request::plain_name;
 use crate::clock::rfc3339;
 use crate::error::FieldError;
 use crate::request::parsed;
-use crate::wire::unknown::NoOther;
 
 /// When a model that is never unloaded is unloaded. Ollama's own program shows such a time as "Forever".
 const NEVER: &str = "9999-12-31T23:59:59Z";
@@ -113,11 +112,6 @@ struct ShowBody {
     model: Option<String>,
     /// The older name of `model`.
     name: Option<String>,
-    /// No effect: everything that is known is said.
-    #[serde(rename = "verbose")]
-    _verbose: Option<bool>,
-    #[serde(flatten)]
-    _other: NoOther,
 }
 
 /// Reads a request of `/api/show`, and returns the model's name.
@@ -125,7 +119,7 @@ struct ShowBody {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_show(json: &[u8]) -> Result<String, FieldError> {
-    let body: ShowBody = parsed(json)?;
+    let (body, _) = parsed::<ShowBody>(json)?;
     named(body.model, body.name).map(|name| plain_name(&name).to_owned())
 }
 
@@ -145,8 +139,6 @@ struct PullBody {
     name: Option<String>,
     stream: Option<bool>,
     insecure: Option<bool>,
-    #[serde(flatten)]
-    _other: NoOther,
 }
 
 /// Reads a request of `/api/pull`. Models are named as Ollama names those of a hub
@@ -155,7 +147,7 @@ struct PullBody {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_pull(json: &[u8]) -> Result<PullRequest, FieldError> {
-    let body: PullBody = parsed(json)?;
+    let (body, _) = parsed::<PullBody>(json)?;
     if body.insecure == Some(true) {
         return Err(FieldError::new("insecure", "is not supported; connections are always checked"));
     }

@@ -15,9 +15,11 @@ use super::writer::OllamaWriter;
 use crate::capabilities::Capabilities;
 use crate::dialect::Dialect;
 use crate::error::FieldError;
-use crate::request::{MODEL_DEFAULT, NO_TOOLS, Prompt, checked_messages, parsed, translated};
+use crate::ignored::Ignored;
+use crate::request::{
+    MODEL_DEFAULT, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, translated,
+};
 use crate::tools::{ChatMessage, PastCall};
-use crate::wire::unknown::NoOther;
 use crate::wire::{ChatCompletionRequest, NamedSchema, ResponseFormat, ToolBody};
 use crate::writer::{Asked, Work};
 
@@ -34,7 +36,6 @@ struct Common {
     stream: Option<bool>,
     think: Option<Value>,
     truncate: Option<bool>,
-    shift: Option<bool>,
     logprobs: bool,
     keep_alive: Option<Value>,
 }
@@ -44,7 +45,7 @@ struct Common {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
-    let body: ChatBody = parsed(json)?;
+    let (body, ignored) = parsed::<ChatBody>(json)?;
     let common = Common {
         model: body.model,
         is_chat: true,
@@ -54,7 +55,6 @@ pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
         stream: body.stream,
         think: body.think,
         truncate: body.truncate,
-        shift: body.shift,
         logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
         keep_alive: body.keep_alive,
     };
@@ -62,8 +62,7 @@ pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
     if bodies.is_empty() {
         return nothing(&common);
     }
-    let messages = messages(bodies, can);
-    work(common, can, || Ok(Prompt::Chat(messages?)))
+    work(common, can, ignored, |ignored| messages(bodies, can, ignored).map(Prompt::Chat))
 }
 
 /// Reads a request of `/api/generate`.
@@ -71,7 +70,7 @@ pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
-    let body: GenerateBody = parsed(json)?;
+    let (body, ignored) = parsed::<GenerateBody>(json)?;
     let is_empty = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
     let no_values = |list: &Option<Vec<Value>>| list.as_ref().is_none_or(Vec::is_empty);
     let rules = [
@@ -92,7 +91,6 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
         stream: body.stream,
         think: body.think,
         truncate: body.truncate,
-        shift: body.shift,
         logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
         keep_alive: body.keep_alive,
     };
@@ -102,11 +100,11 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
         if system.is_some() {
             return Err(FieldError::new("system", "cannot be used together with `raw`"));
         }
-        return work(common, can, || Ok(Prompt::Text { text: prompt, echo: false }));
+        return work(common, can, ignored, |_| Ok(Prompt::Text { text: prompt, echo: false }));
     }
     let system = system.map(|system| ChatMessage::new(Role::System, system));
     let messages = system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect();
-    work(common, can, || Ok(Prompt::Chat(checked_messages(messages, can)?)))
+    work(common, can, ignored, |ignored| checked_messages(messages, can, ignored).map(Prompt::Chat))
 }
 
 /// Answers a request without a prompt: the model is loaded then, or unloaded if it is to be kept for no time.
@@ -140,19 +138,20 @@ pub(super) fn plain_name(name: &str) -> &str {
 fn work(
     common: Common,
     can: &Capabilities,
-    prompt: impl FnOnce() -> Result<Prompt, FieldError>,
+    mut ignored: Ignored,
+    prompt: impl FnOnce(&mut Ignored) -> Result<Prompt, FieldError>,
 ) -> Result<Work, FieldError> {
     if common.logprobs {
         return Err(FieldError::new("logprobs", "log probabilities are not supported"));
     }
-    if common.shift == Some(true) {
-        return Err(FieldError::new("shift", "is not supported; an answer ends where the context is full"));
+    if common.keep_alive.is_some() {
+        ignored.add("keep_alive");
     }
-    let shows_thinking = match common.think {
-        None | Some(Value::Bool(true)) => true,
-        Some(Value::Bool(false)) => false,
-        Some(_) => return Err(FieldError::new("think", "must be true or false; levels are not supported")),
-    };
+    if common.think.as_ref().is_some_and(Value::is_string) {
+        // A level shows the thinking; how long a model thinks is its own matter.
+        ignored.add("think");
+    }
+    let shows_thinking = common.think != Some(Value::Bool(false));
     let context_min = common.options.num_ctx;
     let shortens = can.truncation && common.truncate != Some(false);
     let mut wire = ChatCompletionRequest {
@@ -163,8 +162,8 @@ fn work(
         truncation: shortens.then(|| "auto".to_owned()),
         ..ChatCompletionRequest::default()
     };
-    common.options.put_into(&mut wire, can.tokens_max)?;
-    let request = translated(wire, can, prompt).map_err(|err| err.renamed(field))?;
+    common.options.put_into(&mut wire);
+    let request = translated(wire, can, ignored, field, prompt)?;
     let is_chat = common.is_chat;
     let mut asked = Asked::new(request, Dialect::Ollama, move |facts| {
         Box::new(OllamaWriter::new(facts, is_chat, shows_thinking))
@@ -181,14 +180,8 @@ fn format(format: Option<Value>) -> Result<Option<ResponseFormat>, FieldError> {
         Some(schema @ Value::Object(_)) => ("json_schema", Some(schema)),
         Some(_) => return Err(FieldError::new("format", "must be `json` or a schema")),
     };
-    let named = schema.map(|schema| NamedSchema {
-        _name: None,
-        _description: None,
-        schema: Some(schema),
-        _strict: None,
-        _other: NoOther,
-    });
-    Ok(Some(ResponseFormat { kind: kind.to_owned(), json_schema: named, _other: NoOther }))
+    let named = schema.map(|schema| NamedSchema { schema: Some(schema) });
+    Ok(Some(ResponseFormat { kind: kind.to_owned(), json_schema: named }))
 }
 
 /// Calls that have no result yet, with the names of their functions. Ollama's calls have no ids, so results
@@ -203,7 +196,11 @@ impl OpenCalls {
     fn add(&mut self, body: CallBody) -> PastCall {
         self.count += 1;
         let id = body.id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("call_{}", self.count));
-        let arguments = Value::Object(body.function.arguments).to_string();
+        let arguments = match body.function.arguments {
+            Some(Value::String(text)) => text,
+            Some(arguments) => arguments.to_string(),
+            None => "{}".to_owned(),
+        };
         let call = PastCall { id, name: body.function.name, arguments };
         self.open.push_back(call.clone());
         call
@@ -221,21 +218,23 @@ impl OpenCalls {
     }
 }
 
-fn messages(bodies: Vec<MessageBody>, can: &Capabilities) -> Result<Vec<ChatMessage>, FieldError> {
+fn messages(
+    bodies: Vec<MessageBody>,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<Vec<ChatMessage>, FieldError> {
+    let roles: Vec<String> = bodies.iter().map(|body| body.role.clone()).collect();
     let mut open = OpenCalls::default();
     let mut messages = Vec::with_capacity(bodies.len());
     for (at, body) in bodies.into_iter().enumerate() {
         let field = |name: &str| format!("messages[{at}].{name}");
-        if body.images.is_some_and(|images| !images.is_empty()) {
-            return Err(FieldError::new(field("images"), "images are not supported"));
-        }
         let calls = body.tool_calls.unwrap_or_default();
         let is_about_tools = !calls.is_empty() || body.role == "tool";
         if is_about_tools && !can.tools {
             return Err(FieldError::new(field("role"), format!("{NO_TOOLS}; leave such messages out")));
         }
         let role = match body.role.as_str() {
-            "system" => Role::System,
+            "system" | "developer" => Role::System,
             "user" => Role::User,
             "assistant" => Role::Assistant,
             "tool" => Role::Tool,
@@ -251,14 +250,20 @@ fn messages(bodies: Vec<MessageBody>, can: &Capabilities) -> Result<Vec<ChatMess
         }
         let call_id = match role {
             Role::Tool => {
-                let id = open.answered(body.tool_call_id, body.tool_name.as_deref());
-                let missing = || FieldError::new(field("tool_name"), "no earlier message has such a call");
-                Some(id.ok_or_else(missing)?)
+                let name = body.tool_name.or(body.name);
+                open.answered(body.tool_call_id.clone(), name.as_deref()).or(body.tool_call_id).or(name)
             }
             _ => None,
         };
+        let mut text = body.content.unwrap_or_default();
+        if body.images.is_some_and(|images| !images.is_empty()) {
+            let is_last = role == Role::User && is_last_turn(roles[at + 1..].iter().map(String::as_str));
+            let place = field("images");
+            let image = Unreadable { place: &place, kind: "image", is_last, readable: "`text`" };
+            text = [text, image.text(ignored)?].join("\n");
+        }
         let calls = calls.into_iter().map(|call| open.add(call)).collect();
-        messages.push(ChatMessage { role, text: body.content.unwrap_or_default(), calls, call_id });
+        messages.push(ChatMessage { role, text, calls, call_id });
     }
-    checked_messages(messages, can)
+    checked_messages(messages, can, ignored)
 }

@@ -1,53 +1,44 @@
 //! The messages of a request.
 //!
-//! Always: a message of role `tool` answers a call of an earlier message.
+//! Always: a message of role `tool` answers a call of an earlier message. A result of no known call is laid out
+//! as text of the user.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use baton_protocol::Role;
+use serde_json::Value;
 
+use super::parts::{Unreadable, is_last_turn};
 use super::unsupported::NO_TOOLS;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
+use crate::ignored::Ignored;
 use crate::tools::{ChatMessage, PastCall};
 use crate::wire::{ChatMessageBody, Content, Part, PastCallBody};
 
-/// The most characters of a field's name that an error repeats.
-const NAME_CHARS_MAX: usize = 64;
+/// Between two parts of a message.
+const BETWEEN_PARTS: &str = "\n";
 
 /// Reads the messages, in order.
-pub(super) fn read(wire: Vec<ChatMessageBody>, can: &Capabilities) -> Result<Vec<ChatMessage>, FieldError> {
-    match can.messages_max {
-        Some(max) if wire.is_empty() || wire.len() > max => {
-            let message = format!("has {} messages, must have 1 to {max}", wire.len());
-            return Err(FieldError::new("messages", message));
-        }
-        None if wire.is_empty() => return Err(FieldError::new("messages", "has no message")),
-        _ => (),
-    }
+pub(super) fn read(
+    wire: Vec<ChatMessageBody>,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<Vec<ChatMessage>, FieldError> {
+    let roles: Vec<String> = wire.iter().map(|body| body.role.clone()).collect();
     let mut messages: Vec<ChatMessage> = Vec::with_capacity(wire.len());
-    let mut calls: BTreeSet<String> = BTreeSet::new();
     for (at, body) in wire.into_iter().enumerate() {
-        let message = message(at, body, can)?;
-        if let Some(id) = &message.call_id
-            && !calls.contains(id)
-        {
-            let field = format!("messages[{at}].tool_call_id");
-            return Err(FieldError::new(field, "no earlier message has a call of this id"));
-        }
-        calls.extend(message.calls.iter().map(|call| call.id.clone()));
-        messages.push(message);
+        let is_last = is_last_turn(roles[at + 1..].iter().map(String::as_str));
+        messages.push(message(at, body, is_last, can, ignored)?);
     }
-    match messages.iter().all(ChatMessage::is_empty) {
-        true => Err(FieldError::new("messages", "all messages are empty")),
-        false => Ok(messages),
-    }
+    checked(messages, can, ignored)
 }
 
-/// Checks messages that were translated from another dialect.
+/// Checks the number of messages, and finds the call of each result.
 pub(crate) fn checked(
-    messages: Vec<ChatMessage>,
+    mut messages: Vec<ChatMessage>,
     can: &Capabilities,
+    ignored: &mut Ignored,
 ) -> Result<Vec<ChatMessage>, FieldError> {
     if messages.is_empty() {
         return Err(FieldError::new("messages", "has no message"));
@@ -56,12 +47,22 @@ pub(crate) fn checked(
         let message = format!("has {} messages, at most {max} are allowed", messages.len());
         return Err(FieldError::new("messages", message));
     }
-    let mut calls: BTreeSet<&str> = BTreeSet::new();
-    for message in &messages {
-        if message.call_id.as_deref().is_some_and(|id| !calls.contains(id)) {
-            return Err(FieldError::new("messages", "a result answers a call that no earlier message has"));
+    let mut calls: BTreeSet<String> = BTreeSet::new();
+    let mut unanswered: VecDeque<String> = VecDeque::new();
+    for message in &mut messages {
+        if message.role == Role::Tool {
+            let id = message.call_id.take().or_else(|| unanswered.front().cloned());
+            unanswered.retain(|open| Some(open) != id.as_ref());
+            match id {
+                Some(id) if calls.contains(&id) => message.call_id = Some(id),
+                id => {
+                    ignored.add("messages[].tool_call_id");
+                    *message = orphan(id.as_deref(), &message.text);
+                }
+            }
         }
-        calls.extend(message.calls.iter().map(|call| call.id.as_str()));
+        calls.extend(message.calls.iter().map(|call| call.id.clone()));
+        unanswered.extend(message.calls.iter().map(|call| call.id.clone()));
     }
     match messages.iter().all(ChatMessage::is_empty) {
         true => Err(FieldError::new("messages", "all messages are empty")),
@@ -69,7 +70,19 @@ pub(crate) fn checked(
     }
 }
 
-fn message(at: usize, body: ChatMessageBody, can: &Capabilities) -> Result<ChatMessage, FieldError> {
+/// Returns the result of a call that no message has, as text of the user.
+fn orphan(id: Option<&str>, text: &str) -> ChatMessage {
+    let lead = id.map_or_else(|| "Result of a tool".to_owned(), |id| format!("Result of the call {id}"));
+    ChatMessage::new(Role::User, format!("{lead}:\n{text}"))
+}
+
+fn message(
+    at: usize,
+    body: ChatMessageBody,
+    is_last: bool,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<ChatMessage, FieldError> {
     let field = |name: &str| format!("messages[{at}].{name}");
     let role = match body.role.as_str() {
         "system" | "developer" => Role::System,
@@ -88,21 +101,18 @@ fn message(at: usize, body: ChatMessageBody, can: &Capabilities) -> Result<ChatM
         }
     }
     let calls = calls(&field("tool_calls"), role, body.tool_calls.unwrap_or_default(), can)?;
-    match (role == Role::Tool, body.tool_call_id.is_some()) {
-        (true, false) => return Err(FieldError::new(field("tool_call_id"), "is missing")),
-        (false, true) => {
-            let message = "only messages of role `tool` answer a call";
-            return Err(FieldError::new(field("tool_call_id"), message));
-        }
-        _ => (),
+    if role != Role::Tool && body.tool_call_id.is_some() {
+        ignored.add("messages[].tool_call_id");
     }
+    let is_last = is_last && role == Role::User;
     let text = match body.content {
         Some(Content::Text(text)) => text,
-        Some(Content::Parts(parts)) => joined(&field("content"), parts)?,
-        None if role == Role::Assistant => String::new(),
+        Some(Content::Parts(parts)) => joined(&field("content"), parts, is_last, ignored)?,
+        None if matches!(role, Role::Assistant | Role::Tool) => String::new(),
         None => return Err(FieldError::new(field("content"), "is missing")),
     };
-    Ok(ChatMessage { role, text, calls, call_id: body.tool_call_id })
+    let call_id = body.tool_call_id.filter(|_| role == Role::Tool);
+    Ok(ChatMessage { role, text, calls, call_id })
 }
 
 fn calls(
@@ -122,7 +132,13 @@ fn calls(
     }
     let call = |(at, call): (usize, PastCallBody)| match call.kind.as_deref() {
         None | Some("function") => {
-            Ok(PastCall { id: call.id, name: call.function.name, arguments: call.function.arguments })
+            let arguments = match call.function.arguments {
+                Some(Value::String(text)) => text,
+                None | Some(Value::Null) => "{}".to_owned(),
+                Some(other) => other.to_string(),
+            };
+            let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("{field}[{at}]"));
+            Ok(PastCall { id, name: call.function.name, arguments })
         }
         Some(_) => Err(FieldError::new(format!("{field}[{at}].type"), "only `function` is supported")),
     };
@@ -130,21 +146,18 @@ fn calls(
 }
 
 /// Joins the parts of a message to one text.
-fn joined(field: &str, parts: Vec<Part>) -> Result<String, FieldError> {
-    let mut text = String::new();
+fn joined(field: &str, parts: Vec<Part>, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
+    let mut texts = Vec::with_capacity(parts.len());
     for (at, part) in parts.into_iter().enumerate() {
-        let unknown = part.other.iter().find(|(_, value)| !value.is_null()).map(|(name, _)| name);
-        match (part.kind.as_str(), part.text, unknown) {
-            ("text", Some(part), None) => text.push_str(&part),
-            ("text", Some(_), Some(name)) => {
-                let name: String = name.chars().take(NAME_CHARS_MAX).collect();
-                return Err(FieldError::new(format!("{field}[{at}].{name}"), "is not supported"));
+        texts.push(match (part.kind.as_str(), part.text) {
+            ("text" | "input_text" | "output_text", Some(text)) => text,
+            ("text", None) => return Err(FieldError::new(format!("{field}[{at}].text"), "is missing")),
+            (kind, _) => {
+                let place = format!("{field}[{at}]");
+                Unreadable { place: &place, kind, is_last, readable: "`text`" }.text(ignored)?
             }
-            _ => {
-                let message = "only parts of type `text` are supported";
-                return Err(FieldError::new(format!("{field}[{at}]"), message));
-            }
-        }
+        });
     }
-    Ok(text)
+    texts.retain(|text| !text.is_empty());
+    Ok(texts.join(BETWEEN_PARTS))
 }

@@ -21,14 +21,14 @@ const LOGPROBS_MAX: u64 = 20;
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn parse_text(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError> {
-    let wire: TextCompletionRequest = parsed(json)?;
+    let (wire, mut ignored) = parsed::<TextCompletionRequest>(json)?;
     refuse(&wire, can)?;
     let echo = wire.echo.unwrap_or(false);
-    let (prompt, common) = wire.into_parts();
-    unsupported::refuse(&common, can)?;
+    let (prompt, mut common) = wire.into_parts();
+    unsupported::settle(&mut common, can, &mut ignored)?;
     let text = text(prompt)?;
     let can = Capabilities { tokens_default: Some(TOKENS_DEFAULT), ..*can };
-    options(common, Prompt::Text { text, echo }, &can)
+    options(common, Prompt::Text { text, echo }, &can, ignored)
 }
 
 fn refuse(wire: &TextCompletionRequest, can: &Capabilities) -> Result<(), FieldError> {
@@ -102,7 +102,6 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
-        let long = "x".repeat(9);
         for (extra, field, words) in [
             (json!({ "prompt": ["a", "b"] }), "prompt", "one request for each"),
             (json!({ "prompt": [1, 2] }), "prompt", "token ids are not supported"),
@@ -117,8 +116,6 @@ mod tests {
             (json!({ "logprobs": 1, "echo": true }), "echo", "together with `logprobs`"),
             (json!({ "max_tokens": 0 }), "max_tokens", "at least 1"),
             (json!({ "temperature": 3 }), "temperature", "must be 0 to 2"),
-            (json!({ "messages": [{ "role": "user", "content": long }] }), "messages", "is not supported"),
-            (json!({ "stream_options": {} }), "stream_options", "needs `stream`"),
         ] {
             let err = read(extra.clone(), &Capabilities::CLOUD).unwrap_err();
             assert_eq!(err.param(), Some(field), "{extra}: {err}");

@@ -2,32 +2,38 @@
 
 use std::collections::BTreeSet;
 
+use baton_protocol::{TOOL_NAME_FORM, limits};
 use serde_json::{Value, json};
 
 use super::AnswerFormat;
 use crate::error::FieldError;
+use crate::ignored::Ignored;
 use crate::tools::{Tool, ToolChoice, ToolUse};
 use crate::wire::{FunctionBody, ResponseFormat, ToolBody, ToolChoiceBody};
 
-const TOOLS_MAX: usize = 128;
-const NAME_BYTES_MAX: usize = 64;
+/// The type of the tools that are called.
+const FUNCTION: &str = "function";
 
 /// Returns the tools that the answer may call, or `None` if there are none or none may be called.
 pub(super) fn tool_use(
     tools: Option<Vec<ToolBody>>,
     choice: Option<ToolChoiceBody>,
     parallel: Option<bool>,
+    ignored: &mut Ignored,
 ) -> Result<Option<ToolUse>, FieldError> {
     let tools = tools.unwrap_or_default();
-    if tools.len() > TOOLS_MAX {
-        return Err(FieldError::new(
-            "tools",
-            format!("has {} items, at most {TOOLS_MAX} are allowed", tools.len()),
-        ));
+    if tools.len() > limits::TOOLS_MAX {
+        let message = format!("has {} items, at most {} are allowed", tools.len(), limits::TOOLS_MAX);
+        return Err(FieldError::new("tools", message));
     }
     let mut names = BTreeSet::new();
     let mut checked = Vec::with_capacity(tools.len());
     for (at, tool) in tools.into_iter().enumerate() {
+        if tool.kind != FUNCTION {
+            // Nobody here or at the client runs such a tool.
+            ignored.add(format!("tools[].{}", tool.kind));
+            continue;
+        }
         let tool = function(at, tool)?;
         if !names.insert(tool.name.clone()) {
             return Err(FieldError::new(
@@ -49,7 +55,7 @@ pub(super) fn tool_use(
             }
         },
         Some(ToolChoiceBody::Named(named)) => {
-            if named.kind != "function" {
+            if named.kind != FUNCTION {
                 return Err(FieldError::new("tool_choice.type", "only `function` is supported"));
             }
             let name =
@@ -75,25 +81,37 @@ pub(super) fn tool_use(
 
 fn function(at: usize, tool: ToolBody) -> Result<Tool, FieldError> {
     let field = |name: &str| format!("tools[{at}].{name}");
-    if tool.kind != "function" {
-        return Err(FieldError::new(field("type"), "only `function` is supported"));
-    }
     let function = tool.function.ok_or_else(|| FieldError::new(field("function"), "is missing"))?;
-    let FunctionBody { name, description, parameters, strict, .. } = function;
-    let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
-    if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.bytes().all(is_name) {
-        return Err(FieldError::new(field("function.name"), "must be 1 to 64 letters, digits, `_` or `-`"));
+    let FunctionBody { name, description, parameters, strict } = function;
+    if !Tool::is_name(&name) {
+        return Err(FieldError::new(field("function.name"), format!("must be {TOOL_NAME_FORM}")));
     }
     let parameters = match parameters {
         None | Some(Value::Null) => {
             json!({ "type": "object", "properties": {}, "additionalProperties": false })
         }
-        Some(schema) if schema.get("type").is_some_and(|kind| kind == "object") => schema,
-        Some(_) => {
-            return Err(FieldError::new(field("function.parameters"), "must be a schema of type `object`"));
-        }
+        Some(schema) => of_an_object(schema).ok_or_else(|| {
+            FieldError::new(field("function.parameters"), "must be a schema of type `object`")
+        })?,
     };
     Ok(Tool { name, description, parameters, strict: strict.unwrap_or(false) })
+}
+
+/// Returns a schema of arguments that says that they are an object, or `None` if it says something else. A
+/// schema that says it by other words than `type` stays as it is.
+fn of_an_object(mut schema: Value) -> Option<Value> {
+    let fields = schema.as_object_mut()?;
+    let says_otherwise = ["$ref", "anyOf", "oneOf", "allOf"].iter().any(|name| fields.contains_key(*name));
+    match fields.get("type") {
+        None | Some(Value::Null) if says_otherwise => (),
+        None | Some(Value::Null) => drop(fields.insert("type".to_owned(), json!("object"))),
+        Some(Value::Array(kinds)) if kinds.iter().any(|kind| kind == "object") => {
+            fields.insert("type".to_owned(), json!("object"));
+        }
+        Some(kind) if kind == "object" => (),
+        Some(_) => return None,
+    }
+    Some(schema)
 }
 
 /// Returns the form that the answer must have.

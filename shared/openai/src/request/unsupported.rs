@@ -1,4 +1,5 @@
-//! Refuses fields that would change the answer and are not supported.
+//! Fields that are not supported: those whose loss would give a wrong answer are refused, others are taken and
+//! named.
 //!
 //! Always: a value that asks for nothing is accepted.
 
@@ -6,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
+use crate::ignored::Ignored;
 use crate::wire::{ChatCompletionRequest, ToolChoiceBody};
 
 /// Beginning of every refusal that is about tools, also of messages that use tools.
@@ -13,10 +15,36 @@ pub(crate) const NO_TOOLS: &str = "this service does not support tools";
 
 const TOP_LOGPROBS_MAX: u64 = 20;
 
-/// Refuses fields that this program does not offer, then fields that neither program supports.
-pub(super) fn refuse(wire: &ChatCompletionRequest, can: &Capabilities) -> Result<(), FieldError> {
+/// Refuses fields that this program does not offer, then fields that neither program supports. Takes away and
+/// names what can be missing without harm.
+pub(super) fn settle(
+    wire: &mut ChatCompletionRequest,
+    can: &Capabilities,
+    ignored: &mut Ignored,
+) -> Result<(), FieldError> {
+    take_away(wire, can, ignored);
     refuse_not_offered(wire, can)?;
     refuse_never_offered(wire)
+}
+
+/// Takes away and names wishes that cannot make the answer wrong.
+fn take_away(wire: &mut ChatCompletionRequest, can: &Capabilities, ignored: &mut Ignored) {
+    for (name, penalty) in
+        [("frequency_penalty", &mut wire.frequency_penalty), ("presence_penalty", &mut wire.presence_penalty)]
+    {
+        if !can.penalties && penalty.take().is_some_and(|value| value != 0.0) {
+            ignored.add(name);
+        }
+    }
+    if !can.truncation && wire.truncation.take_if(|word| word == "auto").is_some() {
+        ignored.add("truncation");
+    }
+    if wire.store == Some(true) {
+        ignored.add("store");
+    }
+    if wire.stream != Some(true) && wire.stream_options.take().is_some() {
+        ignored.add("stream_options");
+    }
 }
 
 /// Each row of the table: whether the program offers the field, its name, whether it asks for nothing, the
@@ -28,39 +56,19 @@ fn refuse_not_offered(wire: &ChatCompletionRequest, can: &Capabilities) -> Resul
         Some(ToolChoiceBody::Word(word)) => matches!(word.as_str(), "none" | "auto"),
         Some(ToolChoiceBody::Named(_)) => false,
     };
-    let is_zero = |value: Option<f64>| value.is_none_or(|value| value == 0.0);
-    let (frequency, presence) = (is_zero(wire.frequency_penalty), is_zero(wire.presence_penalty));
     let format = wire.response_format.as_ref().map(|format| format.kind.as_str());
     let text = !matches!(format, Some("json_object" | "json_schema"));
     let logprobs = wire.logprobs != Some(true);
     let top_logprobs = wire.top_logprobs.is_none_or(|top| top == 0);
-    let whole = wire.truncation.as_deref() != Some("auto");
-    let penalties = "this service does not support penalties";
     let probabilities = "this service does not support log probabilities";
     let formats = "this service cannot hold an answer to JSON";
-    let shortening = "this service does not shorten prompts";
     let scenes = "this service does not assist by scenes";
     let rules = [
         (can.tools, "tools", tools, NO_TOOLS, "leave it empty"),
         (can.tools, "tool_choice", choice, NO_TOOLS, "leave it out"),
-        (
-            can.penalties,
-            "frequency_penalty",
-            frequency,
-            penalties,
-            "leave it at 0 and use `repetition_penalty`",
-        ),
-        (
-            can.penalties,
-            "presence_penalty",
-            presence,
-            penalties,
-            "leave it at 0 and use `repetition_penalty`",
-        ),
         (can.logprobs, "logprobs", logprobs, probabilities, "leave it false"),
         (can.logprobs, "top_logprobs", top_logprobs, probabilities, "leave it at 0"),
         (can.formats, "response_format", text, formats, "leave it at `text`"),
-        (can.truncation, "truncation", whole, shortening, "leave it at `disabled`"),
         (can.baton, "baton", wire.baton.is_none(), scenes, "leave it out"),
     ];
     match rules.into_iter().find(|(offered, _, nothing, ..)| !offered && !nothing) {
@@ -93,8 +101,6 @@ fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> 
         ),
         ("citations", cites_nothing || wire.baton.is_none(), "not with `baton`"),
         ("citations", cites_nothing || no_tools, "not with `tools`"),
-        ("store", wire.store != Some(true), "answers are never stored"),
-        ("stream_options", wire.stream_options.is_none() || wire.stream == Some(true), "needs `stream`"),
     ];
     match rules.into_iter().find(|(_, fine, _)| !fine) {
         Some((field, _, message)) => Err(FieldError::new(field, message)),

@@ -68,7 +68,7 @@ fn items_are_messages() {
         |id: &str, text: &str| ChatMessage { call_id: Some(id.into()), ..ChatMessage::new(Role::Tool, text) };
     let want = vec![
         ChatMessage::new(Role::System, "Be brief."),
-        ChatMessage::new(Role::User, "Hello"),
+        ChatMessage::new(Role::User, "He\nllo"),
         ChatMessage {
             calls: vec![call("c1", "f"), call("c2", "g")],
             ..ChatMessage::new(Role::Assistant, "I look.")
@@ -99,24 +99,13 @@ fn what_cannot_be_translated_is_refused_by_name() {
     refused(json!({ "model": null }), "model", "is missing");
     refused(json!({ "previous_response_id": "resp_1" }), "previous_response_id", "nothing is kept");
     refused(json!({ "conversation": "conv_1" }), "conversation", "nothing is kept");
-    refused(json!({ "store": true }), "store", "never stored");
-    refused(json!({ "background": true }), "background", "is not supported");
     refused(json!({ "prompt": { "id": "p" } }), "prompt", "is not supported");
-    refused(json!({ "include": ["file_search_call.results"] }), "include", "only");
-    refused(json!({ "reasoning": { "effort": "high" } }), "reasoning.effort", "only `medium`");
-    refused(json!({ "text": { "verbosity": "low" } }), "text.verbosity", "only `medium`");
     refused(json!({ "text": { "format": { "type": "xml" } } }), "text.format.type", "must be");
     let unnamed = json!({ "text": { "format": { "type": "json_schema" } } });
     refused(unnamed, "text.format.schema", "is missing");
     refused(json!({ "max_output_tokens": 0 }), "max_output_tokens", "at least 1");
     refused(json!({ "temperature": 3 }), "temperature", "0 to 2");
-    refused(json!({ "stream_options": {} }), "stream_options", "needs `stream`");
-    refused(json!({ "truncation": "auto" }), "truncation", "does not shorten");
-    refused(json!({ "max_tokens": 3 }), "max_tokens", "is not supported");
     refused(json!({ "input": [] }), "input", "has no message");
-    refused(json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type", "only `function`");
-    let mcp = json!([{ "type": "mcp", "server_label": "s", "server_url": "https://mcp.example" }]);
-    refused(json!({ "tools": mcp }), "tools[0].type", "only `function`");
     refused(json!({ "tools": [{ "type": "function", "name": "f g" }] }), "tools[0].name", "letters");
     let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [] });
     refused(json!({ "tools": tool(), "tool_choice": allowed }), "tool_choice.type", "only `function`");
@@ -124,13 +113,92 @@ fn what_cannot_be_translated_is_refused_by_name() {
     refused(json!({ "tools": tool(), "tool_choice": other }), "tool_choice.name", "none of the tools");
     let item = |item: Value| json!({ "input": [item] });
     refused(item(json!({ "type": "item_reference", "id": "i" })), "input[0]", "nothing is kept");
-    refused(item(json!({ "type": "web_search_call" })), "input[0].type", "only items");
     refused(item(json!({ "role": "robot", "content": "a" })), "input[0].role", "must be");
     refused(item(json!({ "role": "user" })), "input[0].content", "is missing");
     let image = json!([{ "type": "input_image", "image_url": "u" }]);
-    refused(item(json!({ "role": "user", "content": image })), "input[0].content[0]", "only parts");
-    let lost = json!({ "type": "function_call_output", "call_id": "c", "output": "" });
-    refused(item(lost), "input", "a call that no earlier message has");
+    refused(
+        item(json!({ "role": "user", "content": image })),
+        "input[0].content[0]",
+        "this is `input_image`",
+    );
+}
+
+#[test]
+fn what_agents_send_is_taken_and_named() {
+    let request = read(json!({
+        "input": [
+            { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "hi" }] },
+            { "type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin" },
+            { "type": "custom_tool_call_output", "call_id": "c1", "output": "Done" },
+            { "type": "function_call", "call_id": "c2", "namespace": "n", "name": "wait", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c2", "output": "ok" },
+            { "type": "web_search_call", "id": "ws_1", "status": "completed" },
+        ],
+        "client_metadata": { "turn_id": "t" }, "reasoning": { "effort": "high", "summary": "auto" },
+        "text": { "verbosity": "low" }, "store": true, "background": true, "include": ["a"],
+        "tools": [
+            { "type": "function", "name": "shell", "parameters": { "type": "object", "properties": {} } },
+            { "type": "namespace", "name": "n", "tools": [{ "type": "function", "name": "wait" }] },
+            { "type": "web_search", "external_web_access": false },
+            { "type": "custom", "name": "apply_patch", "format": { "type": "grammar", "definition": "start: /.+/" } },
+        ],
+    }));
+    let called: Vec<(&str, &str)> = request
+        .prompt
+        .messages()
+        .iter()
+        .flat_map(|message| &message.calls)
+        .map(|call| (call.name.as_str(), call.arguments.as_str()))
+        .collect();
+    assert_eq!(called, [("apply_patch", r#"{"input":"*** Begin"}"#), ("n__wait", "{}")]);
+    let tools: Vec<String> = request.tools.unwrap().tools.into_iter().map(|tool| tool.name).collect();
+    assert_eq!(tools, ["shell", "n__wait", "apply_patch"]);
+    let want = [
+        "background",
+        "client_metadata",
+        "include",
+        "input[].web_search_call",
+        "reasoning",
+        "store",
+        "text.verbosity",
+        "tools[].external_web_access",
+        "tools[].web_search",
+    ];
+    assert_eq!(request.ignored.names().collect::<Vec<_>>(), want);
+}
+
+#[test]
+fn calls_have_the_form_of_their_tools() {
+    let tools = json!([
+        { "type": "namespace", "name": "n", "tools": [{ "type": "function", "name": "wait" }] },
+        { "type": "custom", "name": "apply_patch" },
+    ]);
+    let pieces = || {
+        [
+            ToolPiece::Call { index: 0, name: "n__wait".into() },
+            ToolPiece::Arguments { index: 0, text: "{}".into() },
+            ToolPiece::Call { index: 1, name: "apply_patch".into() },
+            ToolPiece::Arguments { index: 1, text: "{\"input\": \"*** ".into() },
+            ToolPiece::Arguments { index: 1, text: "Begin\"}".into() },
+        ]
+        .map(Piece::from)
+    };
+    let mut writer = writer(json!({ "tools": tools }));
+    let mut out = String::new();
+    writer.begin(None, &mut out);
+    pieces().into_iter().for_each(|piece| writer.piece(piece, &mut out));
+    writer.end(ending(FinishReason::ToolCalls), &mut out);
+    let events = events(&out);
+    let output = &events.last().unwrap()["response"]["output"];
+    assert_eq!((&output[0]["type"], &output[0]["namespace"]), (&json!("function_call"), &json!("n")));
+    assert_eq!((&output[0]["name"], &output[0]["arguments"]), (&json!("wait"), &json!("{}")));
+    assert_eq!((&output[1]["type"], &output[1]["input"]), (&json!("custom_tool_call"), &json!("*** Begin")));
+    let deltas: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["type"] == "response.custom_tool_call_input.delta")
+        .map(|event| &event["delta"])
+        .collect();
+    assert_eq!(deltas, ["*** Begin"]);
 }
 
 #[test]

@@ -1,14 +1,13 @@
 //! The fields of a Responses request, as OpenAI's clients send them.
 //!
-//! Only the types are checked here. Fields that have no effect say so. Always: a field that is not listed is
-//! refused by name, at any depth, unless it is null.
+//! Only the types are checked here. A field that is not listed is taken and has no effect; [`crate::ignored`]
+//! names it.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::wire::text_or::TextOr;
-use crate::wire::unknown::{MustBeNull, NoOther};
 
 /// A request for a response.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -20,9 +19,8 @@ pub struct ResponsesRequest {
     pub(super) input: Input,
     /// Instructions for the model, before the input.
     pub(super) instructions: Option<String>,
-    /// The most tokens of the answer.
-    #[schema(minimum = 1)]
-    pub(super) max_output_tokens: Option<u64>,
+    /// The most tokens of the answer. Below 0: as many as fit.
+    pub(super) max_output_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
     pub(super) temperature: Option<f64>,
@@ -31,60 +29,34 @@ pub struct ResponsesRequest {
     pub(super) top_p: Option<f64>,
     /// Send the answer as it is written.
     pub(super) stream: Option<bool>,
-    /// Options of the stream; needs `stream`.
-    pub(super) stream_options: Option<EventOptions>,
-    /// Functions that the model may call.
-    #[schema(max_items = 128)]
-    pub(super) tools: Option<Vec<FunctionItem>>,
+    /// Tools that the model may call.
+    #[schema(max_items = 512)]
+    pub(super) tools: Option<Vec<ToolItem>>,
     /// Whether the model must call a function.
     pub(super) tool_choice: Option<FunctionChoice>,
     /// Whether an answer may contain several calls. Default: true, or false if a call is required.
     pub(super) parallel_tool_calls: Option<bool>,
     /// The form of the text.
     pub(super) text: Option<TextForm>,
-    /// How the model thinks.
-    pub(super) reasoning: Option<Reasoning>,
     /// For the device agent: `auto` shortens a prompt that does not fit; `disabled` refuses it.
     pub(super) truncation: Option<String>,
-    /// Not supported, nothing is kept; must not be true.
+    /// No effect: nothing is kept.
     pub(super) store: Option<bool>,
     /// Not supported, nothing is kept; must be null.
     pub(super) previous_response_id: Option<String>,
     /// Not supported, nothing is kept; must be null.
     #[schema(value_type = Option<Object>)]
     pub(super) conversation: Option<Value>,
-    /// Not supported; must not be true.
-    pub(super) background: Option<bool>,
-    /// Only `reasoning.encrypted_content`, which has no effect: thinking is not encrypted.
-    pub(super) include: Option<Vec<String>>,
     /// Not supported; must be null.
     #[schema(value_type = Option<Object>)]
     pub(super) prompt: Option<Value>,
     /// Not supported; must be 0.
     pub(super) top_logprobs: Option<u64>,
-    /// Not supported: only functions are called, and never by this service; must be null.
-    pub(super) max_tool_calls: Option<u64>,
     /// Describes the call; sent back.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Value>,
     /// Describes the caller; sent back.
     pub(super) user: Option<String>,
-    /// No effect.
-    #[serde(rename = "service_tier")]
-    pub(super) _service_tier: Option<String>,
-    /// Describes the caller; no effect.
-    #[serde(rename = "safety_identifier")]
-    pub(super) _safety_identifier: Option<String>,
-    /// No effect: the prefix cache finds prefixes by their tokens.
-    #[serde(rename = "prompt_cache_key")]
-    pub(super) _prompt_cache_key: Option<String>,
-    /// No effect.
-    #[serde(rename = "prompt_cache_retention")]
-    pub(super) _prompt_cache_retention: Option<String>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) _other: NoOther,
 }
 
 /// A text, or items.
@@ -100,7 +72,8 @@ pub(super) enum Input {
 /// An item of any type. Which fields a type has is checked later.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct Item {
-    /// `message` (the default), `function_call`, `function_call_output` or `reasoning`.
+    /// `message` (the default), `function_call`, `custom_tool_call`, or the output of one of these. Items of
+    /// other types are left out.
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     /// Of a message: `user`, `assistant`, `system` or `developer`.
@@ -111,27 +84,14 @@ pub(super) struct Item {
     pub(super) call_id: Option<String>,
     /// Of a call: the function.
     pub(super) name: Option<String>,
-    /// Of a call: JSON as text.
+    /// Of a call: the namespace of the function.
+    pub(super) namespace: Option<String>,
+    /// Of a call of a function: JSON as text.
     pub(super) arguments: Option<String>,
+    /// Of a call of a custom tool: its text.
+    pub(super) input: Option<String>,
     /// Of a call's output: a text, or parts of type `input_text`.
     pub(super) output: Option<ItemText>,
-    /// No effect.
-    #[serde(rename = "id")]
-    pub(super) _id: Option<String>,
-    /// No effect.
-    #[serde(rename = "status")]
-    pub(super) _status: Option<String>,
-    /// Of thinking, which is left out of the prompt.
-    #[schema(value_type = Option<Vec<Object>>)]
-    #[serde(rename = "summary")]
-    pub(super) _summary: Option<Vec<Value>>,
-    /// Of thinking, which is left out of the prompt.
-    #[serde(rename = "encrypted_content")]
-    pub(super) _encrypted_content: Option<String>,
-    /// Fields of other types. The check refuses the type first.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) other: Map<String, Value>,
 }
 
 /// A text, or its parts.
@@ -140,64 +100,43 @@ pub(super) struct Item {
 pub(super) enum ItemText {
     /// The text.
     Text(String),
-    /// Its parts, joined without anything between them.
+    /// Its parts, joined by line breaks.
     Parts(Vec<ItemPart>),
 }
 
 /// A part of a text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ItemPart {
-    /// `input_text` or `output_text`.
+    /// `input_text` or `output_text`. A part of another type is refused in the last message; in earlier ones a
+    /// short text stands for it.
     #[serde(rename = "type")]
     pub(super) kind: String,
     /// The text.
     pub(super) text: Option<String>,
-    /// No effect.
-    #[schema(value_type = Option<Vec<Object>>)]
-    #[serde(rename = "annotations")]
-    pub(super) _annotations: Option<Vec<Value>>,
-    /// No effect.
-    #[schema(value_type = Option<Vec<Object>>)]
-    #[serde(rename = "logprobs")]
-    pub(super) _logprobs: Option<Vec<Value>>,
-    /// Fields of other types. The check refuses the type first.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) other: Map<String, Value>,
-}
-
-/// Options of the stream of events.
-#[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct EventOptions {
-    /// No effect.
-    #[serde(rename = "include_obfuscation")]
-    pub(super) _include_obfuscation: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) _other: NoOther,
 }
 
 /// A tool.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct FunctionItem {
-    /// Only `function` is supported.
+pub(super) struct ToolItem {
+    /// `function`, `custom` or `namespace`; tools of other types are left out.
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// 1 to 64 letters, digits, `_` or `-`.
-    #[schema(value_type = String, pattern = "^[A-Za-z0-9_-]{1,64}$")]
+    /// 1 to 128 letters, digits, `_`, `-`, `.`, `:` or `/`.
+    #[schema(value_type = String, pattern = "^[A-Za-z0-9_.:/-]{1,128}$")]
     pub(super) name: Option<String>,
     /// What it does.
     pub(super) description: Option<String>,
-    /// JSON schema of its arguments, an object; without it the function has no arguments.
+    /// Of a function: JSON schema of its arguments, which are an object; without it there are none.
     #[schema(value_type = Option<Object>)]
     pub(super) parameters: Option<Value>,
     /// Whether arguments follow the schema even if the call is optional. Default: false.
     pub(super) strict: Option<bool>,
-    /// Fields of other types. The check refuses the type first.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) other: Map<String, Value>,
+    /// Of a custom tool: the form of its text, of which the model is told.
+    #[schema(value_type = Option<Object>)]
+    pub(super) format: Option<Value>,
+    /// Of a namespace: its functions.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub(super) tools: Option<Vec<ToolItem>>,
 }
 
 /// `auto`, `none`, `required`, or one function.
@@ -213,15 +152,11 @@ pub(super) enum FunctionChoice {
 /// One function that must be called.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChosenFunction {
-    /// Only `function` is supported.
+    /// `function` or `custom`.
     #[serde(rename = "type")]
     pub(super) kind: String,
     /// Its name, as in `tools`.
     pub(super) name: Option<String>,
-    /// Fields of other types. The check refuses the type first.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) other: Map<String, Value>,
 }
 
 /// The form of the text.
@@ -229,12 +164,6 @@ pub(super) struct ChosenFunction {
 pub(super) struct TextForm {
     /// The form that the answer must have.
     pub(super) format: Option<TextFormat>,
-    /// Only `medium`, the default.
-    pub(super) verbosity: Option<String>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) _other: NoOther,
 }
 
 /// The form that the answer must have.
@@ -243,36 +172,11 @@ pub(super) struct TextFormat {
     /// `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
     pub(super) kind: String,
+    /// The schema's name, which is sent back.
+    pub(super) name: Option<String>,
     /// The schema; only with the type `json_schema`.
     #[schema(value_type = Option<Object>)]
     pub(super) schema: Option<Value>,
-    /// Its name; no effect.
-    #[serde(rename = "name")]
-    pub(super) _name: Option<String>,
-    /// What it is for; no effect.
-    #[serde(rename = "description")]
-    pub(super) _description: Option<String>,
-    /// No effect: the answer always follows the schema.
-    #[serde(rename = "strict")]
-    pub(super) _strict: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) _other: NoOther,
-}
-
-/// How the model thinks.
-#[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct Reasoning {
-    /// Only `medium`, the default.
-    pub(super) effort: Option<String>,
-    /// No effect: thinking is sent as it is, without a summary.
-    #[serde(rename = "summary")]
-    pub(super) _summary: Option<String>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    pub(super) _other: NoOther,
 }
 
 impl From<TextOr<Vec<Item>>> for Input {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::reply::{IncompleteDetails, NoReasoning, ResponseBody, ResponseError};
+use super::tools::{CallForm, CallForms, input_of};
 use crate::error::ErrorReply;
 use crate::reply::{Ending, FinishReason, Message, Piece, now_seconds};
 use crate::sse::put_named;
@@ -30,12 +31,15 @@ pub(super) struct Echo {
     pub(super) truncation: &'static str,
     pub(super) user: Option<String>,
     pub(super) metadata: Value,
+    /// How calls of tools that are no plain functions stand in the reply.
+    pub(super) forms: CallForms,
 }
 
 /// Writes one response.
 #[derive(Debug)]
 pub(super) struct ResponsesWriter {
     response: ResponseBody,
+    forms: CallForms,
     splitter: ThinkSplitter,
     begun: bool,
     sequence: u64,
@@ -55,7 +59,8 @@ struct Open {
 enum Kind {
     Message,
     Reasoning,
-    Call { call_id: String, name: String },
+    Call { call_id: String, name: String, namespace: Option<String> },
+    CustomCall { call_id: String, name: String },
 }
 
 impl Open {
@@ -64,6 +69,7 @@ impl Open {
             Kind::Message => "msg",
             Kind::Reasoning => "rs",
             Kind::Call { .. } => "fc",
+            Kind::CustomCall { .. } => "ctc",
         };
         Open { kind, id: format!("{prefix}_{}", Uuid::new_v4().simple()), text: String::new() }
     }
@@ -75,7 +81,7 @@ impl Open {
                 Some(json!({ "type": "output_text", "text": self.text, "annotations": [], "logprobs": [] }))
             }
             Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": self.text })),
-            Kind::Call { .. } => None,
+            Kind::Call { .. } | Kind::CustomCall { .. } => None,
         }
     }
 
@@ -88,8 +94,19 @@ impl Open {
                 "role": "assistant", "content": content }),
             Kind::Reasoning => json!({ "id": self.id, "type": "reasoning", "status": status,
                 "summary": [], "content": content }),
-            Kind::Call { call_id, name } => json!({ "id": self.id, "type": "function_call",
-                "status": status, "call_id": call_id, "name": name, "arguments": self.text }),
+            Kind::Call { call_id, name, namespace } => {
+                let mut item = json!({ "id": self.id, "type": "function_call", "status": status,
+                    "call_id": call_id, "name": name, "arguments": self.text });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = json!(namespace);
+                }
+                item
+            }
+            Kind::CustomCall { call_id, name } => {
+                let input = if is_ended { input_of(&self.text) } else { String::new() };
+                json!({ "id": self.id, "type": "custom_tool_call", "status": status,
+                    "call_id": call_id, "name": name, "input": input })
+            }
         }
     }
 
@@ -99,6 +116,7 @@ impl Open {
             Kind::Message => "response.output_text",
             Kind::Reasoning => "response.reasoning_text",
             Kind::Call { .. } => "response.function_call_arguments",
+            Kind::CustomCall { .. } => "response.custom_tool_call_input",
         }
     }
 }
@@ -133,7 +151,7 @@ impl ResponsesWriter {
             baton: None,
         };
         let splitter = ThinkSplitter::new(facts.is_thinking);
-        ResponsesWriter { response, splitter, begun: false, sequence: 0, open: None }
+        ResponsesWriter { response, forms: echo.forms, splitter, begun: false, sequence: 0, open: None }
     }
 
     fn event(&mut self, kind: &str, mut fields: Value, out: &mut String) {
@@ -153,7 +171,7 @@ impl ResponsesWriter {
     fn tell_part(&mut self, kind: &str, open: &Open, mut fields: Value, out: &mut String) {
         fields["item_id"] = json!(open.id);
         fields["output_index"] = json!(self.response.output.len());
-        if !matches!(open.kind, Kind::Call { .. }) {
+        if open.part().is_some() {
             fields["content_index"] = json!(0);
         }
         self.event(kind, fields, out);
@@ -174,23 +192,33 @@ impl ResponsesWriter {
         let Some(mut open) = self.open.take() else { return };
         if !text.is_empty() {
             open.text.push_str(text);
-            let mut fields = json!({ "delta": text });
-            if open.kind == Kind::Message {
-                fields["logprobs"] = json!([]);
+            // The text of a custom tool is known once its JSON is complete.
+            if !matches!(open.kind, Kind::CustomCall { .. }) {
+                self.tell_delta(&open, text, out);
             }
-            let kind = format!("{}.delta", open.events());
-            self.tell_part(&kind, &open, fields, out);
         }
         self.open = Some(open);
     }
 
+    fn tell_delta(&mut self, open: &Open, text: &str, out: &mut String) {
+        let mut fields = json!({ "delta": text });
+        if open.kind == Kind::Message {
+            fields["logprobs"] = json!([]);
+        }
+        self.tell_part(&format!("{}.delta", open.events()), open, fields, out);
+    }
+
     fn close(&mut self, status: &'static str, out: &mut String) {
         let Some(open) = self.open.take() else { return };
+        if let Kind::CustomCall { .. } = &open.kind {
+            self.tell_delta(&open, &input_of(&open.text), out);
+        }
         let kind = format!("{}.done", open.events());
         let fields = match &open.kind {
             Kind::Message => json!({ "text": open.text, "logprobs": [] }),
             Kind::Reasoning => json!({ "text": open.text }),
             Kind::Call { name, .. } => json!({ "arguments": open.text, "name": name }),
+            Kind::CustomCall { .. } => json!({ "input": input_of(&open.text) }),
         };
         self.tell_part(&kind, &open, fields, out);
         if let Some(part) = open.part() {
@@ -201,12 +229,26 @@ impl ResponsesWriter {
         self.response.output.push(item);
     }
 
+    /// Returns the item of a call of the function that the model knows by this name.
+    fn call(&self, call_id: String, name: String) -> Kind {
+        match self.forms.get(&name) {
+            None => Kind::Call { call_id, name, namespace: None },
+            Some(CallForm::Namespaced { namespace, name }) => {
+                Kind::Call { call_id, name: name.clone(), namespace: Some(namespace.clone()) }
+            }
+            Some(CallForm::Custom) => Kind::CustomCall { call_id, name },
+        }
+    }
+
     fn put(&mut self, piece: Piece, out: &mut String) {
         match piece {
             Piece::Text { text, .. } if text.is_empty() => (),
             Piece::Text { text, .. } => self.add(Kind::Message, &text, out),
             Piece::Thinking(text) => self.add(Kind::Reasoning, &text, out),
-            Piece::Call { id, name, .. } => self.add(Kind::Call { call_id: id, name }, "", out),
+            Piece::Call { id, name, .. } => {
+                let kind = self.call(id, name);
+                self.add(kind, "", out);
+            }
             Piece::Arguments { text, .. } => {
                 if let Some(kind) = self.open.as_ref().map(|open| open.kind.clone()) {
                     self.add(kind, &text, out);

@@ -5,7 +5,6 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::text_or::TextOr;
-use super::unknown::{MustBeNull, NoOther};
 use super::{ChatCompletionRequest, Stop, StreamOptions};
 
 /// A text completion request.
@@ -21,17 +20,17 @@ pub struct TextCompletionRequest {
     #[schema(default = false)]
     pub(crate) echo: Option<bool>,
     /// The most tokens of the continuation.
-    #[schema(minimum = 1, default = 16)]
-    max_tokens: Option<u64>,
+    #[schema(default = 16)]
+    max_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
     temperature: Option<f64>,
     /// Sample only from the most probable tokens whose probabilities add up to this value.
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f64>,
-    /// Sample only from this many most probable tokens.
-    #[schema(minimum = 1, maximum = 1_000_000)]
-    top_k: Option<u32>,
+    /// Sample only from this many most probable tokens; from all of them if it is below 1.
+    #[schema(maximum = 1_000_000)]
+    top_k: Option<i64>,
     /// Sample only tokens whose probability is at least this share of the largest one.
     #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
@@ -50,7 +49,7 @@ pub struct TextCompletionRequest {
     stop: Option<Stop>,
     /// Send the continuation as it is written.
     stream: Option<bool>,
-    /// Options of the stream; needs `stream`.
+    /// Options of the stream.
     stream_options: Option<StreamOptions>,
     /// Send the log probability of each token, and of this many most probable tokens at its position.
     #[schema(minimum = 0, maximum = 20)]
@@ -66,23 +65,6 @@ pub struct TextCompletionRequest {
     /// Not supported; must be empty.
     #[schema(value_type = Option<Object>)]
     logit_bias: Option<Map<String, Value>>,
-    /// Describes the caller; no effect.
-    #[serde(rename = "user")]
-    _user: Option<String>,
-    // What clients of vLLM send.
-    /// No effect: an answer ends where the model ends it.
-    #[serde(rename = "ignore_eos")]
-    _ignore_eos: Option<bool>,
-    /// No effect: an answer ends where the model ends it.
-    #[serde(rename = "min_tokens")]
-    _min_tokens: Option<u64>,
-    /// No effect: control tokens are never part of an answer's text.
-    #[serde(rename = "skip_special_tokens")]
-    _skip_special_tokens: Option<bool>,
-    // Other fields.
-    #[serde(flatten)]
-    #[schema(value_type = BTreeMap<String, MustBeNull>)]
-    _other: NoOther,
 }
 
 /// One text, or a list with one text.
