@@ -30,7 +30,7 @@ use crate::learn::coefficients::{ALL, Coefficients, Known};
 use crate::learn::traffic::{DAY_MS, TrafficRow};
 use crate::scene::SceneSettings;
 use crate::store::{
-    self, AuditCheck, AuditEnd, AuditQuery, Expected, LoginAttempt, LoginError, SceneHead, SceneHistory,
+    self, AuditCheck, AuditEnd, AuditQuery, Expected, LoginAttempt, LoginError, SceneHistory, SceneState,
     Store, StoreError, StoreHealth,
 };
 
@@ -111,27 +111,24 @@ impl AdminService {
     }
 
     pub(super) async fn scenes(&self) -> Result<Vec<SceneView>, Problem> {
-        let mut views = Vec::new();
-        for head in self.store.scene_heads().await? {
-            views.push(self.view(head).await?);
-        }
-        Ok(views)
+        Ok(self.store.scene_states().await?.into_iter().map(scene_view).collect())
     }
 
     pub(super) async fn scene(&self, id: &str) -> Result<SceneView, Problem> {
-        Ok(scene_view(&self.store.scene_history(id).await?))
+        Ok(scene_view(self.store.scene_state(id).await?))
     }
 
     /// Returns a scene and its versions, the newest first.
     pub(super) async fn history(&self, id: &str) -> Result<(SceneView, Vec<VersionView>), Problem> {
         let history = self.store.scene_history(id).await?;
         let versions = history.versions.iter().rev().map(|version| version_view(&history, version)).collect();
-        Ok((scene_view(&history), versions))
-    }
-
-    async fn view(&self, head: SceneHead) -> Result<SceneView, Problem> {
-        let history = self.store.scene_history(&head.id).await?;
-        Ok(scene_view(&history))
+        let settings = |version: Option<u32>| {
+            let found = history.versions.iter().find(|found| Some(found.scene.version) == version);
+            found.map(|found| found.scene.settings.clone())
+        };
+        let published = settings(history.head.published_version);
+        let draft = settings(history.head.draft_version);
+        Ok((scene_view(SceneState { head: history.head, published, draft }), versions))
     }
 
     pub(super) async fn version(&self, id: &str, version: u32) -> Result<VersionView, Problem> {
@@ -163,7 +160,7 @@ impl AdminService {
         expected: Expected,
     ) -> Result<SceneView, Problem> {
         let head = self.store.save_draft(id, settings, note, expected, by).await?;
-        self.view(head).await
+        self.scene(&head.id).await
     }
 
     pub(super) async fn discard_draft(
@@ -173,7 +170,7 @@ impl AdminService {
         expected: Expected,
     ) -> Result<SceneView, Problem> {
         let head = self.store.discard_draft(id, expected, by).await?;
-        self.view(head).await
+        self.scene(&head.id).await
     }
 
     pub(super) async fn publish(
@@ -184,7 +181,7 @@ impl AdminService {
         expected: Expected,
     ) -> Result<SceneView, Problem> {
         let head = self.store.publish(id, note, expected, by).await?;
-        self.view(head).await
+        self.scene(&head.id).await
     }
 
     pub(super) async fn roll_back(
@@ -196,7 +193,7 @@ impl AdminService {
         expected: Expected,
     ) -> Result<SceneView, Problem> {
         let head = self.store.roll_back(id, version, note, expected, by).await?;
-        self.view(head).await
+        self.scene(&head.id).await
     }
 
     /// Returns the device classes that are set or were reported, with the costs in use.
@@ -438,20 +435,16 @@ fn missing_figure(field: &str) -> Problem {
     Problem::field(field, &format!("field `{field}` is empty, set all figures of a class or none"))
 }
 
-fn scene_view(history: &SceneHistory) -> SceneView {
-    let head = &history.head;
-    let settings = |version: Option<u32>| {
-        let found = history.versions.iter().find(|found| Some(found.scene.version) == version);
-        found.map(|found| found.scene.settings.clone())
-    };
+fn scene_view(state: SceneState) -> SceneView {
+    let SceneState { head, published, draft } = state;
     SceneView {
-        id: head.id.clone(),
+        id: head.id,
         revision: head.revision,
         published_version: head.published_version,
         draft_version: head.draft_version,
         newest_version: head.newest_version,
-        published: settings(head.published_version),
-        draft: settings(head.draft_version),
+        published,
+        draft,
         // The callers that know the service fill these in.
         warnings: Vec::new(),
     }

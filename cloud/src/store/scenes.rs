@@ -30,6 +30,17 @@ pub struct SceneHead {
     pub draft_version: Option<u32>,
 }
 
+/// The current state of a scene, and the settings that it names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SceneState {
+    /// The state itself.
+    pub head: SceneHead,
+    /// Settings of the version in force.
+    pub published: Option<SceneSettings>,
+    /// Settings of the draft.
+    pub draft: Option<SceneSettings>,
+}
+
 /// The state of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionState {
@@ -128,25 +139,39 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unknown`] if there is none, or as for [`Store::scenes`].
     pub async fn scene(&self, id: &str) -> Result<Scene, StoreError> {
-        let head = self.scene_head(id).await?;
-        let version = head.published_version.ok_or_else(|| unknown::<SceneHead>(id))?;
-        Ok(self.scene_version(id, version).await?.scene)
+        let SceneState { head, published, .. } = self.scene_state(id).await?;
+        let in_force = head.published_version.zip(published);
+        let (version, settings) = in_force.ok_or_else(|| unknown::<SceneHead>(id))?;
+        Ok(Scene { id: head.id, version, settings })
     }
 
-    /// Returns the current state of every scene, by id.
+    /// Returns the current state of every scene, by id, in one query. No other version is read.
     ///
     /// # Errors
-    /// [`StoreError::Query`] if the database does not answer.
-    pub async fn scene_heads(&self) -> Result<Vec<SceneHead>, StoreError> {
-        self.all(&sql::SCENE_HEADS).await
+    /// As for [`Store::scenes`].
+    pub async fn scene_states(&self) -> Result<Vec<SceneState>, StoreError> {
+        self.states("").await
     }
 
     /// Returns the current state of one scene.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`] if there is no such scene, or as for [`Store::scene_heads`].
-    pub async fn scene_head(&self, id: &str) -> Result<SceneHead, StoreError> {
-        self.one(id).await
+    /// [`StoreError::Unknown`] if there is no such scene, or as for [`Store::scenes`].
+    pub async fn scene_state(&self, id: &str) -> Result<SceneState, StoreError> {
+        check_id(id).map_err(|_| unknown::<SceneHead>(id))?;
+        self.states(id).await?.pop().ok_or_else(|| unknown::<SceneHead>(id))
+    }
+
+    /// Reads the state of the scene of this id, or of every scene if it is empty.
+    async fn states(&self, id: &str) -> Result<Vec<SceneState>, StoreError> {
+        let state = |row: &Row| {
+            Ok(SceneState {
+                head: SceneHead::read(row)?,
+                published: opt_settings(row, "published_settings")?,
+                draft: opt_settings(row, "draft_settings")?,
+            })
+        };
+        self.pool.rows(&sql::SCENE_STATES, args![id]).await?.iter().map(state).collect()
     }
 
     /// Returns one version of a scene, published or not.
@@ -492,10 +517,18 @@ fn publication(row: &Row) -> Result<Publication, StoreError> {
 
 /// Reads a version and checks it again, so that a row edited by hand cannot bring settings out of bounds.
 pub(super) fn scene(row: &Row) -> Result<Scene, StoreError> {
-    let text = row.text("settings")?;
-    let settings = read(&text).map_err(|err| row.bad("settings", format!("no settings: {err}")))?;
-    scene::check(&settings)?;
+    let settings = settings_of(row, "settings", &row.text("settings")?)?;
     Ok(Scene { id: row.text("id")?, version: row.small("version")?, settings })
+}
+
+fn opt_settings(row: &Row, column: &'static str) -> Result<Option<SceneSettings>, StoreError> {
+    row.opt_text(column)?.map(|text| settings_of(row, column, &text)).transpose()
+}
+
+fn settings_of(row: &Row, column: &'static str, text: &str) -> Result<SceneSettings, StoreError> {
+    let settings = read(text).map_err(|err| row.bad(column, format!("no settings: {err}")))?;
+    scene::check(&settings)?;
+    Ok(settings)
 }
 
 /// Reads settings as any version of this program wrote them.

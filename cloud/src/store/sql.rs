@@ -80,8 +80,14 @@ statements! {
          WHERE seq < $1 AND (target = $2 OR $2 = '') AND (actor = $3 OR $3 = '') ORDER BY seq DESC LIMIT $4";
 
     // Scenes.
-    SCENE_HEADS: "read scenes" =
-        "SELECT id, revision, newest_version, published_version, draft_version FROM scenes ORDER BY id";
+    SCENE_STATES: "read scenes" =
+        "SELECT scenes.id AS id, scenes.revision AS revision, scenes.newest_version AS newest_version, \
+         scenes.published_version AS published_version, scenes.draft_version AS draft_version, \
+         published.settings AS published_settings, draft.settings AS draft_settings FROM scenes \
+         LEFT JOIN scene_versions AS published \
+         ON published.id = scenes.id AND published.version = scenes.published_version \
+         LEFT JOIN scene_versions AS draft ON draft.id = scenes.id AND draft.version = scenes.draft_version \
+         WHERE scenes.id = $1 OR $1 = '' ORDER BY scenes.id";
     SCENE_HEAD: "read a scene" =
         "SELECT id, revision, newest_version, published_version, draft_version FROM scenes WHERE id = $1";
     SCENE_ADD: "add a scene" =

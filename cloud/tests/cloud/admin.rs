@@ -78,7 +78,17 @@ impl World {
 
     /// Makes a console of this service, without any user.
     pub(crate) async fn over(service: CloudService, host: Option<Host<Engine>>, secure: bool) -> World {
-        let store = Store::open(&Database::Memory).await.unwrap();
+        World::on(&Database::Memory, service, host, secure).await
+    }
+
+    /// Makes a console over this database, without any user.
+    async fn on(
+        database: &Database,
+        service: CloudService,
+        host: Option<Host<Engine>>,
+        secure: bool,
+    ) -> World {
+        let store = Store::open(database).await.unwrap();
         let admin = Admin::new(service.clone(), AdminService::new(store.clone(), None), secure);
         World { store, app: admin.router(), service: (service, host) }
     }

@@ -133,7 +133,7 @@ fn of_writers_at_the_same_time_one_wins() {
                 [&a, &b].into_iter().filter(|done| matches!(done, Err(StoreError::Conflict { .. })));
             assert_eq!(conflicts.count(), 1, "{a:?} {b:?}");
         }
-        assert_eq!(two.scene_head("chat").await.unwrap().revision, 6);
+        assert_eq!(two.scene_state("chat").await.unwrap().head.revision, 6);
     });
 }
 

@@ -1,8 +1,12 @@
 //! Tests the admin API: revisions, refusals, and the effects of changes.
 
+use baton_cloud::access::Actor;
+use baton_cloud::scene::SceneSettings;
+use baton_cloud::store::{Database, Expected, testing};
 use serde_json::{Value, json};
 
 use super::{API, World};
+use crate::world::{by_hand, options};
 
 fn settings(change: impl FnOnce(&mut Value)) -> Value {
     let mut settings = json!({
@@ -12,6 +16,40 @@ fn settings(change: impl FnOnce(&mut Value)) -> Value {
     });
     change(&mut settings);
     settings
+}
+
+#[tokio::test]
+async fn a_list_of_scenes_reads_no_version_that_it_does_not_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::File(folder.path().join("cloud.db"));
+    let (service, host) = by_hand(options());
+    let world = World::on(&database, service, Some(host), false).await.with_users().await;
+    let edna = world.log_in("edna").await;
+    let old = world.store.scene("chat").await.unwrap().settings;
+    let mut new = old.clone();
+    for xi in [0.5, 0.6] {
+        new = SceneSettings { xi, ..new };
+        world.store.set_scene("chat", &new, "", Expected::Any, &Actor::cli()).await.unwrap();
+    }
+    let draft = SceneSettings { xi: 0.7, ..new };
+    world.store.save_draft("chat", &draft, "", Expected::Any, &Actor::cli()).await.unwrap();
+    // Whoever reads the first two versions fails.
+    let spoil = "DROP TRIGGER scene_versions_are_immutable; \
+         UPDATE scene_versions SET settings = '7' WHERE id = 'chat' AND version < 3";
+    testing::execute(&database, spoil).await.unwrap();
+    let list = world.get(&edna, &format!("{API}/scenes")).await;
+    assert_eq!(list.status, 200, "{list:?}");
+    let list = list.json();
+    let scenes = list["scenes"].as_array().unwrap();
+    let ids: Vec<&str> = scenes.iter().map(|scene| scene["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["chat", "doc-qa", "doc-qa-full"]);
+    assert_eq!((&scenes[0]["published"]["xi"], &scenes[0]["draft"]["xi"]), (&json!(0.6), &json!(0.7)));
+    let one = world.get(&edna, &format!("{API}/scenes/chat")).await;
+    assert_eq!((one.status, &one.json()), (200, &scenes[0]));
+    let page = world.get(&edna, "/admin/scenes").await;
+    assert_eq!(page.status, 200, "{page:?}");
+    assert_eq!(world.get(&edna, &format!("{API}/scenes/")).await.status, 404);
+    assert_eq!(world.get(&edna, &format!("{API}/scenes/chat/versions")).await.status, 500, "they are read");
 }
 
 #[tokio::test]
