@@ -53,7 +53,7 @@ pub use self::error::StoreError;
 pub use self::experiments::{BucketRow, FeedbackName};
 pub use self::history::{TenantDay, UsageHistory};
 pub use self::keys::{NewKey, key_json};
-pub use self::logins::{DEVICE_MAX_MS, LoginAttempt};
+pub use self::logins::{DEVICE_MAX_MS, LOGIN_CODE_MS, LoginAttempt};
 pub use self::scenes::{Publication, SceneHead, SceneHistory, SceneState, SceneVersion, VersionState};
 pub use self::sessions::{LoginError, NewSession, SESSION_IDLE_MS, SESSION_MAX_MS, Session};
 pub use self::snapshot::{POLL_POSTGRES, POLL_SQLITE, Snapshot, StoreHealth, Watch};

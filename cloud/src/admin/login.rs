@@ -26,6 +26,8 @@ pub(super) type SetCookies = AppendHeaders<[(HeaderName, String); 2]>;
 pub(super) struct LoginClient<'a> {
     pub(super) peer: Option<ConnectInfo<SocketAddr>>,
     pub(super) headers: &'a HeaderMap,
+    /// A login code, as it was typed; empty for none.
+    pub(super) code: &'a str,
 }
 
 impl Admin {
@@ -44,6 +46,7 @@ impl Admin {
             address,
             session: sent.get(COOKIE).map(|cookie| cookie.value()),
             device: sent.get(DEVICE_COOKIE).map(|cookie| cookie.value()),
+            code: Some(client.code).filter(|code| !code.is_empty()),
         };
         let begun = self.operations.log_in(&attempt).await;
         let request = request_id(client.headers);

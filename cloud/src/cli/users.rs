@@ -1,16 +1,16 @@
-//! `users list|add|set`: manages users of the admin console.
+//! `users list|add|set|login-code`: manages users of the admin console.
 
 use std::io::Write;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::bootstrap::{PasswordArgs, print_password};
 use super::columns::{self, Side};
 use super::{DatabaseArgs, nothing_named};
 use crate::access::{Actor, Role, User};
-use crate::store::{Expected, StoreError, UserChange, user_json};
+use crate::store::{Expected, LOGIN_CODE_MS, StoreError, UserChange, user_json};
 
 /// `users`.
 #[derive(Debug, Args)]
@@ -18,7 +18,8 @@ use crate::store::{Expected, StoreError, UserChange, user_json};
     baton-cloud users add ben --role editor              a generated password, printed once\n  \
     baton-cloud users set ben --role viewer\n  \
     baton-cloud users set ben --new-password             ends ben's sessions\n  \
-    baton-cloud users set ben --disabled true\n\n\
+    baton-cloud users set ben --disabled true\n  \
+    baton-cloud users login-code ann                     a way in if others' failed log-ins keep ann out\n\n\
     viewer: see settings; editor: change scenes and device classes; admin: change tenants, keys and users too.\n\
     `baton-cloud bootstrap` makes the first admin. The last admin cannot be disabled or get a lower role.")]
 pub struct UsersCommand {
@@ -63,6 +64,11 @@ pub enum UserCommand {
         #[command(flatten)]
         password: PasswordArgs,
     },
+    /// Print a code for one log-in, with the password, however many log-ins have failed; good for 10 minutes
+    LoginCode {
+        /// Name to log in with
+        name: String,
+    },
 }
 
 pub(super) async fn run(command: UsersCommand, out: &mut impl Write) -> anyhow::Result<()> {
@@ -99,9 +105,22 @@ pub(super) async fn run(command: UsersCommand, out: &mut impl Write) -> anyhow::
             }
             Ok(vec![user])
         }
+        UserCommand::LoginCode { name } => {
+            let code = store.add_login_code(&name, &by).await;
+            store.close().await;
+            return print_code(&name, &code?, json, out).context("print");
+        }
     };
     store.close().await;
     print(&shown?, json, out).context("print")
+}
+
+fn print_code(name: &str, code: &str, json: bool, out: &mut impl Write) -> std::io::Result<()> {
+    let minutes = LOGIN_CODE_MS / 60_000;
+    if json {
+        return writeln!(out, "{}", json!({ "name": name, "code": code, "minutes": minutes }));
+    }
+    writeln!(out, "code {code}   for one log-in of `{name}` within {minutes} minutes, with the password")
 }
 
 fn print(users: &[User], json: bool, out: &mut impl Write) -> std::io::Result<()> {

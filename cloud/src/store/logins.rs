@@ -1,8 +1,9 @@
 //! Logins of the admin console: limits of failed attempts, and devices on which a user has logged in before.
 //!
 //! An attempt from an unknown device counts for the user's name, for the address, and for both together. An
-//! attempt from a known device counts for that device alone, so strangers cannot lock a user out. Never:
-//! stores a cookie's value, only its hash. Always: an attempt counts as failed before its password is
+//! attempt from a known device counts for that device alone, so strangers cannot lock a user out. A login code
+//! of the command line is the same for one login of a new device: it stands beside the password, not in its
+//! place. Never: stores the value of a cookie or a code, only its hash. Always: an attempt counts as failed before its password is
 //! checked, and until the password turns out to be right. A counter of a name and one of an address never
 //! share a key.
 
@@ -16,9 +17,11 @@ use tokio::sync::Mutex;
 
 use super::change::Change;
 use super::db::args;
+use super::users::user;
 use super::{LoginError, Store, StoreError, now_ms, sql};
 use crate::access::hashing::Hashing;
 use crate::access::key::{SecretHash, hash_secret, random_token};
+use crate::access::password::generate_password;
 use crate::access::{Actor, check_name};
 
 /// How long a failed login counts, in milliseconds.
@@ -30,6 +33,8 @@ const STRANGER_MAX: [u64; 3] = [5, 30, 100];
 const DEVICE_MAX: u64 = 5;
 /// How long a device stays known after its last login, in milliseconds.
 pub const DEVICE_MAX_MS: i64 = 180 * 24 * 3600 * 1000;
+/// How long a login code is good, in milliseconds.
+pub const LOGIN_CODE_MS: i64 = 10 * 60 * 1000;
 /// The most known devices of one user. If there are more, the one that was used longest ago is forgotten.
 const DEVICES_PER_USER: u32 = 50;
 /// The most failed logins that one process writes to the audit log in each [`FAILURES_MS`]. The service's log
@@ -49,6 +54,8 @@ pub struct LoginAttempt<'a> {
     pub session: Option<&'a str>,
     /// The cookie of a known device.
     pub device: Option<&'a str>,
+    /// A login code, as it was typed.
+    pub code: Option<&'a str>,
 }
 
 impl std::fmt::Debug for LoginAttempt<'_> {
@@ -73,6 +80,20 @@ pub(super) struct Logins {
 struct Audited {
     since_ms: i64,
     rows: u32,
+}
+
+/// Why an attempt does not count as a stranger's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KnownBy {
+    /// The user logged in on this device before.
+    Device,
+    /// Its login code, by the hash.
+    Code(SecretHash),
+}
+
+/// Returns the hash of a login code. No cookie has a line break, so none can be a code.
+fn code_hash(code: &str) -> SecretHash {
+    hash_secret(&format!("login code\n{}", code.trim()))
 }
 
 /// The counters that an attempt increases, by key, with the limit of each.
@@ -104,23 +125,51 @@ pub(super) struct CountedAttempt {
 }
 
 impl Store {
-    /// Returns the counters of an attempt. If the device is known for this user and has not failed too often,
-    /// also returns the hash of its cookie.
+    /// Returns the counters of an attempt. If its device or its code is known for this user and has not failed
+    /// too often, also says which.
     pub(super) async fn subjects(
         &self,
         attempt: &LoginAttempt<'_>,
-    ) -> Result<(AttemptLimits, Option<SecretHash>), StoreError> {
+    ) -> Result<(AttemptLimits, Option<KnownBy>), StoreError> {
         let now = now_ms();
-        if let Some(hash) = attempt.device.map(hash_secret)
-            && check_name("user", attempt.name).is_ok()
-            && self.pool.row(&sql::DEVICE, args![&hash, attempt.name, now]).await?.is_some()
-        {
-            let subjects = AttemptLimits::device(&hash);
-            if self.refused(&subjects, now).await?.is_none() {
-                return Ok((subjects, Some(hash)));
+        let device = attempt.device.map(|device| (hash_secret(device), KnownBy::Device));
+        let code = attempt.code.map(code_hash).map(|hash| (hash, KnownBy::Code(hash)));
+        for (hash, known_by) in device.into_iter().chain(code) {
+            if check_name("user", attempt.name).is_ok()
+                && self.pool.row(&sql::DEVICE, args![&hash, attempt.name, now]).await?.is_some()
+            {
+                let subjects = AttemptLimits::device(&hash);
+                if self.refused(&subjects, now).await?.is_none() {
+                    return Ok((subjects, Some(known_by)));
+                }
             }
         }
         Ok((AttemptLimits::stranger(attempt.name, attempt.address), None))
+    }
+
+    /// Makes a login code for a user. It is good for one login within [`LOGIN_CODE_MS`], with the password,
+    /// however many logins have failed. Only its hash is stored.
+    ///
+    /// # Errors
+    /// [`StoreError::Unknown`] if there is no such user, [`StoreError::State`] if it is disabled,
+    /// [`StoreError::Query`] if the database does not answer.
+    pub async fn add_login_code(&self, name: &str, by: &Actor) -> Result<String, StoreError> {
+        let mut change = self.note(by).await?;
+        let row = change.tx.row(&sql::USER, args![name]).await?;
+        let user = row.as_ref().map(user).transpose()?;
+        let user = user.ok_or_else(|| StoreError::Unknown { what: "user", id: name.to_owned() })?;
+        if user.disabled {
+            return Err(StoreError::State { what: "user", id: user.name, why: "is disabled" });
+        }
+        let code = generate_password();
+        let hash = code_hash(&code);
+        let now = change.at_ms;
+        let values = args![&hash, &user.name, now, now + LOGIN_CODE_MS];
+        change.tx.execute(&sql::DEVICE_PUT, values).await?;
+        let detail = json!({ "expires_ms": now + LOGIN_CODE_MS });
+        change.log("user.login_code", &format!("user/{}", user.name), &detail).await?;
+        change.commit().await?;
+        Ok(code)
     }
 
     /// Returns after how many seconds another attempt is allowed; `None` if it is allowed now.
@@ -219,6 +268,11 @@ impl Change {
             }
         }
         Ok(())
+    }
+
+    /// Ends a login code, because a login uses it; returns whether it was still good.
+    pub(super) async fn use_up(&mut self, code: &SecretHash) -> Result<bool, StoreError> {
+        Ok(self.tx.execute(&sql::DEVICE_END, args![code]).await? > 0)
     }
 
     /// Makes the device known, or extends the time for which it is. Returns its cookie; a known device keeps

@@ -7,7 +7,7 @@
 use serde_json::json;
 
 use super::db::args;
-use super::logins::{LoginAttempt, shown};
+use super::logins::{KnownBy, LoginAttempt, shown};
 use super::users::user;
 use super::{Store, StoreError, now_ms, sql};
 use crate::access::hashing::Requester;
@@ -71,7 +71,10 @@ pub enum LoginError {
         retry_after_s: u64,
     },
     /// Too many failed logins.
-    #[error("too many failed logins, try again in {retry_after_s} s")]
+    #[error(
+        "too many failed logins, try again in {retry_after_s} s, or now with a code that \
+         `baton-cloud users login-code` prints on the server"
+    )]
     TooMany {
         /// When to try again, in seconds.
         retry_after_s: u64,
@@ -89,9 +92,9 @@ impl Store {
     /// [`LoginError`] if the attempt is refused or the database fails.
     pub async fn log_in(&self, attempt: &LoginAttempt<'_>) -> Result<NewSession, LoginError> {
         let name = attempt.name;
-        let (subjects, device) = self.subjects(attempt).await?;
+        let (subjects, known_by) = self.subjects(attempt).await?;
         self.check_attempts(&subjects).await?;
-        let requester = if device.is_some() { Requester::Known } else { Requester::Stranger };
+        let requester = if known_by.is_some() { Requester::Known } else { Requester::Stranger };
         let place = self.logins.hashing.place(requester).ok_or(LoginError::Busy { retry_after_s: BUSY_S })?;
         let counted = self.count_attempt(subjects).await?;
         let row = match check_name("user", name) {
@@ -109,22 +112,31 @@ impl Store {
         };
         let mut change = self.note(&Actor::user(name)).await?;
         let now = change.at_ms;
+        if let Some(KnownBy::Code(code)) = &known_by
+            && !change.use_up(code).await?
+        {
+            // Another login was faster.
+            return Err(LoginError::Wrong { known });
+        }
         if let Some(old) = attempt.session {
             change.tx.execute(&sql::SESSION_END, args![&hash_secret(old)]).await?;
         }
         change.tx.execute(&sql::SESSIONS_FORGET, args![now, now - SESSION_IDLE_MS]).await?;
         change.forgive(&counted).await?;
+        let is_known_device = known_by == Some(KnownBy::Device);
         let session = NewSession {
             token: random_token(),
             csrf: random_token(),
-            device: change.know_device(name, attempt.device.filter(|_| device.is_some())).await?,
+            device: change.know_device(name, attempt.device.filter(|_| is_known_device)).await?,
             expires_ms: now + SESSION_MAX_MS,
             user,
         };
         let hash = hash_secret(&session.token);
         let values = args![&hash, name, &session.csrf, now, now, session.expires_ms];
         change.tx.execute(&sql::SESSION_ADD, values).await?;
-        let detail = json!({ "address": shown(attempt.address), "known_device": device.is_some() });
+        let by_code = matches!(known_by, Some(KnownBy::Code(_)));
+        let address = shown(attempt.address);
+        let detail = json!({ "address": address, "known_device": is_known_device, "login_code": by_code });
         change.log("session.begin", &format!("user/{name}"), &detail).await?;
         change.commit().await?;
         Ok(session)

@@ -214,6 +214,7 @@ statements! {
     DEVICES_FORGET: "forget devices" =
         "DELETE FROM known_devices WHERE expires_ms <= $2 OR (user_name = $1 AND token_hash NOT IN \
          (SELECT token_hash FROM known_devices WHERE user_name = $1 ORDER BY seen_ms DESC, token_hash LIMIT $3))";
+    DEVICE_END: "forget a device" = "DELETE FROM known_devices WHERE token_hash = $1";
     DEVICES_END: "forget a user's devices" = "DELETE FROM known_devices WHERE user_name = $1";
 
     // Usage.

@@ -32,7 +32,9 @@ async fn on_device(
     password: &str,
 ) -> Result<NewSession, LoginError> {
     let address = "9.9.9.9".parse().ok();
-    store.log_in(&LoginAttempt { name, password, address, device: Some(device), session: None }).await
+    store
+        .log_in(&LoginAttempt { name, password, address, device: Some(device), ..LoginAttempt::default() })
+        .await
 }
 
 async fn with_ann(db: &TestDatabase) -> Store {
@@ -116,6 +118,63 @@ fn strangers_do_not_lock_out_who_logged_in_on_this_device_before() {
         }
         let err = on_device(&store, &session.device, "ann", PASSWORD).await.unwrap_err();
         assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+    });
+}
+
+#[test]
+fn a_login_code_lets_in_once_with_the_password_whatever_strangers_do() {
+    on_each(|db| async move {
+        let store = with_ann(&db).await;
+        store.add_user("ben", Role::Viewer, PASSWORD, &ann()).await.unwrap();
+        lock_ann_out(&db).await;
+        let with = async |name: &str, password: &str, code: &str| {
+            let attempt = LoginAttempt { name, password, code: Some(code), ..LoginAttempt::default() };
+            store.log_in(&attempt).await
+        };
+        let refused = async |name: &str, password: &str, code: &str| {
+            with(name, password, code).await.unwrap_err().to_string()
+        };
+        let code = store.add_login_code("ann", &ann()).await.unwrap();
+        let wrong = refused("ann", WRONG, &code).await;
+        assert_eq!(wrong, "user name or password is wrong", "the password is needed too");
+        assert!(refused("ann", PASSWORD, "guess").await.starts_with("too many failed logins"));
+        assert!(refused("ann", PASSWORD, "").await.contains("baton-cloud users login-code"));
+        // A code is no cookie of a device.
+        let err = on_device(&store, &code, "ann", PASSWORD).await.unwrap_err();
+        assert!(matches!(err, LoginError::TooMany { .. }), "{err}");
+        // Of two at the same time one gets in, and has a device of its own from then on.
+        let typed = format!(" {code} ");
+        let (one, two) = tokio::join!(with("ann", PASSWORD, &typed), with("ann", PASSWORD, &code));
+        assert_eq!(usize::from(one.is_ok()) + usize::from(two.is_ok()), 1, "{one:?} {two:?}");
+        let device = one.or(two).unwrap().device;
+        assert_ne!(device, code);
+        on_device(&store, &device, "ann", PASSWORD).await.unwrap();
+        assert!(refused("ann", PASSWORD, &code).await.starts_with("too many failed logins"), "it is used up");
+
+        // It is for its user alone, for a while, for five wrong passwords, and gone with the password.
+        let of_ben = store.add_login_code("ben", &ann()).await.unwrap();
+        assert!(refused("ann", PASSWORD, &of_ben).await.starts_with("too many failed logins"));
+        let old = store.add_login_code("ann", &ann()).await.unwrap();
+        let run = async |sql: &str| testing::execute(&db.database, sql).await.unwrap();
+        run("UPDATE known_devices SET expires_ms = expires_ms - 600000 WHERE user_name = 'ann'").await;
+        assert!(refused("ann", PASSWORD, &old).await.starts_with("too many failed logins"));
+        let guessed = store.add_login_code("ann", &ann()).await.unwrap();
+        for _ in 0..5 {
+            assert_eq!(refused("ann", WRONG, &guessed).await, wrong);
+        }
+        assert!(refused("ann", PASSWORD, &guessed).await.starts_with("too many failed logins"));
+        let late = store.add_login_code("ann", &ann()).await.unwrap();
+        let change = UserChange { password: Some("another long password".into()), ..UserChange::default() };
+        store.change_user("ann", &change, Expected::Any, &ann()).await.unwrap();
+        assert!(refused("ann", "another long password", &late).await.starts_with("too many failed logins"));
+
+        let rows = store.audit(&AuditQuery { limit: 100, ..AuditQuery::default() }).await.unwrap();
+        let codes = rows.iter().filter(|row| row.action == "user.login_code").count();
+        let begun = rows.iter().filter(|row| row.detail.contains("\"login_code\":true")).count();
+        assert_eq!((codes, begun), (5, 1));
+        assert!(rows.iter().all(|row| !row.detail.contains(&code)), "the log has no code");
+        let err = store.add_login_code("nobody", &ann()).await.unwrap_err();
+        assert_eq!(err.to_string(), "user `nobody` does not exist");
     });
 }
 

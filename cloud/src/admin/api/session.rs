@@ -24,6 +24,9 @@ pub(super) struct LogIn {
     name: String,
     /// The user's password.
     password: String,
+    /// A code that `baton-cloud users login-code` printed: the log-in then does not count as a stranger's.
+    #[serde(default)]
+    code: String,
 }
 
 /// A session.
@@ -66,7 +69,8 @@ pub(super) async fn log_in(
     headers: HeaderMap,
     JsonBody(body): JsonBody<LogIn>,
 ) -> Result<Response, Problem> {
-    let client = LoginClient { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+    let peer = peer.map(|Extension(peer)| peer);
+    let client = LoginClient { peer, headers: &headers, code: &body.code };
     let (jar, session) = admin.log_in(&client, &body.name, &body.password).await?;
     Ok((jar, Json(SessionView::from(&session))).into_response())
 }

@@ -24,12 +24,14 @@ struct LoginPage {
     next: String,
     name: String,
     error: Option<String>,
+    /// Whether too many log-ins have failed, so that a code helps.
+    wants_code: bool,
 }
 
 pub(super) async fn login_page(Query(asked): Query<PageQuery>) -> Response {
     let next = asked.next.clone().filter(|next| is_own(next)).unwrap_or_default();
     let frame = Frame::bare("Log in").with_notice(&asked);
-    page(StatusCode::OK, &LoginPage { frame, next, name: String::new(), error: None })
+    page(StatusCode::OK, &LoginPage { frame, next, name: String::new(), error: None, wants_code: false })
 }
 
 pub(super) async fn log_in(
@@ -38,7 +40,8 @@ pub(super) async fn log_in(
     headers: HeaderMap,
     Extension(fields): Extension<Fields>,
 ) -> PageResult {
-    let client = LoginClient { peer: peer.map(|Extension(peer)| peer), headers: &headers };
+    let code = fields.text("code");
+    let client = LoginClient { peer: peer.map(|Extension(peer)| peer), headers: &headers, code: &code };
     let (name, password) = (fields.text("name"), fields.get("password").unwrap_or_default());
     let next = fields.text("next");
     match admin.log_in(&client, &name, &password).await {
@@ -48,7 +51,8 @@ pub(super) async fn log_in(
         }
         Err(problem) if matches!(problem.kind, Kind::NotLoggedIn | Kind::TooMany) => {
             let error = Some(problem.detail.clone());
-            let shown = LoginPage { frame: Frame::bare("Log in"), next, name, error };
+            let wants_code = matches!(problem.kind, Kind::TooMany) || !code.is_empty();
+            let shown = LoginPage { frame: Frame::bare("Log in"), next, name, error, wants_code };
             let mut response = page(problem.kind.status(), &shown);
             problem.retry_header(&mut response);
             Ok(response)

@@ -2,8 +2,10 @@
 
 use baton_cloud::access::{Actor, Role};
 use baton_cloud::admin::rules::{self, Requirement};
+use baton_cloud::store::{Database, now_ms, testing};
 
 use super::{API, Caller, PASSWORD, World};
+use crate::world::{by_hand, options};
 
 /// Returns a path whose parameters name things that do not exist.
 fn path(rule: &rules::Rule) -> String {
@@ -124,6 +126,39 @@ async fn other_sites_are_refused() {
     let headers = [("origin", "https://evil.example"), ("content-type", "application/x-www-form-urlencoded")];
     let answer = world.send("POST", "/admin/login", &headers, &format!("name=ada&password={PASSWORD}")).await;
     assert_eq!((answer.status, answer.cookie().as_str()), (403, ""));
+}
+
+#[tokio::test]
+async fn who_is_locked_out_by_strangers_gets_in_with_a_code_of_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::File(folder.path().join("cloud.db"));
+    let (service, host) = by_hand(options());
+    let world = World::on(&database, service, Some(host), false).await.with_users().await;
+    // As if fifty addresses had tried two passwords each.
+    let failed = format!(
+        "INSERT INTO login_failures (subject, at_ms) WITH RECURSIVE n(i) AS \
+         (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) SELECT 'name ada', {} FROM n",
+        now_ms()
+    );
+    testing::execute(&database, &failed).await.unwrap();
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let password = super::encoded(PASSWORD);
+    let send = async |code: &str| {
+        let body = format!("name=ada&password={password}&code={code}");
+        world.send("POST", "/admin/login", &[form], &body).await
+    };
+    let answer = send("").await;
+    assert_eq!(answer.status, 429, "{answer:?}");
+    assert!(answer.body.contains("<details open>") && answer.body.contains("users login-code"), "{answer:?}");
+    let code = world.store.add_login_code("ada", &Actor::cli()).await.unwrap();
+    let answer = send(&code).await;
+    assert_eq!((answer.status, answer.header("location")), (303, "/admin"), "{answer:?}");
+    assert_eq!(send(&code).await.status, 429, "a code is good once");
+    let code = world.store.add_login_code("ada", &Actor::cli()).await.unwrap();
+    let json = serde_json::json!({ "name": "ada", "password": PASSWORD, "code": code }).to_string();
+    let kind = ("content-type", "application/json");
+    let answer = world.send("POST", &format!("{API}/session"), &[kind], &json).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
 }
 
 #[tokio::test]
