@@ -13,7 +13,8 @@
 //! - the cost of streams whose readers went away, and of many wrong passwords;
 //! - the delay by half-sent request heads, in both programs;
 //! - the memory that request bodies take;
-//! - concurrent requests against a daily quota.
+//! - concurrent requests against a daily quota;
+//! - what greedy tenants and invented devices cost others.
 
 mod abandoned;
 mod heads;
@@ -22,6 +23,7 @@ mod probe;
 
 mod memory;
 mod quota;
+mod tenants;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -91,6 +93,8 @@ enum Section {
     Quota,
     /// Many wrong passwords at the console at once
     Logins,
+    /// Greedy tenants, invented devices, and keys and values that nobody fetches
+    Tenants,
 }
 
 /// Runs the subcommand.
@@ -118,6 +122,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Logins) {
         runtime.block_on(logins::run(&mut report))?;
+    }
+    if wanted(Section::Tenants) {
+        runtime.block_on(tenants::run(&mut report))?;
     }
     Ok(report)
 }

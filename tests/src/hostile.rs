@@ -8,6 +8,7 @@ pub mod bodies;
 pub mod logins;
 pub mod quota;
 pub mod streams;
+pub mod tenants;
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

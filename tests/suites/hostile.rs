@@ -15,6 +15,8 @@ mod memory;
 mod quotas;
 #[path = "hostile/streams.rs"]
 mod streams;
+#[path = "hostile/tenants.rs"]
+mod tenants;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

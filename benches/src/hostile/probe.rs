@@ -8,8 +8,9 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result};
-use baton_e2e::hostile::streams::{form, look, two_tenants};
+use anyhow::{Context as _, Result, bail};
+use baton_e2e::hostile::streams::{form, look};
+use baton_e2e::hostile::tenants::Tenants;
 use baton_pacing::refit::median;
 use serde_json::json;
 
@@ -39,16 +40,17 @@ struct Round {
 /// Runs the test and adds it to the report.
 pub(super) async fn run(report: &mut Report, quick: bool) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
-    let (cloud, [victim, stranger]) = two_tenants(folder.path(), &[]).await?;
-    let server: SocketAddr = cloud.address().parse().context("read the service's address")?;
+    let Tenants { cloud: _cloud, server, keys, .. } =
+        Tenants::start(folder.path(), &["one", "other"], &[], &[]).await?;
+    let [victim, stranger] = &keys[..] else { bail!("two tenants have two keys") };
     let (guesses, rounds) = if quick { (20, 1) } else { (GUESSES, ROUNDS) };
     let mut turn = 0;
     let mut stranger_s = Vec::new();
     for round in 0..rounds {
-        stranger_s.push(guess(server, [&victim, &stranger], guesses, &mut turn).await?);
+        stranger_s.push(guess(server, [victim, stranger], guesses, &mut turn).await?);
         eprintln!("guesses {}/{rounds}", round + 1);
     }
-    let own = guess(server, [&victim, &victim], guesses / 2, &mut turn).await?;
+    let own = guess(server, [victim, victim], guesses / 2, &mut turn).await?;
     let row = |name: &str, round: &Round| -> Result<Vec<String>> {
         let p50 = |ms: &[f64]| median(ms.iter().copied()).context("a guess was measured");
         let (right, wrong) = (p50(&round.right)?, p50(&round.wrong)?);

@@ -1,47 +1,18 @@
 //! Two tenants of one service, and readers that disconnect: what one tenant can learn about the other, and
 //! what is left behind.
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::process::Command;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::process::{CloudProcess, cpu_program, models_folder};
-
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
-
-/// Starts a service with a key for each of two tenants; its database is in `folder`.
-///
-/// # Errors
-/// Fails if the program is not built, or does not start.
-pub async fn two_tenants(folder: &Path, options: &[&str]) -> anyhow::Result<(CloudProcess, [String; 2])> {
-    let database = format!("sqlite://{}", folder.join("tenants.db").display());
-    let admin = async |words: &[&str]| {
-        let mut command = Command::from(cpu_program("baton-cloud")?);
-        let done = command.args(words).args(["--database", &database, "--json"]).output().await;
-        let done = done.with_context(|| format!("run baton-cloud {}", words.join(" ")))?;
-        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        serde_json::from_slice::<Value>(&done.stdout).context("read what it says")
-    };
-    let mut keys = [String::new(), String::new()];
-    for (tenant, key) in ["one", "other"].into_iter().zip(&mut keys) {
-        admin(&["tenants", "set", tenant]).await?;
-        let made = admin(&["keys", "create", "--tenant", tenant, "--scopes", "all"]).await?;
-        made["key"].as_str().context("no key was made")?.clone_into(key);
-    }
-    let options: Vec<OsString> = ["--auth", "keys"].iter().chain(options).map(OsString::from).collect();
-    let cloud = CloudProcess::start_on(&models_folder().join("demo-cloud.gguf"), &database, &options).await?;
-    Ok((cloud, keys))
-}
 
 /// Makes a form letter with a code near its beginning; `turn` makes the letters differ.
 #[must_use]
@@ -124,7 +95,12 @@ pub async fn figures_when(server: SocketAddr, so: impl Fn(&Value) -> bool) -> an
     }
 }
 
-async fn send(server: SocketAddr, route: &str, key: Option<&str>, body: &str) -> anyhow::Result<TcpStream> {
+pub(super) async fn send(
+    server: SocketAddr,
+    route: &str,
+    key: Option<&str>,
+    body: &str,
+) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(server).await.context("connect")?;
     let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
     let head = format!(
@@ -150,7 +126,7 @@ async fn read_until(stream: &mut TcpStream, text: &str) -> anyhow::Result<String
     Ok(String::from_utf8_lossy(&read).into_owned())
 }
 
-async fn rest(stream: &mut TcpStream) -> anyhow::Result<String> {
+pub(super) async fn rest(stream: &mut TcpStream) -> anyhow::Result<String> {
     let mut read = Vec::new();
     let reading = stream.read_to_end(&mut read);
     tokio::time::timeout(HANG, reading).await.context("the reply does not end")?.context("read the reply")?;

@@ -1,9 +1,8 @@
 //! Readers that disconnect, and tenants that guess each other's prompts, against the real process.
 
-use std::net::SocketAddr;
-
 use baton_e2e::hostile::neighbour;
-use baton_e2e::hostile::streams::{abandon, figures, figures_when, form, look, two_tenants};
+use baton_e2e::hostile::streams::{abandon, figures, figures_when, form, look};
+use baton_e2e::hostile::tenants::Tenants;
 
 use super::service;
 
@@ -32,14 +31,14 @@ async fn abandoned_streams_hold_no_slot() {
 #[tokio::test]
 async fn a_tenant_s_prompt_is_not_found_by_another_tenant_s_guess() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (cloud, [one, other]) =
-        two_tenants(folder.path(), &["--threads=2"]).await.expect("the service starts");
-    let address: SocketAddr = cloud.address().parse().expect("an address");
+    let tenants = Tenants::start(folder.path(), &["one", "other"], &[], &["--threads=2"]).await;
+    let Tenants { cloud: _cloud, server: address, keys, .. } = tenants.expect("the service starts");
+    let [one, other] = &keys[..] else { panic!("two keys") };
     for turn in 0..4 {
-        look(address, &one, &form(turn, 47_110)).await.expect("an answer");
-        let guess = look(address, &other, &form(turn, 47_110)).await.expect("an answer");
+        look(address, one, &form(turn, 47_110)).await.expect("an answer");
+        let guess = look(address, other, &form(turn, 47_110)).await.expect("an answer");
         assert_eq!(guess.cached_tokens, 0, "the right guess is told like any other");
-        let own = look(address, &one, &form(turn, 47_110)).await.expect("an answer");
+        let own = look(address, one, &form(turn, 47_110)).await.expect("an answer");
         assert!(own.cached_tokens > 100 && own.cached_tokens % 32 == 0, "{own:?}");
     }
 }
