@@ -35,9 +35,6 @@ use crate::store::{Database, StoreError};
 use baton_generate::scheduler::{BacklogBound, MixedTokens, StepBudget};
 use baton_generate::speculation::Speculation;
 
-/// The model to look for if none is named, relative to the working directory or to the top of a checkout.
-const DEMO_MODEL: &str = "models/demo-cloud.gguf";
-
 /// Bounds of `--max-stall`: a pass with prompt tokens cannot take less time than one without.
 const STALL_MIN: f64 = 1.1;
 const STALL_MAX: f64 = 1000.0;
@@ -303,12 +300,11 @@ pub struct Config {
 /// Why a setting cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No model was named, and the demo model was not found.
-    #[error("no model: pass --model FILE.gguf (looked for `{DEMO_MODEL}` in {looked})")]
-    NoModel {
-        /// The folders looked into.
-        looked: String,
-    },
+    /// No model was named.
+    #[error(
+        "no model is named: pass --model FILE.gguf (`./x demo` of a checkout shows the small demo models)"
+    )]
+    NoModel,
     /// The listen address is not valid.
     #[error("listen address `{0}` is not HOST:PORT")]
     Listen(String),

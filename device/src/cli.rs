@@ -179,7 +179,8 @@ struct CommonArgs {
     #[arg(long, value_name = "CLASS", hide_short_help = true, help_heading = heading::CLOUD)]
     network: Option<String>,
     /// Model to run on this device: a GGUF file, or the name of a pulled one (see `baton model pull`)
-    /// [default: models/demo-device.gguf, if found]
+    ///
+    /// There is no default: `baton config set model NAME` keeps one for every command.
     #[arg(long, env = "BATON_MODEL", value_name = "FILE|NAME", help_heading = heading::MODEL)]
     model: Option<PathBuf>,
     /// Folder of the pulled models [default: the platform's folder for data]

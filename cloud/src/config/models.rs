@@ -9,7 +9,7 @@ use std::str::FromStr;
 use baton_protocol::is_model_name;
 use clap::Args;
 
-use super::{ConfigError, DEMO_MODEL};
+use super::ConfigError;
 use crate::service::DEFAULT_MODEL;
 use crate::service::upstream::EngineAddress;
 
@@ -19,7 +19,7 @@ pub struct ModelOptions {
     /// GGUF file of a model, and its name in the API (else --model-name, or the file's name); may be given
     /// several times. The first model is the default. Each model has its own weights, KV cache of
     /// --kv-tokens, --slots and queue in memory. The models take turns to compute, so a request also waits
-    /// for passes of other models. Default: the demo model of a checkout
+    /// for passes of other models
     #[arg(long, value_name = "[NAME=]FILE")]
     pub model: Vec<NamedFile>,
     /// GGUF file of a LoRA adapter that scenes may use (make one with `baton model adapter`), for the model
@@ -115,10 +115,11 @@ pub struct ModelConfig {
 impl ModelOptions {
     /// Checks the options. Returns at least one model, the default one first.
     pub(super) fn check(&self) -> Result<Vec<ModelConfig>, ConfigError> {
-        let demo = || find_demo_model().map(|path| vec![NamedFile { name: None, path }]);
-        let files = if self.model.is_empty() { demo()? } else { self.model.clone() };
-        let mut models: Vec<ModelConfig> = Vec::with_capacity(files.len());
-        for file in files {
+        if self.model.is_empty() {
+            return Err(ConfigError::NoModel);
+        }
+        let mut models: Vec<ModelConfig> = Vec::with_capacity(self.model.len());
+        for file in self.model.iter().cloned() {
             let first = models.is_empty();
             let name = match (file.name, &self.model_name) {
                 (Some(name), Some(_)) if first => return Err(ConfigError::TwoNames(name)),
@@ -181,21 +182,6 @@ fn add_adapter(models: &mut [ModelConfig], text: &str) -> Result<(), ConfigError
     }
     model.adapters.push((name.to_owned(), Path::new(file).to_owned()));
     Ok(())
-}
-
-/// Finds the demo model in the working directory, or in the checkout that this program was built in.
-fn find_demo_model() -> Result<PathBuf, ConfigError> {
-    let program = std::env::current_exe().unwrap_or_default();
-    let folders = std::iter::once(Path::new(".")).chain(program.ancestors().skip(1).take(4));
-    let mut looked = Vec::new();
-    for folder in folders {
-        let model = folder.join(DEMO_MODEL);
-        if model.is_file() {
-            return Ok(model);
-        }
-        looked.push(format!("`{}`", folder.display()));
-    }
-    Err(ConfigError::NoModel { looked: looked.join(", ") })
 }
 
 #[cfg(test)]

@@ -97,6 +97,7 @@ fn serve_says_what_it_lacks() {
         let words = [&["serve", "--database", ":memory:"][..], words].concat();
         program().current_dir(folder.path()).args(words).output().unwrap()
     };
+    refused(&serve(&[]), "no model is named: pass --model FILE.gguf");
     refused(&serve(&["--model", "missing.gguf"]), "open model `missing.gguf`");
     let mut told = program();
     told.current_dir(folder.path()).args(["serve", "--model", "missing.gguf"]).env("RUST_LOG", "info");

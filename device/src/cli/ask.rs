@@ -66,9 +66,18 @@ fn write_report(report: &AnswerReport, mut file: File) -> std::io::Result<()> {
     file.write_all(&json)
 }
 
+/// Whether the question is a file, and the document none.
+fn is_swapped(doc: &Path, question: &str) -> bool {
+    let names_nothing = doc != Path::new("-") && !doc.exists() && !document::is_address(doc);
+    names_nothing && Path::new(question).exists()
+}
+
 pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Result<()> {
     if args.question.trim().is_empty() {
         bail!("the question is empty");
+    }
+    if is_swapped(&args.doc, &args.question) {
+        bail!("the document comes first: baton ask {} \"{}\"", args.question, args.doc.display());
     }
     // An unwritable file is found here, before minutes are spent on an answer.
     let report_file = args.report.as_deref().map(open_report).transpose()?;

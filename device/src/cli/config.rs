@@ -5,8 +5,9 @@
 //! each other, the one on the line counts.
 
 use super::Cli;
+use crate::models::{MODELS_DIR_ENV, store};
 use crate::settings::{CONFIG_DIR_ENV, Settings, SettingsError};
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use baton_terminal::outln;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -14,11 +15,11 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory as _, Subco
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Text below the options.
 pub(super) const HELP: &str = "\
-baton config set model smollm2          every command uses this model
+baton config set model NAME             every command uses this model, if the line names no other
 baton config set cloud https://assist.example.org
 baton config set instant true           an option without a value is true or false
 baton config set stop END STOP          an option that may be given several times takes several values
@@ -241,8 +242,29 @@ fn set(name: &str, values: &[String], settings: &Settings) -> anyhow::Result<()>
             bail!("{}", err.to_string().trim_start_matches("error: ").lines().next().unwrap_or_default());
         }
     }
+    let value = match value[name].as_str() {
+        Some(model) if name == "model" => BTreeMap::from([(name.to_owned(), model_there(model, &config)?)]),
+        _ => value,
+    };
     config.extend(value);
     Ok(settings.remember_config(&config)?)
+}
+
+/// Returns the value that is kept for a model: its name, or the whole path of its file, so that commands in
+/// other folders find it.
+///
+/// # Errors
+/// There is no such model or file.
+fn model_there(model: &str, config: &BTreeMap<String, Value>) -> anyhow::Result<Value> {
+    let folder = std::env::var_os(MODELS_DIR_ENV).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let kept = config.get("models-dir").and_then(Value::as_str).map(PathBuf::from);
+    let path = store::resolve(Path::new(model), folder.or(kept))?;
+    std::fs::File::open(&path).with_context(|| format!("open `{}`", path.display()))?;
+    if path != Path::new(model) {
+        return Ok(model.into());
+    }
+    let whole = std::path::absolute(&path).with_context(|| format!("find `{}`", path.display()))?;
+    Ok(whole.to_string_lossy().into())
 }
 
 /// The words by which an option gets this value on the line.

@@ -75,6 +75,11 @@ pub(super) async fn read(path: &Path) -> Result<String, DocumentError> {
     tokio::task::spawn_blocking(read).await.unwrap_or(Err(stopped))
 }
 
+/// Whether a document is the address of a web page.
+pub(super) fn is_address(path: &Path) -> bool {
+    address(path).is_some()
+}
+
 /// Returns the address of a web page, if it is one and no file of this name.
 fn address(path: &Path) -> Option<Url> {
     let text = path.to_str().filter(|_| !path.exists())?;

@@ -10,7 +10,7 @@ use crate::api::RingView;
 use crate::client::CloudClient;
 use crate::conversations::Conversations;
 use crate::fleet::{ManagedModels, PairLease};
-use crate::models::store;
+use crate::models::{Store, store};
 use crate::privacy::PrivateNames;
 use crate::receipt::signing_key;
 use crate::relay::{Note, RelayMode};
@@ -27,8 +27,9 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
-/// Path of the demo model in a checkout.
-const DEFAULT_MODEL: &str = "models/demo-device.gguf";
+/// The way from no model to one that commands take.
+pub(super) const GET_MODEL: &str = "`baton model pull hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF` gets a small one (1.1 GB). Use it by --model NAME, or in \
+     every command after `baton config set model NAME`. A GGUF file works too: --model PATH";
 
 /// An agent, and what else a command needs.
 pub(super) struct Opened {
@@ -203,19 +204,22 @@ fn consent(cloud: &Url, settings: &Settings) -> anyhow::Result<bool> {
     Ok(allowed)
 }
 
+/// Returns the model's file: a path, or a model of the store by its name. No model is taken by itself.
 pub(super) fn model_path(given: Option<&Path>, models: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return Ok(store::resolve(given, models)?);
     }
-    let beside_program = std::env::current_exe().ok().into_iter().flat_map(|exe| {
-        exe.ancestors().skip(1).take(4).map(|dir| dir.join(DEFAULT_MODEL)).collect::<Vec<_>>()
-    });
-    std::iter::once(PathBuf::from(DEFAULT_MODEL))
-        .chain(beside_program)
-        .find(|path| path.is_file())
-        .with_context(|| {
-            format!("no model: `{DEFAULT_MODEL}` was not found; get one by `baton model pull`, or pass --model FILE (a GGUF file; README.md lists families and formats)")
-        })
+    let kept = Store::open(models).map_or_else(|_| Vec::new(), |store| store.list());
+    let names: Vec<String> = kept.iter().map(|record| format!("`{}`", record.name)).collect();
+    match &kept[..] {
+        [] => bail!("no model is named: {GET_MODEL}"),
+        [first, ..] => bail!(
+            "no model is named: pass --model NAME, or keep one by `baton config set model {}`; there {} {}",
+            first.name,
+            if names.len() == 1 { "is" } else { "are" },
+            names.join(", ")
+        ),
+    }
 }
 
 pub(super) fn emulation(common: &CommonArgs) -> anyhow::Result<PassCost> {

@@ -503,6 +503,8 @@ fn what_cannot_be_done_is_said_with_what_helps() {
         assert!(said.contains(want) && out.stdout.is_empty(), "{line:?}: {said}");
     };
     check("baton", &["serve", "--listen", "0.0.0.0:0"], "pass --key or set BATON_KEY");
+    let swapped = ["ask", "Which colour is the key?", &document, "--no-cloud"];
+    check("baton", &swapped, &format!("the document comes first: baton ask {document} \"Which colour"));
     let bare = ["model", "pull", "ann/small-GGUF"];
     check("baton", &bare, "a repository of the hub is hf:ann/small-GGUF");
     let no_model = ["ask", &document, "Q", "--no-cloud", "--model", &document];
@@ -518,6 +520,38 @@ fn what_cannot_be_done_is_said_with_what_helps() {
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("(--kv-tokens)") && !said.contains("truncation"), "{said}");
     assert!(said.contains("no cloud takes part, so these options change nothing: --ratio"), "{said}");
+}
+
+#[test]
+fn a_model_is_named_and_never_guessed() {
+    let place = Place::new();
+    let document = place.path("doc.txt").display().to_string();
+    let [config, models] = ["config", "models"].map(|name| place.path(name).display().to_string());
+    let baton = |line: &[&str], folder: &Path| {
+        let mut command = cpu_program("baton").expect("the program is built");
+        command.env_remove("BATON_MODEL").env("BATON_MODELS", &models).env("BATON_CONFIG_DIR", &config);
+        run(command.args(line).current_dir(folder).stdin(Stdio::null()))
+    };
+    // The demo model of the checkout is there, and is not taken.
+    let checkout = models_folder().join("..");
+    let ask = ["ask", &document, "Q", "--no-cloud", "--max-tokens", "4", "--instant"];
+    for line in [&ask[..], &["chat", "--no-cloud"], &["serve", "--no-cloud", "--listen", "127.0.0.1:0"]] {
+        let (out, said) = baton(line, &checkout);
+        assert_eq!(out.status.code(), Some(1), "{line:?}: {said}");
+        assert!(out.stdout.is_empty() && said.starts_with("error: no model is named: "), "{line:?}: {said}");
+        for way in ["`baton model pull hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF`", "--model PATH"] {
+            assert!(said.contains(way), "{line:?}: {said}");
+        }
+    }
+    // What is kept is there, also for a command in another folder.
+    let (out, said) = baton(&["config", "set", "model", "nothing"], &checkout);
+    assert!(out.status.code() == Some(1) && said.contains("no model is called `nothing`"), "{said}");
+    let (out, said) = baton(&["config", "set", "model", "models/none.gguf"], &checkout);
+    assert!(out.status.code() == Some(1) && said.contains("open `models/none.gguf`"), "{said}");
+    let (out, said) = baton(&["config", "set", "model", "models/demo-device.gguf"], &checkout);
+    assert!(out.status.success(), "{said}");
+    let (out, said) = baton(&ask, place.folder.path());
+    assert!(out.status.success() && !out.stdout.is_empty(), "{said}");
 }
 
 #[cfg(unix)]
