@@ -19,7 +19,7 @@ mod strangers;
 #[path = "ring/wire.rs"]
 mod wire;
 
-use devices::{alone, ask, bench, fetched, ring};
+use devices::{alone, ask, bench, fetched, ring, ring_headed_by};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_give_the_tokens_of_one_device() {
@@ -38,6 +38,16 @@ async fn two_workers_give_the_tokens_of_one_device() {
     let again = bench(&home, &[("head", 2), ("desk", 2), ("phone", 1)], 1, 8).await.expect("an answer");
     assert_eq!(again["ring"]["recoveries"], 0);
     assert_eq!(fetched(&home).expect("the workers' folders"), kept, "a second start moves nothing");
+}
+
+/// Machines that were set up from one image have one host name.
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_of_one_name_form_a_ring() {
+    let home = ring_headed_by("desk", &["desk"]).await.expect("a ring of two devices");
+    let want = alone(8).await.expect("one device alone");
+    let answer = bench(&home, &[("desk", 2), ("desk-2", 3)], 1, 8).await.expect("the ring's answer");
+    assert_eq!(answer["written"], want["written"]);
+    assert_eq!(answer["ring"]["devices"].as_array().map(Vec::len), Some(2), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

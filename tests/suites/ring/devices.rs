@@ -19,8 +19,13 @@ const HEARTBEAT: &str = "1000";
 
 /// Makes a ring of a head and workers of these names.
 pub(crate) async fn ring(names: &[&str]) -> anyhow::Result<Home> {
+    ring_headed_by("head", names).await
+}
+
+/// Makes a ring of a head of this name and workers.
+pub(crate) async fn ring_headed_by(head: &str, names: &[&str]) -> anyhow::Result<Home> {
     let workers: Vec<Seat> = names.iter().map(|name| Seat::new(*name).with("--threads").with("1")).collect();
-    let head = Seat::new("head").with("--ring-heartbeat").with(HEARTBEAT);
+    let head = Seat::new(head).with("--ring-heartbeat").with(HEARTBEAT);
     Home::with_copy(&std::env::temp_dir(), &model(), head, &workers).await
 }
 

@@ -113,7 +113,11 @@ pub(in crate::cli) fn form(
     must_head(&folder)?;
     let identity = Identity::open(&folder, None).context("open this device's identity")?;
     let name = identity.name().as_str().to_owned();
-    let peers = Peers::load(&folder)?;
+    let mut peers = Peers::load(&folder)?;
+    // Rings of earlier versions, and a head that got another name since, may have a peer of its name.
+    if peers.keep_apart(identity.name()) {
+        peers.save(&folder)?;
+    }
     let listener = TcpListener::bind(args.ring_listen)
         .with_context(|| format!("listen on {} for the ring (--ring-listen)", args.ring_listen))?;
     let file = model.path().context("the model is not in a file")?;

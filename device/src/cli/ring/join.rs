@@ -149,6 +149,9 @@ fn tell(
         head.ring,
         head.name
     )?;
+    if head.name == *identity.name() {
+        outln!("both devices are called `{0}`, so the head calls this one `{0}-2` or the like", head.name)?;
+    }
     Ok(())
 }
 

@@ -130,9 +130,7 @@ impl Peers {
         address: SocketAddr,
     ) -> Result<DeviceName, StateError> {
         let others = |wanted: &DeviceName| self.0.iter().any(|peer| peer.name == *wanted && peer.key != key);
-        let numbered = (2..).map(|number| name.numbered(number));
-        let free = std::iter::once(name.clone()).chain(numbered).find(|wanted| !others(wanted));
-        let name = free.expect("of endlessly many names one is free");
+        let name = if others(name) { self.numbered(name, &key) } else { name.clone() };
         if let Some(peer) = self.0.iter_mut().find(|peer| peer.key == key) {
             peer.name.clone_from(&name);
         } else if self.0.len() < PEERS_MAX {
@@ -142,6 +140,24 @@ impl Peers {
         }
         self.met(&key, address);
         Ok(name)
+    }
+
+    /// Appends a number to the name of a peer that is called as this device itself. Returns whether there was
+    /// one.
+    pub fn keep_apart(&mut self, own: &DeviceName) -> bool {
+        let Some(at) = self.0.iter().position(|peer| peer.name == *own) else { return false };
+        let key = self.0[at].key;
+        self.0[at].name = self.numbered(own, &key);
+        true
+    }
+
+    /// Returns this name with the first number that gives a name which no device but this one has.
+    fn numbered(&self, name: &DeviceName, key: &PublicKey) -> DeviceName {
+        let is_taken = |wanted: &DeviceName| {
+            self.0.iter().any(|peer| peer.name == *wanted && peer.key != *key) || wanted == name
+        };
+        let free = (2..).map(|number| name.numbered(number)).find(|wanted| !is_taken(wanted));
+        free.expect("of endlessly many names one is free")
     }
 
     /// Stores where a device was met. Returns whether that changed anything.
@@ -253,6 +269,19 @@ mod tests {
         assert_eq!(loaded.by_fingerprint(key.fingerprint()), loaded.by_key(&key));
         assert_eq!(loaded.unpin("phone-2").unwrap().key, key);
         assert!(!loaded.knows(&key) && loaded.unpin("phone-2").is_none() && loaded.len() == 2);
+    }
+
+    #[test]
+    fn no_peer_is_called_as_the_device_itself() {
+        let mut peers = Peers::default();
+        peers.pin(PublicKey([1; 32]), &name("desk"), at(1)).unwrap();
+        peers.pin(PublicKey([2; 32]), &name("desk"), at(2)).unwrap();
+        assert!(peers.keep_apart(&name("desk")) && !peers.keep_apart(&name("desk")));
+        let names = |peers: &Peers| peers.iter().map(|peer| peer.name.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(&peers), ["desk-3", "desk-2"]);
+        assert_eq!(peers.pin(PublicKey([2; 32]), &name("desk"), at(2)).unwrap(), name("desk"));
+        assert!(peers.keep_apart(&name("desk")));
+        assert_eq!(names(&peers), ["desk-3", "desk-2"], "a device that pairs again keeps its name");
     }
 
     #[test]

@@ -234,7 +234,12 @@ impl Shared<'_> {
             let address = SocketAddr::new(caller.ip(), profile.port);
             let mut peers = locked(&self.peers);
             let mut changed = peers.clone();
-            let name = changed.pin(*key, &profile.name, address)?;
+            let mut name = changed.pin(*key, &profile.name, address)?;
+            if changed.keep_apart(self.host.identity.name())
+                && let Some(peer) = changed.by_key(key)
+            {
+                name = peer.name.clone();
+            }
             changed.save(self.host.folder)?;
             *peers = changed;
             kept = Some((name, address));
