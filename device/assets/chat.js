@@ -20,14 +20,28 @@ let conversations = read(STORE, []);
 let current = null;
 let attached = [];
 let running = null;
+/** The question that is edited: its place, and the text and documents that were in the form before. */
+let editing = null;
 
-const save = () => {
+/** Conversations for which the browser has no room. */
+let unkept = [];
+
+const without = (list, gone) => list.filter(({ id }) => !gone.some((one) => one.id === id));
+/** All conversations, also those that another window kept meanwhile. */
+const all = () => [...unkept, ...without(read(STORE, []), unkept)];
+
+/** Keeps a conversation, or removes it. */
+function save(conversation, kept = true) {
+  unkept = without(unkept, [conversation]);
+  conversations = [...(kept ? [conversation] : []), ...without(all(), [conversation])];
   try {
     localStorage.setItem(STORE, JSON.stringify(conversations));
+    unkept = [];
   } catch {
+    if (kept) unkept.push(conversation);
     say("This browser has no room for more conversations: export and delete some.");
   }
-};
+}
 const say = (text) => ($("said").textContent = text);
 const make = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -40,17 +54,32 @@ async function ask(path, body, signal) {
   const headers = { "content-type": "application/json" };
   if (options.key) headers.authorization = `Bearer ${options.key}`;
   const init = body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body), signal };
-  const response = await fetch(path, init);
+  const response = await fetch(path, init).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server of this page does not answer. Is `baton serve` running?");
+  });
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
   const message = said.error?.message ?? said.error ?? `the server answered ${response.status}`;
   throw new Error(response.status === 401 ? `${message} Set the key in the settings.` : message);
 }
 
+/** Asks before something that cannot be undone. */
+function sure(question, action) {
+  const dialog = $("sure");
+  $("sure-question").textContent = question;
+  $("sure-yes").textContent = action;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => (dialog.onclose = () => resolve(dialog.returnValue === "yes")));
+}
+
 // --- conversations ---
 
 function begin() {
-  current = { id: crypto.randomUUID(), at: Date.now(), messages: [] };
+  endEdit();
+  // Browsers give randomUUID only to pages of this machine, or of https.
+  const id = [...crypto.getRandomValues(new Uint32Array(4))].map((number) => number.toString(16)).join("-");
+  current = { id, at: Date.now(), messages: [] };
   attached = [];
   show();
 }
@@ -73,16 +102,17 @@ function list() {
 
 function open(conversation) {
   if (running) return;
+  endEdit();
   current = conversation;
   attached = [];
   $("list").classList.remove("shown");
   show();
 }
 
-function remove(conversation) {
-  if (running) return;
-  conversations = conversations.filter(({ id }) => id !== conversation.id);
-  save();
+async function remove(conversation) {
+  if (running) return say("Stop the answer first.");
+  if (!(await sure(`Delete “${titleOf(conversation)}”? It cannot be brought back.`, "Delete"))) return;
+  save(conversation, false);
   conversation.id === current?.id ? begin() : list();
 }
 
@@ -193,6 +223,7 @@ function timeline({ times, source, total }) {
 
 function item(message, at) {
   const row = make("li", { className: message.role });
+  if (editing?.at === at) row.setAttribute("aria-current", "true");
   if (message.documents?.length) {
     row.append(make("div", { className: "documents", textContent: `With ${message.documents.map(({ name }) => name).join(", ")}` }));
   }
@@ -213,6 +244,8 @@ function show() {
   $("messages").scrollTop = $("messages").scrollHeight;
   $("stop").hidden = !running;
   $("send").disabled = Boolean(running);
+  $("send").textContent = editing ? "Ask again" : "Ask";
+  $("cancel").hidden = !editing;
   const chips = attached.map((document, at) => {
     const gone = make("button", { type: "button", textContent: "✕", ariaLabel: `Remove ${document.name}` });
     gone.onclick = () => { attached.splice(at, 1); show(); };
@@ -276,8 +309,13 @@ async function answer() {
     max_tokens: Number(options.tokens), temperature: Number(options.temperature), citations: options.cites,
   };
   current.messages.push(message);
-  if (!conversations.includes(current)) conversations.unshift(current);
+  save(current);
   running = new AbortController();
+  // What was written so far is kept also if the page is closed or loaded again.
+  window.onpagehide = () => {
+    message.error = "The page was closed before the end.";
+    save(current);
+  };
   show();
   const times = [];
   const begun = performance.now();
@@ -306,7 +344,8 @@ async function answer() {
       $("messages").scrollTop = $("messages").scrollHeight;
     }
   } catch (error) {
-    message.error = error.name === "AbortError" ? "Stopped." : error.message;
+    // A page that is being closed has said so already.
+    message.error ??= error.name === "AbortError" ? "Stopped." : error instanceof TypeError ? "The connection to the server was lost." : error.message;
   }
   const gaps = times.slice(1).map((time, at) => time - times[at]);
   if (times.length) {
@@ -316,19 +355,29 @@ async function answer() {
   }
   if (cited) message.citations = quoted(cited, body.messages, message.text);
   running = null;
+  window.onpagehide = null;
   say("");
-  save();
+  save(current);
   show();
   about();
 }
 
+/** Puts a question into the form. Nothing goes until it is asked again. */
 function edit(at) {
   const { text, documents = [] } = current.messages[at];
-  current.messages.length = at;
+  editing = { draft: $("question").value, attached, ...editing, at };
   attached = [...documents];
   $("question").value = text;
   show();
   $("question").focus();
+}
+
+/** Ends an edit: the form has again what was in it before. */
+function endEdit() {
+  if (!editing) return;
+  $("question").value = editing.draft;
+  attached = editing.attached;
+  editing = null;
 }
 
 function again(at) {
@@ -337,12 +386,21 @@ function again(at) {
   answer();
 }
 
-function submit() {
+async function submit() {
   const text = $("question").value.trim();
   if (!text || running) return;
-  current.messages.push({ role: "user", text, documents: attached });
-  attached = [];
-  $("question").value = "";
+  const question = { role: "user", text, documents: attached };
+  if (editing) {
+    const later = current.messages.length - editing.at - 2;
+    const gone = later > 0 ? `Its answer and ${later} later ${later === 1 ? "message" : "messages"} go.` : "Its answer goes.";
+    if (!(await sure(`Ask this in place of the earlier question? ${gone}`, "Ask again"))) return;
+    current.messages.length = editing.at;
+    endEdit();
+  } else {
+    attached = [];
+    $("question").value = "";
+  }
+  current.messages.push(question);
   answer();
 }
 
@@ -401,7 +459,9 @@ $("cites").onchange = () => {
   localStorage.setItem(OPTIONS, JSON.stringify(options));
 };
 $("ask").onsubmit = (event) => { event.preventDefault(); submit(); };
+$("cancel").onclick = () => { endEdit(); show(); };
 $("question").onkeydown = (event) => {
+  if (event.key === "Escape" && editing) $("cancel").click();
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
 };
 $("stop").onclick = () => running?.abort();
@@ -415,5 +475,10 @@ $("open-settings").onclick = () => { $("settings").showModal(); about(); };
 $("options").onsubmit = (event) => { event.preventDefault(); $("settings").close(); };
 $("settings").onclose = about;
 $("start-pull").onclick = pull;
+window.onstorage = ({ key }) => {
+  if (key !== STORE) return;
+  conversations = all();
+  list();
+};
 begin();
 about();

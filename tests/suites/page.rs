@@ -108,10 +108,98 @@ async fn an_answer_is_written_timed_kept_and_written_again() {
     browser.click("#messages li:nth-child(4) .facts button").await;
     browser.until("#messages li:nth-child(4) .facts", |text| text.contains("Regenerate")).await;
     assert_eq!(browser.text("#messages li:nth-child(4) .text").await, last);
-    // A question that is edited takes what followed it along.
+    browser.close().await;
+}
+
+/// Returns how many questions and answers are shown.
+async fn shown(browser: &Browser) -> serde_json::Value {
+    browser.run("return document.querySelectorAll('#messages li').length").await
+}
+
+#[tokio::test]
+async fn nothing_goes_without_a_question() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let browser = world.page().await;
+    ask(&browser, "What is a river?").await;
+    ask(&browser, "And a lake?").await;
+    // An edit can be given up, and what was begun before it is there again.
+    browser.fill("#question", "A draft").await;
     browser.click("#messages li:nth-child(1) .facts button").await;
-    let left = browser.run("return document.querySelectorAll('#messages li').length").await;
-    assert_eq!(left, json!(0));
+    assert_eq!(shown(&browser).await, json!(4), "an edit takes nothing along yet");
+    let question = "return document.getElementById('question').value";
+    assert_eq!(browser.run(question).await, json!("What is a river?"));
+    browser.screen(375, 740, true).await;
+    browser.picture(&pictures(), "edit-phone-dark").await;
+    browser.click("#cancel").await;
+    assert_eq!(browser.run(question).await, json!("A draft"));
+    // Also when it is asked.
+    browser.click("#messages li:nth-child(1) .facts button").await;
+    browser.fill("#question", "What is a sea?").await;
+    browser.click("#send").await;
+    let asked = browser.until("#sure-question", |text| text.contains("2 later messages go")).await;
+    assert!(asked.contains("in place of the earlier question"), "{asked}");
+    browser.picture(&pictures(), "sure-phone-dark").await;
+    browser.click("#sure button[value=no]").await;
+    assert_eq!(shown(&browser).await, json!(4));
+    browser.click("#send").await;
+    browser.click("#sure-yes").await;
+    browser.until("#messages li:nth-child(2) .facts", |text| text.contains("in all")).await;
+    assert_eq!(shown(&browser).await, json!(2));
+    assert_eq!(browser.text("#messages li:nth-child(1) .text").await, "What is a sea?");
+    assert_eq!(browser.run(question).await, json!("A draft"), "what was begun before the edit");
+    // A conversation is deleted only if that is confirmed; Escape does not confirm.
+    browser.screen(1280, 900, false).await;
+    let gone = "#conversations button[title=Delete]";
+    browser.click(gone).await;
+    let asked = browser.until("#sure-question", |text| text.starts_with("Delete")).await;
+    assert!(asked.contains("“What is a sea?”") && asked.contains("cannot be brought back"), "{asked}");
+    browser.picture(&pictures(), "sure-light").await;
+    browser.keys("\u{e00c}").await;
+    browser.until("#conversations", |text| text.contains("What is a sea?")).await;
+    browser.click(gone).await;
+    browser.click("#sure-yes").await;
+    browser.until("#conversations", str::is_empty).await;
+    assert_eq!(browser.run("return localStorage.getItem('baton-conversations')").await, json!("[]"));
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_page_that_is_loaded_again_keeps_what_was_written() {
+    if !browser_here() {
+        return;
+    }
+    let world = World::start(&["--emulate-decode-ms", "150"]).await;
+    let browser = world.page().await;
+    browser
+        .run("document.getElementById('tokens').value = 2000; document.getElementById('tokens').onchange()")
+        .await;
+    browser.fill("#question", "Tell me everything.").await;
+    browser.click("#send").await;
+    let begun = browser.until("#messages li:nth-child(2) .text", |text| !text.is_empty()).await;
+    browser.client.refresh().await.expect("load it again");
+    browser.click("#conversations .title").await;
+    let kept = browser.text("#messages li:nth-child(2) .text").await;
+    assert!(kept.starts_with(begun.trim_end()), "{kept:?}");
+    let said = browser.text("#messages li:nth-child(2) .error").await;
+    assert_eq!(said, "The page was closed before the end.");
+    // Another window keeps its conversation beside this one.
+    browser
+        .run(
+            "const other = JSON.parse(localStorage.getItem('baton-conversations')); \
+             other.push({ id: 'other', at: 0, messages: [{ role: 'user', text: 'Of another window' }] }); \
+             localStorage.setItem('baton-conversations', JSON.stringify(other)); \
+             document.getElementById('tokens').value = 3; document.getElementById('tokens').onchange()",
+        )
+        .await;
+    browser.click("#new").await;
+    ask(&browser, "And now?").await;
+    let listed = browser.text("#conversations").await;
+    for title in ["And now?", "Tell me everything.", "Of another window"] {
+        assert!(listed.contains(title), "{listed}");
+    }
     browser.close().await;
 }
 
