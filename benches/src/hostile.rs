@@ -14,9 +14,11 @@
 //! - the delay by half-sent request heads, in both programs;
 //! - the memory that request bodies take;
 //! - concurrent requests against a daily quota;
-//! - what greedy tenants and invented devices cost others.
+//! - what greedy tenants and invented devices cost others;
+//! - documents that break the libraries of the agent that read them.
 
 mod abandoned;
+mod documents;
 mod heads;
 mod logins;
 mod probe;
@@ -95,6 +97,8 @@ enum Section {
     Logins,
     /// Greedy tenants, invented devices, and keys and values that nobody fetches
     Tenants,
+    /// Documents that break the libraries which read them, given to the agent (Linux only)
+    Documents,
 }
 
 /// Runs the subcommand.
@@ -125,6 +129,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Tenants) {
         runtime.block_on(tenants::run(&mut report))?;
+    }
+    if wanted(Section::Documents) && cfg!(target_os = "linux") {
+        runtime.block_on(documents::run(&mut report))?;
     }
     Ok(report)
 }

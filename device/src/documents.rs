@@ -1,28 +1,35 @@
 //! Texts of documents: plain text and Markdown as they are; HTML, PDF and DOCX by libraries.
 //!
-//! What a document is, its bytes say, and for texts also its name. Libraries that read formats from outside
-//! may fail in any way on a broken file. They run on a thread of their own, and a panic there is an error
-//! here. Always: line ends are `\n`, so that the same text gets the same answer on every system.
+//! What a document is, its first bytes say, and for texts also its name. Libraries that read formats from
+//! outside may fail in any way on a broken file. They run in a child process ([`process`]) that has nothing
+//! but its pipes, little memory and little time ([`confined`]). However it ends, that is an error here.
+//! Always: line ends are `\n`, so that the same text gets the same answer on every system.
 
+pub mod confined;
 mod docx;
+mod formats;
+mod html;
 mod lines;
+mod process;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::Builder;
+use std::io;
 
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+use self::formats::extract;
 pub use self::lines::{NotText, plain_text};
 
 /// Longest document file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Longest text of a document, in bytes.
 pub const TEXT_BYTES_MAX: usize = 4 << 20;
-/// Stack of the thread that reads: formats nest as deep as a broken file says.
-const STACK_BYTES: usize = 256 << 20;
-/// Columns of a text made from HTML: lines are not wrapped, because a wrapped sentence is two lines.
-const COLUMNS: usize = 100_000;
+/// Most bytes of a text file: each line end of Windows becomes one byte, and a byte order mark goes.
+const PLAIN_BYTES_MAX: usize = 2 * TEXT_BYTES_MAX + 3;
 /// What begins a PDF file, within so many bytes.
 const PDF: &[u8] = b"%PDF-";
-const PDF_WITHIN: usize = 1024;
+const HEAD_BYTES: usize = 1024;
+/// What begins a zip archive.
+const ZIP: &[u8] = b"PK\x03\x04";
 
 /// What a document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +40,7 @@ pub enum Kind {
     Html,
     /// Portable Document Format.
     Pdf,
-    /// A document of Word.
+    /// A document of Word, or another zip archive.
     Docx,
 }
 
@@ -44,6 +51,12 @@ pub enum Unreadable {
     /// It is no text, and of no format that is read.
     #[error(transparent)]
     NotText(#[from] NotText),
+    /// Its bytes do not come.
+    #[error("its bytes cannot be read")]
+    Input(#[source] io::Error),
+    /// The file is too long.
+    #[error("it has more than {FILE_BYTES_MAX} bytes")]
+    FileTooLong,
     /// The library that reads the format refuses it.
     #[error("the {kind} cannot be read: {reason}")]
     Format {
@@ -66,16 +79,65 @@ pub enum Unreadable {
         /// The most bytes.
         max: usize,
     },
+    /// It unpacks to more than the child's memory.
+    #[error(
+        "the {kind} needs more than {max_mib} MiB of memory to be read: it unpacks to too much; save its text, or less of it, as a file"
+    )]
+    TooLarge {
+        /// The format's name.
+        kind: &'static str,
+        /// The child's memory in MiB.
+        max_mib: u64,
+    },
+    /// It is not read in time.
+    #[error(
+        "the {kind} takes more than {max_s} s of computing to be read; save its text, or less of it, as a file"
+    )]
+    TooSlow {
+        /// The format's name.
+        kind: &'static str,
+        /// The time in seconds.
+        max_s: u64,
+    },
+    /// It nests deeper than the child's stack.
+    #[error(
+        "the {kind} cannot be read: it nests too deeply, or in itself; save its text as a file from a program that opens it"
+    )]
+    TooDeep {
+        /// The format's name.
+        kind: &'static str,
+    },
+    /// The child process ended in another way.
+    #[error(
+        "the {kind} cannot be read: the process that read it has failed ({status}); the file may be broken: save its text as a file from a program that opens it"
+    )]
+    Crashed {
+        /// The format's name.
+        kind: &'static str,
+        /// How it ended.
+        status: String,
+    },
+    /// There is no child process.
+    #[error("start the process that reads the {kind}")]
+    NoProcess {
+        /// The format's name.
+        kind: &'static str,
+        /// The system's error.
+        #[source]
+        err: io::Error,
+    },
 }
 
 impl Kind {
-    /// Returns what a document is: by its bytes, else by its name or its media type.
+    const ALL: [Self; 4] = [Self::Text, Self::Html, Self::Pdf, Self::Docx];
+
+    /// Returns what a document is: by its first bytes, else by its name or its media type.
     pub fn of(bytes: &[u8], name: &str, media_type: Option<&str>) -> Self {
-        let head = &bytes[..bytes.len().min(PDF_WITHIN)];
+        let head = &bytes[..bytes.len().min(HEAD_BYTES)];
         if head.windows(PDF.len()).any(|window| window == PDF) {
             return Self::Pdf;
         }
-        if docx::is_docx(bytes) {
+        if head.starts_with(ZIP) {
             return Self::Docx;
         }
         let head = String::from_utf8_lossy(head)
@@ -99,14 +161,23 @@ impl Kind {
     }
 }
 
-/// Returns the text of a document.
+/// Reads a document to its end; returns what it is, and its text. Its format is found by its first bytes, its
+/// name and its media type. If the result is dropped early, so is the process that reads it.
 ///
 /// # Errors
-/// [`Unreadable`] if it has none, or too much of it.
-pub fn text_of(kind: Kind, bytes: Vec<u8>) -> Result<String, Unreadable> {
+/// [`Unreadable`] if it has no text, or too much of it.
+pub async fn read(
+    mut document: impl AsyncRead + Unpin,
+    name: &str,
+    media_type: Option<&str>,
+) -> Result<(Kind, String), Unreadable> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    let begin = (&mut document).take(HEAD_BYTES as u64).read_to_end(&mut head).await;
+    begin.map_err(Unreadable::Input)?;
+    let kind = Kind::of(&head, name, media_type);
     let text = match kind {
-        Kind::Text => plain_text(bytes)?,
-        Kind::Html | Kind::Pdf | Kind::Docx => apart(kind, bytes)?,
+        Kind::Text => plain(head, document).await?,
+        Kind::Html | Kind::Pdf | Kind::Docx => process::text(kind, (&head[..]).chain(document)).await?,
     };
     if text.len() > TEXT_BYTES_MAX {
         return Err(Unreadable::TooLong { max: TEXT_BYTES_MAX });
@@ -118,39 +189,20 @@ pub fn text_of(kind: Kind, bytes: Vec<u8>) -> Result<String, Unreadable> {
         };
         return Err(Unreadable::NoText { kind: kind.name(), hint });
     }
-    Ok(text)
+    Ok((kind, text))
 }
 
-/// Reads a format on a thread of its own.
-fn apart(kind: Kind, bytes: Vec<u8>) -> Result<String, Unreadable> {
-    let refused = |reason: String| Unreadable::Format { kind: kind.name(), reason };
-    let read = move || match kind {
-        Kind::Html => html(&bytes),
-        Kind::Docx => docx::text(&bytes),
-        Kind::Pdf => pdf(&bytes),
-        Kind::Text => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-    };
-    // What it leaves behind is dropped with the thread.
-    let read = move || catch_unwind(AssertUnwindSafe(read));
-    let thread = Builder::new().name("documents".into()).stack_size(STACK_BYTES).spawn(read);
-    let thread = thread.map_err(|err| refused(format!("no thread for it: {err}")))?;
-    match thread.join() {
-        Ok(Ok(text)) => text.map_err(refused),
-        Ok(Err(_)) | Err(_) => {
-            Err(refused("the library that reads it has failed; the file may be broken".to_owned()))
+async fn plain(mut bytes: Vec<u8>, document: impl AsyncRead + Unpin) -> Result<String, Unreadable> {
+    let rest = document.take((PLAIN_BYTES_MAX + 1 - bytes.len()) as u64).read_to_end(&mut bytes).await;
+    rest.map_err(Unreadable::Input)?;
+    let is_cut = bytes.len() > PLAIN_BYTES_MAX;
+    match plain_text(bytes) {
+        // The last letter may be cut.
+        Ok(_) | Err(NotText::NotUtf8 { at: TEXT_BYTES_MAX.. }) if is_cut => {
+            Err(Unreadable::TooLong { max: TEXT_BYTES_MAX })
         }
+        text => Ok(text?),
     }
-}
-
-fn html(bytes: &[u8]) -> Result<String, String> {
-    let config = html2text::config::plain_no_decorate().no_table_borders().allow_width_overflow();
-    let text = config.string_from_read(bytes, COLUMNS).map_err(|err| err.to_string())?;
-    Ok(lines::tidied(&text))
-}
-
-fn pdf(bytes: &[u8]) -> Result<String, String> {
-    let text = pdf_extract::extract_text_from_mem(bytes).map_err(|err| err.to_string())?;
-    Ok(lines::unwrapped(&lines::tidied(&text)))
 }
 
 #[cfg(test)]

@@ -1,12 +1,16 @@
 //! The `baton` program: parses the command line, sets up logging, runs the command.
 
 use baton_device::cli::{Cli, Stopped};
+use baton_device::documents::confined;
 use baton_terminal::{CLOSED_STATUS, chain, errln, is_closed};
 use std::io::Write as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    if let Some(status) = confined::run_if_asked(std::env::args_os()) {
+        return status;
+    }
     baton_terminal::filter_panics();
     let cli = match Cli::read() {
         Ok(cli) => cli,

@@ -5,8 +5,10 @@
 //! that took.
 
 pub mod bodies;
+pub mod documents;
 pub mod logins;
 pub mod quota;
+pub mod readers;
 pub mod streams;
 pub mod tenants;
 

@@ -152,6 +152,14 @@ impl AgentProcess {
         &self.url
     }
 
+    /// Returns the process id.
+    ///
+    /// # Errors
+    /// Fails if it has ended.
+    pub fn pid(&self) -> anyhow::Result<u32> {
+        self.child.id().context("baton serve has ended")
+    }
+
     /// Returns its exit status, if it has ended.
     ///
     /// # Errors

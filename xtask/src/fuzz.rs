@@ -1,4 +1,4 @@
-//! The fuzz target of the ring's frames: a fixed number of inputs from a fixed seed.
+//! The fuzz targets: each gets a fixed number of inputs from a fixed seed.
 
 use std::{fs, io, path::Path, time::Instant};
 
@@ -12,6 +12,12 @@ use crate::{
 
 const MANIFEST: &str = "device/fuzz/Cargo.toml";
 
+/// The targets, each with its options for libFuzzer: frames of the ring, and documents of the device.
+const TARGETS: [(&str, [&str; 3]); 2] = [
+    ("frames", ["-runs=2000000", "-max_len=4096", "-rss_limit_mb=256"]),
+    ("documents", ["-runs=100000", "-max_len=2048", "-rss_limit_mb=512"]),
+];
+
 /// The coverage instrumentation that any compiler has.
 const INSTRUMENTATION: [&str; 5] = [
     "-Cpasses=sancov-module",
@@ -24,21 +30,25 @@ const INSTRUMENTATION: [&str; 5] = [
 /// What libFuzzer prints if the target is instrumented. Without the counters its work is no search.
 const INSTRUMENTED: &str = "inline 8-bit counters";
 
-/// Builds and runs the target, and counts it as one test.
+/// Builds and runs the targets, and counts each as one test.
 ///
 /// # Errors
-/// There is no place for its inputs, or it cannot be started.
+/// There is no place for the inputs, or a target cannot be started.
 pub(crate) fn fuzz(run: &mut Run) -> Outcome {
-    let begun = Instant::now();
     if let Some(lack) = lack() {
         run.skip("fuzz", lack);
         return Ok(());
     }
-    let folder = cargo::target_folder().join("fuzz");
     if !is_fetched(run)? {
         return Ok(());
     }
-    if !is_built(&folder)? {
+    TARGETS.iter().try_for_each(|(name, options)| target(run, name, options))
+}
+
+fn target(run: &mut Run, name: &str, options: &[&str]) -> Outcome {
+    let begun = Instant::now();
+    let folder = cargo::target_folder().join("fuzz");
+    if !is_built(&folder, name)? {
         run.fail();
         return Ok(());
     }
@@ -46,20 +56,19 @@ pub(crate) fn fuzz(run: &mut Run) -> Outcome {
     let failed = |err: io::Error| Stop::failed(format!("inputs in {}: {err}", inputs.display()));
     remove(&inputs).map_err(failed)?;
     fs::create_dir_all(&inputs).map_err(failed)?;
-    let mut target = command(folder.join("release/frames"));
-    target.args(["-seed=1", "-runs=2000000", "-max_len=4096", "-rss_limit_mb=256"]);
-    target.arg(format!("-artifact_prefix={}/", folder.display())).arg(&inputs);
+    let mut target = command(folder.join("release").join(name));
+    target.arg("-seed=1").args(options).arg(format!("-artifact_prefix={}/", folder.display())).arg(&inputs);
     let (status, log) = logged(&mut target)?;
     let is_well = status.success() && log.contains(INSTRUMENTED);
     if !is_well {
         out(log.trim_end());
     }
     let told = Told { passed: usize::from(is_well), failed: usize::from(!is_well), skipped: 0 };
-    run.count("fuzz", told, begun);
+    run.count(&format!("fuzz {name}"), told, begun);
     remove(&inputs).map_err(failed)
 }
 
-/// What keeps the target from being built here.
+/// What keeps the targets from being built here.
 fn lack() -> Option<&'static str> {
     if !cfg!(target_os = "linux") {
         return Some("run on Linux only");
@@ -70,7 +79,7 @@ fn lack() -> Option<&'static str> {
     None
 }
 
-/// Fetches the crates of the target. If the registry is away, that is said. A lock file that is out of date
+/// Fetches the crates of the targets. If the registry is away, that is said. A lock file that is out of date
 /// is a failure.
 fn is_fetched(run: &mut Run) -> Outcome<bool> {
     let mut fetch = command("cargo");
@@ -90,8 +99,8 @@ fn is_fetched(run: &mut Run) -> Outcome<bool> {
     Ok(false)
 }
 
-fn is_built(folder: &Path) -> Outcome<bool> {
+fn is_built(folder: &Path, name: &str) -> Outcome<bool> {
     let mut rustc = cargo::cargo("rustc");
-    rustc.args(["--manifest-path", MANIFEST, "--bin", "frames", "--"]).args(INSTRUMENTATION);
+    rustc.args(["--manifest-path", MANIFEST, "--bin", name, "--"]).args(INSTRUMENTATION);
     Ok(process::run(rustc.env("CARGO_TARGET_DIR", folder), Place::Terminal)?.success())
 }

@@ -11,7 +11,7 @@ Baton: ask about a long document; the cloud writes the first tokens, the device 
   ./x test slow              what ./x test leaves out: fuzz, arm64, targets, dist, real
   ./x test NAME [FILTER...]  the suite NAME, or of it the tests whose names contain FILTER (./x test --list)
   ./x test loaded [N]        every suite N times (default 10), with busy loops and 4 GiB of memory left; Linux
-  ./x test fuzz              the fuzz target of the ring's frames: a fixed number of inputs from a fixed seed
+  ./x test fuzz              fuzz targets, the ring's frames and documents: fixed numbers of inputs from a fixed seed
   ./x test arm64             kernels and engine on emulated ARM CPUs
   ./x test targets [run]     type-checks the programs for macOS, Windows, Android and static Linux
   ./x k8s                    renders every Kubernetes overlay and checks it, offline
@@ -61,7 +61,7 @@ const TEST: &str = "\
 
   ./x test                         lint and every suite
   ./x test slow                    what ./x test leaves out because it takes long: fuzz, arm64, targets, dist,
-                                   real, and all of clients, gpu, ring and upstream
+                                   real, and all of clients, documents, gpu, ring and upstream
   ./x test --list                  the names of all suites; builds nothing
   ./x test tidy                    one suite; only what it needs is built
   ./x test kernels                 every suite of the packages in the folder kernels/
@@ -73,7 +73,8 @@ const TEST: &str = "\
   ./x test ring --exact TEST       words after the suite's name go to its test program
   ./x test loaded 3                every suite 3 times, beside a busy loop for each core and with all memory
                                    but 4 GiB held (Linux)
-  ./x test fuzz                    2,000,000 inputs for the ring's frames, always from the same seed (Linux)
+  ./x test fuzz                    2,000,000 inputs for the ring's frames and 100,000 for the readers of
+                                   documents, always from the same seeds (Linux)
   ./x test arm64                   every test of the kernels and the engine on emulated ARM CPUs (Linux)
   ./x test targets                 the programs for macOS, Windows, Android and static Linux: type-checked,
                                    without C code and HiGHS

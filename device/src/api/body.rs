@@ -35,13 +35,18 @@ impl Default for Bodies {
 #[derive(Debug)]
 pub(super) struct Held {
     bytes: Vec<u8>,
-    _share: Option<OwnedSemaphorePermit>,
+    share: Option<OwnedSemaphorePermit>,
 }
 
 impl Held {
     /// Returns the whole body.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Drops the body, and returns its share of the memory for what was made of it.
+    pub(super) fn into_share(self) -> Option<OwnedSemaphorePermit> {
+        self.share
     }
 }
 
@@ -71,7 +76,7 @@ impl Bodies {
             self.hold(&mut held, chunk.len())?;
             bytes.extend_from_slice(&chunk);
         }
-        Ok(Held { bytes, _share: held })
+        Ok(Held { bytes, share: held })
     }
 
     fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> Result<(), ApiError> {

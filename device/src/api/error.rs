@@ -1,6 +1,7 @@
 //! Errors as HTTP replies: in OpenAI's shape, or in that of the dialect whose path was asked.
 
 use crate::agent::AgentError;
+use crate::documents::Unreadable;
 use crate::models::PullError;
 use crate::relay::TOO_LONG;
 use axum::Json;
@@ -44,6 +45,8 @@ pub(super) enum ApiError {
     NotJson,
     #[error("requests from {0} are not served")]
     Forbidden(String),
+    #[error("field `data`: read `{name}`: {}", baton_terminal::chain(.err))]
+    Document { name: String, err: Unreadable },
     #[error("missing or wrong key")]
     Unauthorized,
     #[error("{waiting} answers are running or waiting, at most {max} are allowed")]
@@ -78,6 +81,8 @@ impl ApiError {
                 | AgentError::NoDeviceForText
                 | AgentError::NoDeviceForTools,
             ) => ErrorCode::InvalidRequest,
+            Self::Document { err: Unreadable::NoProcess { .. }, .. } => ErrorCode::Internal,
+            Self::Document { .. } => ErrorCode::InvalidRequest,
             Self::Pull(err) => pull_code(err),
             Self::NoSuchModel { .. } => ErrorCode::UnknownModel,
             Self::SlowBody { .. } => ErrorCode::Timeout,
@@ -109,6 +114,7 @@ impl ApiError {
             Self::BadRequest(err) => body.error.param = err.param().map(str::to_owned),
             Self::Agent(AgentError::Form(err)) => body.error.param = Some(err.field.clone()),
             Self::NoSuchModel { .. } => body.error.param = Some("model".to_owned()),
+            Self::Document { .. } => body.error.param = Some("data".to_owned()),
             Self::Busy { .. } | Self::Bodies | Self::Stopping | Self::Pulling => {
                 body.error.retry_after_ms = Some(RETRY_AFTER_MS);
             }

@@ -4,6 +4,7 @@
 //! The files hold nothing private, so they need no key; whatever the page asks for does. A policy lets it
 //! load nothing from elsewhere and run no other script.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Json;
@@ -24,7 +25,7 @@ use super::ApiState;
 use super::error::ApiError;
 use crate::agent::AgentError;
 use crate::conversations::ConversationError;
-use crate::documents::{Kind, text_of};
+use crate::documents;
 use baton_terminal::chain;
 
 /// What the page may load and run.
@@ -84,28 +85,32 @@ pub(super) async fn receipt(
 
 /// A document that a person attached.
 #[derive(Debug, Deserialize)]
-struct Attached {
+struct Attached<'a> {
     name: String,
     #[serde(default)]
     media_type: String,
-    /// Its bytes in base64.
-    data: String,
+    /// Its bytes in base64. Not copied, because they are many.
+    #[serde(borrow)]
+    data: Cow<'a, str>,
 }
 
-/// Returns the text of a document.
+/// Returns the text of a document. It is given up if the client leaves.
 pub(super) async fn document(
     State(state): State<Arc<ApiState>>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let body = state.bodies.read(body).await?;
-    let read = move || {
-        let attached: Attached = serde_json::from_slice(body.bytes())
+    let decode = move || {
+        let Attached { name, media_type, data } = serde_json::from_slice(body.bytes())
             .map_err(|err| FieldError::whole(format!("is not a document: {err}")))?;
-        drop(body);
-        let bytes = STANDARD.decode(&attached.data).map_err(|_| FieldError::new("data", "is not base64"))?;
-        let kind = Kind::of(&bytes, &attached.name, Some(&attached.media_type));
-        let text = text_of(kind, bytes).map_err(|err| FieldError::new("data", chain(&err)))?;
-        Ok::<_, ApiError>(Json(json!({ "name": attached.name, "kind": kind.name(), "text": text })))
+        let bytes = STANDARD.decode(data.as_bytes()).map_err(|_| FieldError::new("data", "is not base64"))?;
+        drop(data);
+        Ok::<_, ApiError>((name, media_type, bytes, body.into_share()))
     };
-    tokio::task::spawn_blocking(read).await.map_err(AgentError::Prepare)?
+    let decoded = tokio::task::spawn_blocking(decode).await.map_err(AgentError::Prepare)?;
+    let (name, media_type, bytes, _share) = decoded?;
+    match documents::read(&bytes[..], &name, Some(&media_type)).await {
+        Ok((kind, text)) => Ok(Json(json!({ "name": name, "kind": kind.name(), "text": text }))),
+        Err(err) => Err(ApiError::Document { name, err }),
+    }
 }

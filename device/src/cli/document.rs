@@ -1,16 +1,18 @@
 //! Reads the document of a question: a file, a folder, a web page or standard input.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_terminal::errln;
 use reqwest::header::CONTENT_TYPE;
-use reqwest::{StatusCode, Url};
-use walkdir::WalkDir;
+use reqwest::{Response, StatusCode, Url};
+use tokio::fs::File;
+use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+use walkdir::{DirEntry, WalkDir};
 
-use crate::documents::{FILE_BYTES_MAX, Kind, NotText, TEXT_BYTES_MAX, Unreadable, plain_text, text_of};
+use crate::documents::{self, NotText, TEXT_BYTES_MAX, Unreadable, plain_text};
 use crate::models::http_client;
 
 /// Longest time to fetch a web page.
@@ -18,6 +20,8 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most files of a folder, and deepest folders in it.
 const FILES_MAX: usize = 10_000;
 const DEPTH_MAX: usize = 32;
+/// Bytes of a web page that wait to be read.
+const WAITING_BYTES: usize = 64 << 10;
 
 /// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +50,6 @@ pub(super) enum DocumentError {
     Refused { url: Url, status: StatusCode },
     #[error("no file in the folder `{}` has a text that can be read", path.display())]
     NoFile { path: PathBuf },
-    #[error("read `{}`: the thread that reads was stopped", path.display())]
-    Stopped { path: PathBuf },
 }
 
 /// The name of a source in messages.
@@ -69,10 +71,7 @@ pub(super) async fn read(path: &Path) -> Result<String, DocumentError> {
     if let Some(url) = address(path) {
         return fetch(url).await;
     }
-    let path = path.to_owned();
-    let stopped = DocumentError::Stopped { path: path.clone() };
-    let read = move || if path.is_dir() { read_folder(&path) } else { read_file(&path) };
-    tokio::task::spawn_blocking(read).await.unwrap_or(Err(stopped))
+    if path.is_dir() { read_folder(path).await } else { read_file(path).await }
 }
 
 /// Whether a document is the address of a web page.
@@ -87,50 +86,54 @@ fn address(path: &Path) -> Option<Url> {
 }
 
 async fn fetch(url: Url) -> Result<String, DocumentError> {
-    let path = PathBuf::from(url.as_str());
     let failed = |err: reqwest::Error| DocumentError::Fetch { url: url.clone(), err: err.without_url() };
     let client = http_client(url.scheme() == "https").map_err(failed)?;
     let mut response = client.get(url.clone()).timeout(FETCH_TIMEOUT).send().await.map_err(failed)?;
     if !response.status().is_success() {
         return Err(DocumentError::Refused { url: url.clone(), status: response.status() });
     }
-    let media_type =
-        response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
-    let mut bytes = Vec::new();
-    while let Some(more) = response.chunk().await.map_err(failed)? {
-        bytes.extend_from_slice(&more);
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(DocumentError::TooLarge { path, max: FILE_BYTES_MAX });
-        }
-    }
-    let stopped = DocumentError::Stopped { path: path.clone() };
-    let kind = Kind::of(&bytes, url.path(), media_type.as_deref());
-    let read = move || text_of(kind, bytes).map_err(|err| DocumentError::Unreadable { path, err });
-    tokio::task::spawn_blocking(read).await.unwrap_or(Err(stopped))
+    let media_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let media_type = media_type.map(str::to_owned);
+    let (page, pipe) = duplex(WAITING_BYTES);
+    let receive = async { receive(&mut response, pipe).await.map_err(failed) };
+    let read = async {
+        let read = documents::read(page, url.path(), media_type.as_deref()).await;
+        read.map_err(|err| DocumentError::Unreadable { path: PathBuf::from(url.as_str()), err })
+    };
+    let ((), (_, text)) = tokio::try_join!(receive, read)?;
+    Ok(text)
 }
 
-fn read_file(path: &Path) -> Result<String, DocumentError> {
-    let fail = |err| DocumentError::Read { path: path.to_owned(), err };
-    let mut bytes = Vec::new();
-    let source: Box<dyn Read> = if path == Path::new("-") {
-        Box::new(io::stdin())
-    } else {
-        Box::new(std::fs::File::open(path).map_err(fail)?)
-    };
-    source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(DocumentError::TooLarge { path: path.to_owned(), max: FILE_BYTES_MAX });
+/// Writes a response's body into the pipe, until its reader has enough.
+async fn receive(response: &mut Response, mut pipe: DuplexStream) -> Result<(), reqwest::Error> {
+    while let Some(more) = response.chunk().await? {
+        if pipe.write_all(&more).await.is_err() {
+            break;
+        }
     }
-    let kind = Kind::of(&bytes, &path.to_string_lossy(), None);
-    text_of(kind, bytes).map_err(|err| DocumentError::Unreadable { path: path.to_owned(), err })
+    Ok(())
+}
+
+async fn read_file(path: &Path) -> Result<String, DocumentError> {
+    let fail = |err| DocumentError::Read { path: path.to_owned(), err };
+    let name = path.to_string_lossy();
+    let read = if path == Path::new("-") {
+        documents::read(tokio::io::stdin(), &name, None).await
+    } else {
+        documents::read(File::open(path).await.map_err(fail)?, &name, None).await
+    };
+    match read {
+        Ok((_, text)) => Ok(text),
+        Err(Unreadable::Input(err)) => Err(fail(err)),
+        Err(err) => Err(DocumentError::Unreadable { path: path.to_owned(), err }),
+    }
 }
 
 /// Reads the files of a folder and of those in it, in the order of their names, each behind a line with its
 /// name. Hidden files and links are left out; what cannot be read is left out with a note.
-fn read_folder(path: &Path) -> Result<String, DocumentError> {
-    let is_shown = |entry: &walkdir::DirEntry| {
-        entry.depth() == 0 || !entry.file_name().to_string_lossy().starts_with('.')
-    };
+async fn read_folder(path: &Path) -> Result<String, DocumentError> {
+    let is_shown =
+        |entry: &DirEntry| entry.depth() == 0 || !entry.file_name().to_string_lossy().starts_with('.');
     let walk = WalkDir::new(path).max_depth(DEPTH_MAX).sort_by_file_name().into_iter().filter_entry(is_shown);
     let mut text = String::new();
     for entry in walk.take(FILES_MAX) {
@@ -138,7 +141,7 @@ fn read_folder(path: &Path) -> Result<String, DocumentError> {
         if !entry.file_type().is_file() {
             continue;
         }
-        match read_file(entry.path()) {
+        match read_file(entry.path()).await {
             Ok(own) => {
                 let name = entry.path().strip_prefix(path).unwrap_or(entry.path());
                 text += &format!("# {}\n\n{}\n\n", name.display(), own.trim_end());
@@ -181,9 +184,8 @@ mod tests {
             let said = refused(&path).await;
             assert!(said.contains(want) && said.contains(path.to_str().unwrap()), "{said}");
         }
-        let file = fs::File::create(&path).unwrap();
-        file.set_len(FILE_BYTES_MAX + 1).unwrap();
-        assert!(refused(&path).await.contains("more than"));
+        write(&vec![b'a'; 3 * TEXT_BYTES_MAX]);
+        assert!(refused(&path).await.contains("its text has more than"));
         assert!(refused(Path::new("/nonexistent/x")).await.starts_with("read `/nonexistent/x`"));
     }
 
@@ -197,10 +199,10 @@ mod tests {
         };
         assert!(refused(folder.path()).await.contains("no file in the folder"));
         write("b.md", b"second\n\n");
-        write("a/z.html", b"<p>first</p>");
+        write("a/z.txt", b"first");
         write(".git/config", b"hidden");
         write("c.bin", b"\0\0");
-        assert_eq!(read(folder.path()).await.unwrap(), "# a/z.html\n\nfirst\n\n# b.md\n\nsecond\n\n");
+        assert_eq!(read(folder.path()).await.unwrap(), "# a/z.txt\n\nfirst\n\n# b.md\n\nsecond\n\n");
         write("d.txt", &vec![b'a'; TEXT_BYTES_MAX]);
         assert!(refused(folder.path()).await.contains("more than"));
     }
@@ -208,14 +210,13 @@ mod tests {
     #[tokio::test]
     async fn a_page_is_fetched() {
         use axum::routing::get;
-        let page = get(async || ([("content-type", "text/html")], "<h1>Rivers</h1><p>are wet.</p>"));
+        let page = get(async || ([("content-type", "text/plain")], "Rivers are wet."));
         let app = axum::Router::new().route("/page", page);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, app).await });
         let url = |path: &str| PathBuf::from(format!("http://{address}{path}"));
-        let text = read(&url("/page")).await.unwrap();
-        assert!(text.contains("Rivers") && text.contains("are wet."), "{text}");
+        assert_eq!(read(&url("/page")).await.unwrap(), "Rivers are wet.");
         assert!(refused(&url("/none")).await.contains("404"));
         assert!(refused(Path::new("http://127.0.0.1:9/x")).await.starts_with("fetch `http://127.0.0.1:9/x`"));
         assert_eq!(super::address(Path::new("notes.txt")), None);

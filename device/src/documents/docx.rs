@@ -2,43 +2,46 @@
 //!
 //! Source: ECMA-376, part 1, section 17 (WordprocessingML). Text of headers, footers and notes is left out.
 
-use std::io::{Cursor, Read as _};
+use std::io::{BufRead, BufReader, Cursor, Read as _};
 
 use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
 use zip::ZipArchive;
 
+use super::TEXT_BYTES_MAX;
+
 /// The part with the text.
 const PART: &str = "word/document.xml";
-/// What begins a zip archive.
-const ZIP: &[u8] = b"PK\x03\x04";
 /// Most bytes of the part: an archive may say that it holds more than a disk.
 const PART_BYTES_MAX: u64 = 256 << 20;
-
-/// Whether it is an archive with that part.
-pub(super) fn is_docx(bytes: &[u8]) -> bool {
-    bytes.starts_with(ZIP)
-        && ZipArchive::new(Cursor::new(bytes)).is_ok_and(|archive| archive.index_for_name(PART).is_some())
-}
+/// Most bytes of the text before empty lines and blanks are taken out.
+const UNTIDY_BYTES_MAX: usize = 4 * TEXT_BYTES_MAX;
 
 /// Returns the text: a line for each paragraph, tabs between the cells of a table.
 pub(super) fn text(bytes: &[u8]) -> Result<String, String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|err| err.to_string())?;
-    let part = archive.by_name(PART).map_err(|err| err.to_string())?;
-    let mut xml = Vec::new();
-    part.take(PART_BYTES_MAX + 1).read_to_end(&mut xml).map_err(|err| err.to_string())?;
-    if xml.len() as u64 > PART_BYTES_MAX {
-        return Err(format!("its text part has more than {PART_BYTES_MAX} bytes"));
+    if archive.index_for_name(PART).is_none() {
+        return Err(format!("the archive is no document of Word: it has no `{PART}`"));
     }
-    paragraphs(&xml)
+    let part = archive.by_name(PART).map_err(|err| err.to_string())?;
+    // Parsed while it is unpacked, so that the part is never in memory as a whole.
+    let mut part = BufReader::new(part.take(PART_BYTES_MAX));
+    let text = paragraphs(&mut part)?;
+    match part.into_inner().limit() {
+        0 => Err(format!("its text part has {PART_BYTES_MAX} bytes or more")),
+        _ => Ok(text),
+    }
 }
 
-fn paragraphs(xml: &[u8]) -> Result<String, String> {
+/// Returns the text of the part with the text.
+pub(super) fn paragraphs(xml: impl BufRead) -> Result<String, String> {
     let mut reader = Reader::from_reader(xml);
+    let mut event = Vec::new();
     let (mut out, mut in_text, mut cell) = (String::new(), false, 0_usize);
-    loop {
-        match reader.read_event().map_err(|err| err.to_string())? {
+    while out.len() <= UNTIDY_BYTES_MAX {
+        event.clear();
+        match reader.read_event_into(&mut event).map_err(|err| err.to_string())? {
             Event::Start(tag) => match tag.local_name().as_ref() {
                 "t" => in_text = true,
                 "tc" => cell += 1,
@@ -74,4 +77,6 @@ fn paragraphs(xml: &[u8]) -> Result<String, String> {
             _ => {}
         }
     }
+    // Too long for a document, also once it is tidied.
+    Ok(out)
 }
