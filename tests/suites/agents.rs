@@ -1,8 +1,10 @@
-//! Coding agents against `baton serve`: they greet, call a tool, read its result and end, without one refusal.
+//! Coding agents against `baton serve`: they greet, call a tool, read its result and end, without one
+//! refusal.
 //!
 //! What they sent is replayed in every run. If the suite is called by its name, the agents themselves run, at
-//! locked versions, installed under the target folder; if Node, Python or their registries are missing, the
-//! suite says so and skips them. The model plays scripts; the program is the shipped one. No test checks a time.
+//! locked versions, installed under the target folder. If Node, Python or their registries are missing, the
+//! suite says so and skips them. The model plays scripts; the program is the shipped one. No test checks a
+//! time.
 
 #[path = "agents/forms.rs"]
 mod forms;

@@ -381,8 +381,8 @@ pub(crate) fn opened_thought(served: &Served, answer_tokens: usize) -> Option<us
     begins_in_thinking(served.model.template()).then(|| thought_tokens(answer_tokens))
 }
 
-/// Compiles the form that the answer must have, in the way that the model writes calls. `thought_tokens` is the
-/// most tokens of the thinking that the prompt has opened.
+/// Compiles the form that the answer must have, in the way that the model writes calls. `thought_tokens` is
+/// the most tokens of the thinking that the prompt has opened.
 pub(crate) fn constraint(
     served: &Served,
     tools: Option<&ToolUse>,

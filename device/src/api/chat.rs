@@ -167,8 +167,8 @@ pub(super) fn steadied(state: &ApiState, request: &mut ChatRequest) -> usize {
     }
 }
 
-/// Returns whether there is room for fewer tokens than the client wants. A prompt that does not fit is refused
-/// or shortened anyway.
+/// Returns whether there is room for fewer tokens than the client wants. A prompt that does not fit is
+/// refused or shortened anyway.
 fn has_less_room(state: &ApiState, context_min: Option<u64>) -> bool {
     let room = state.agent.context_tokens();
     context_min.zip(room).is_some_and(|(wanted, room)| wanted > room as u64)

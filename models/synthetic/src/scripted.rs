@@ -1,8 +1,8 @@
-//! A model that plays scripts: its template writes a cue as the last token of the prompt, and the model answers
-//! with the pieces that belong to the cue.
+//! A model that plays scripts: its template writes a cue as the last token of the prompt, and the model
+//! answers with the pieces that belong to the cue.
 //!
-//! For tests of what stands around a model: the shipped programs run it like any other. Every weight but those
-//! that lead from one piece to the next is zero, so the answer depends on the last token alone.
+//! For tests of what stands around a model: the shipped programs run it like any other. Every weight but
+//! those that lead from one piece to the next is zero, so the answer depends on the last token alone.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -43,8 +43,8 @@ impl Script {
     }
 }
 
-/// Returns a model of these scripts as the bytes of a GGUF file. `template` writes the cues; its control tokens
-/// are those of [`SyntheticModel`] and the cues.
+/// Returns a model of these scripts as the bytes of a GGUF file. `template` writes the cues; its control
+/// tokens are those of [`SyntheticModel`] and the cues.
 ///
 /// # Errors
 /// As [`SyntheticModel::to_gguf`].

@@ -21,8 +21,8 @@ pub struct FormError {
 }
 
 /// Compiles the form that the answer must have; returns `None` if it may be any text. `markup` is how the
-/// model writes calls. `thought_tokens` is the most tokens of the thinking that the prompt has opened; the form
-/// begins behind it. `grammars` is called only if there is something to compile.
+/// model writes calls. `thought_tokens` is the most tokens of the thinking that the prompt has opened; the
+/// form begins behind it. `grammars` is called only if there is something to compile.
 ///
 /// # Errors
 /// [`FormError`] with the field whose form cannot be followed.

@@ -1,5 +1,5 @@
-//! The thinking before the form of an answer, if the prompt has opened it: free text up to its closing tag, and
-//! then the form.
+//! The thinking before the form of an answer, if the prompt has opened it: free text up to its closing tag,
+//! and then the form.
 //!
 //! Always: a thought that is as long as it may be is closed, so that the form fits into the answer.
 

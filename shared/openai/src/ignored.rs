@@ -1,7 +1,7 @@
 //! Fields of a request that are taken and have no effect.
 //!
-//! A field that cannot make the answer wrong is taken, also one that nobody here knows; what has no effect is
-//! named to the client, in the header [`HEADER`] and as `ignored` in the field `baton`. Never: holds a value
+//! A field that cannot make the answer wrong is taken, also one that nobody here knows. What has no effect is
+//! named to the client: in the header [`HEADER`], and as `ignored` in the field `baton`. Never: holds a value
 //! of a field, or more than [`NAMES_MAX`] names.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,8 @@
 //!
 //! Always: a field whose silent loss would give a wrong answer is refused by name; any other field is taken,
 //! and named if it has no effect ([`crate::ignored`]). A value that asks for nothing (null, an empty list, a
-//! penalty of 0) is accepted. Ranges and defaults are OpenAI's: the temperature is 1, and each answer is different unless a seed is set.
+//! penalty of 0) is accepted. Ranges and defaults are OpenAI's: the temperature is 1, and each answer is
+//! different unless a seed is set.
 
 mod messages;
 mod parts;

@@ -131,7 +131,8 @@ pub(crate) enum Content {
 /// A part of a message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Part {
-    /// `text`. A part of another type is refused in the last message; in earlier ones a short text stands for it.
+    /// `text`. A part of another type is refused in the last message; in earlier ones a short text stands for
+    /// it.
     #[serde(rename = "type")]
     pub(crate) kind: String,
     /// The text.

@@ -1,4 +1,5 @@
-//! A proxy between an agent and the program that records what was asked and with which status it was answered.
+//! A proxy between an agent and the program that records what was asked and with which status it was
+//! answered.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -82,8 +82,8 @@ impl Reply {
         }
     }
 
-    /// Returns how the answer ended, with this content of the field `baton`, or with its citations, and with the
-    /// names of fields without effect.
+    /// Returns how the answer ended, with this content of the field `baton`, or with its citations, and with
+    /// the names of fields without effect.
     pub(super) fn ending(&self, end: &EndEvent, baton: Option<Value>) -> Ending {
         let cited = || Some(json!({ "citations": self.citations.as_ref()?.json() }));
         let mut baton = baton.or_else(cited);

@@ -73,8 +73,8 @@ pub fn grammar(
     Ok(Some(Grammar::Lark(text)))
 }
 
-/// Returns the schema of one bare call, or of an answer. Both are objects, so one schema must tell them apart. A
-/// call's parameters are any object: their schema's references would lead elsewhere.
+/// Returns the schema of one bare call, or of an answer. Both are objects, so one schema must tell them
+/// apart. A call's parameters are any object: their schema's references would lead elsewhere.
 fn call_or_answer(callable: &[&Tool], answer: &Value) -> Value {
     let call = |tool: &&Tool| {
         json!({

@@ -1,5 +1,5 @@
-//! The field `options`: how an answer is sampled. Other options, and those that say how a model is loaded, have
-//! no effect.
+//! The field `options`: how an answer is sampled. Other options, and those that say how a model is loaded,
+//! have no effect.
 
 use serde::Deserialize;
 

@@ -1,7 +1,7 @@
 //! The messages of a request.
 //!
-//! Always: a message of role `tool` answers a call of an earlier message. A result of no known call is laid out
-//! as text of the user.
+//! Always: a message of role `tool` answers a call of an earlier message. A result of no known call is laid
+//! out as text of the user.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,4 +1,5 @@
-//! Parts of messages that a model of texts cannot read: images, sound, files, and types that nobody here knows.
+//! Parts of messages that a model of texts cannot read: images, sound, files, and types that nobody here
+//! knows.
 //!
 //! Always: in the last turn of the user they are refused, because an answer without them would be wrong. In
 //! earlier turns and in results of tools a short text stands for them, and the field is named.

@@ -1,5 +1,5 @@
-//! Fields that are not supported: those whose loss would give a wrong answer are refused, others are taken and
-//! named.
+//! Fields that are not supported: those whose loss would give a wrong answer are refused, others are taken
+//! and named.
 //!
 //! Always: a value that asks for nothing is accepted.
 

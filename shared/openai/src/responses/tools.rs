@@ -50,7 +50,8 @@ pub(super) fn input_of(arguments: &str) -> String {
     parsed.as_ref().and_then(|parsed| parsed[INPUT].as_str()).unwrap_or(arguments).to_owned()
 }
 
-/// Translates tools to functions; adds the forms of their calls. Tools of unknown types stay, without a function.
+/// Translates tools to functions; adds the forms of their calls. Tools of unknown types stay, without a
+/// function.
 pub(super) fn functions(items: Vec<ToolItem>, forms: &mut CallForms) -> Result<Vec<ToolBody>, FieldError> {
     let mut tools = Vec::with_capacity(items.len());
     for (at, item) in items.into_iter().enumerate() {

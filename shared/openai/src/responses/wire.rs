@@ -107,8 +107,8 @@ pub(super) enum ItemText {
 /// A part of a text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ItemPart {
-    /// `input_text` or `output_text`. A part of another type is refused in the last message; in earlier ones a
-    /// short text stands for it.
+    /// `input_text` or `output_text`. A part of another type is refused in the last message; in earlier ones
+    /// a short text stands for it.
     #[serde(rename = "type")]
     pub(super) kind: String,
     /// The text.
