@@ -5,15 +5,19 @@
 
 mod text;
 pub(crate) mod text_or;
+pub(crate) mod whole;
 
 use baton_protocol::DeviceInfo;
+use serde::de::MapAccess;
+use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 pub use self::text::TextCompletionRequest;
 pub(crate) use self::text::TextPrompt;
-use self::text_or::TextOr;
+use self::text_or::{FromObject, TextOr};
+use self::whole::whole;
 
 /// A chat completion request.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -26,8 +30,10 @@ pub struct ChatCompletionRequest {
     pub(crate) messages: Vec<ChatMessageBody>,
     /// The most tokens of the answer. If `max_completion_tokens` is set too, the smaller value counts.
     /// Below 0: as many as fit.
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<i64>,
     /// The most tokens of the answer.
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_completion_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
@@ -37,6 +43,7 @@ pub struct ChatCompletionRequest {
     pub(crate) top_p: Option<f64>,
     /// Sample only from this many most probable tokens; from all of them if it is below 1.
     #[schema(maximum = 1_000_000)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) top_k: Option<i64>,
     /// Sample only tokens whose probability is at least this share of the largest one.
     #[schema(minimum = 0, maximum = 1)]
@@ -51,6 +58,7 @@ pub struct ChatCompletionRequest {
     #[schema(minimum = -2, maximum = 2)]
     pub(crate) presence_penalty: Option<f64>,
     /// Seed of the sampling: the same request with the same seed gives the same answer.
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) seed: Option<i64>,
     /// One string or up to 16; the answer ends before any of them.
     pub(crate) stop: Option<Stop>,
@@ -349,5 +357,11 @@ impl From<TextOr<NamedChoice>> for ToolChoiceBody {
             TextOr::Text(word) => ToolChoiceBody::Word(word),
             TextOr::Other(named) => ToolChoiceBody::Named(named),
         }
+    }
+}
+
+impl<'de> FromObject<'de> for NamedChoice {
+    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<NamedChoice, A::Error> {
+        NamedChoice::deserialize(MapAccessDeserializer::new(fields))
     }
 }

@@ -157,6 +157,19 @@ fn what_agents_send_is_taken_and_named() {
 }
 
 #[test]
+fn an_object_in_place_of_a_list_is_its_only_item() {
+    let failed = json!({ "type": "web_search_tool_result", "tool_use_id": "s",
+        "content": { "type": "web_search_tool_result_error", "error_code": "unavailable" } });
+    let request = read(json!({ "messages": [
+        { "role": "user", "content": { "type": "text", "text": "a" } },
+        { "role": "assistant", "content": [failed] },
+        { "role": "user", "content": "b" },
+    ] }));
+    let texts: Vec<&str> = request.prompt.messages().iter().map(|message| message.text.as_str()).collect();
+    assert_eq!(texts, ["a", "[web_search_tool_result, which cannot be shown here]", "b"]);
+}
+
+#[test]
 fn an_image_in_the_result_of_a_tool_becomes_a_text() {
     let image =
         json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "aa" } });

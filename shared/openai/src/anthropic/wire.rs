@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::wire::text_or::TextOr;
+use crate::wire::whole::whole;
 
 /// A text, or blocks.
 pub(super) type Content = TextOr<Vec<Block>>;
@@ -15,12 +16,14 @@ pub(super) type Content = TextOr<Vec<Block>>;
 #[derive(Debug, Deserialize)]
 pub(super) struct MessagesRequest {
     pub(super) model: Option<String>,
+    #[serde(default, deserialize_with = "whole")]
     pub(super) max_tokens: Option<i64>,
     pub(super) messages: Vec<MessageBody>,
     pub(super) system: Option<Content>,
     pub(super) stop_sequences: Option<Vec<String>>,
     pub(super) stream: Option<bool>,
     pub(super) temperature: Option<f64>,
+    #[serde(default, deserialize_with = "whole")]
     pub(super) top_k: Option<i64>,
     pub(super) top_p: Option<f64>,
     pub(super) tools: Option<Vec<ToolBody>>,

@@ -3,12 +3,14 @@
 
 use serde::Deserialize;
 
+use crate::wire::whole::whole;
 use crate::wire::{ChatCompletionRequest, Stop};
 
 /// The options, as clients send them.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct OptionsBody {
     temperature: Option<f64>,
+    #[serde(default, deserialize_with = "whole")]
     top_k: Option<i64>,
     top_p: Option<f64>,
     min_p: Option<f64>,
@@ -16,12 +18,15 @@ pub(super) struct OptionsBody {
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     /// -1 for another answer each time.
+    #[serde(default, deserialize_with = "whole")]
     seed: Option<i64>,
     stop: Option<Stop>,
     /// Below 0 for as many as fit.
+    #[serde(default, deserialize_with = "whole")]
     num_predict: Option<i64>,
     /// Tokens of prompt and answer together for which the client wants room.
-    pub(super) num_ctx: Option<u64>,
+    #[serde(default, deserialize_with = "whole")]
+    pub(super) num_ctx: Option<i64>,
 }
 
 impl OptionsBody {

@@ -152,7 +152,7 @@ fn work(
         ignored.add("think");
     }
     let shows_thinking = common.think != Some(Value::Bool(false));
-    let context_min = common.options.num_ctx;
+    let context_min = common.options.num_ctx.and_then(|tokens| u64::try_from(tokens).ok());
     let shortens = can.truncation && common.truncate != Some(false);
     let mut wire = ChatCompletionRequest {
         model: model(common.model)?,

@@ -208,6 +208,8 @@ fn a_field_that_cannot_make_the_answer_wrong_is_taken_and_named() {
         (names(&cloud(shorter.clone())), names(&device(shorter))),
         ("truncation".into(), String::new())
     );
+    assert_eq!(cloud(json!({ "max_tokens": 10.0 })).max_tokens, Some(10));
+    assert_eq!(cloud(json!({ "seed": u64::MAX })).sampling.seed, u64::MAX);
     for (tokens, want) in [(-1, usize::MAX), (128_000, 128_000)] {
         let extra = json!({ "max_tokens": tokens, "top_k": -1 });
         assert_eq!(cloud(extra.clone()).max_tokens.unwrap_or_default().min(usize::MAX), want);

@@ -4,10 +4,13 @@
 //! names it.
 
 use serde::Deserialize;
+use serde::de::MapAccess;
+use serde::de::value::MapAccessDeserializer;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::wire::text_or::TextOr;
+use crate::wire::text_or::{FromObject, TextOr};
+use crate::wire::whole::whole;
 
 /// A request for a response.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -20,6 +23,7 @@ pub struct ResponsesRequest {
     /// Instructions for the model, before the input.
     pub(super) instructions: Option<String>,
     /// The most tokens of the answer. Below 0: as many as fit.
+    #[serde(default, deserialize_with = "whole")]
     pub(super) max_output_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
@@ -203,5 +207,11 @@ impl From<TextOr<ChosenFunction>> for FunctionChoice {
             TextOr::Text(word) => FunctionChoice::Word(word),
             TextOr::Other(named) => FunctionChoice::Named(named),
         }
+    }
+}
+
+impl<'de> FromObject<'de> for ChosenFunction {
+    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<ChosenFunction, A::Error> {
+        ChosenFunction::deserialize(MapAccessDeserializer::new(fields))
     }
 }

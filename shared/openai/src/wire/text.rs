@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::text_or::TextOr;
+use super::whole::whole;
 use super::{ChatCompletionRequest, Stop, StreamOptions};
 
 /// A text completion request.
@@ -21,6 +22,7 @@ pub struct TextCompletionRequest {
     pub(crate) echo: Option<bool>,
     /// The most tokens of the continuation.
     #[schema(default = 16)]
+    #[serde(default, deserialize_with = "whole")]
     max_tokens: Option<i64>,
     /// Sampling temperature; 0 always takes the most probable token.
     #[schema(minimum = 0, maximum = 2, default = 1.0)]
@@ -30,6 +32,7 @@ pub struct TextCompletionRequest {
     top_p: Option<f64>,
     /// Sample only from this many most probable tokens; from all of them if it is below 1.
     #[schema(maximum = 1_000_000)]
+    #[serde(default, deserialize_with = "whole")]
     top_k: Option<i64>,
     /// Sample only tokens whose probability is at least this share of the largest one.
     #[schema(minimum = 0, maximum = 1)]
@@ -44,6 +47,7 @@ pub struct TextCompletionRequest {
     #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
     /// Seed of the sampling: the same request with the same seed gives the same continuation.
+    #[serde(default, deserialize_with = "whole")]
     seed: Option<i64>,
     /// One string or up to 16; the continuation ends before any of them.
     stop: Option<Stop>,

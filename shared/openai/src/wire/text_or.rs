@@ -16,7 +16,20 @@ pub(crate) enum TextOr<T> {
     Other(T),
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
+/// What an object stands for.
+pub(crate) trait FromObject<'de>: Sized {
+    /// Reads the object.
+    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<Self, A::Error>;
+}
+
+/// One object in place of a list is the list's only item.
+impl<'de, T: Deserialize<'de>> FromObject<'de> for Vec<T> {
+    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<Vec<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields)).map(|item| vec![item])
+    }
+}
+
+impl<'de, T: Deserialize<'de> + FromObject<'de>> Deserialize<'de> for TextOr<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TextOr<T>, D::Error> {
         deserializer.deserialize_any(TextOrVisitor(PhantomData))
     }
@@ -24,7 +37,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
 
 struct TextOrVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+impl<'de, T: Deserialize<'de> + FromObject<'de>> Visitor<'de> for TextOrVisitor<T> {
     type Value = TextOr<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,6 +53,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<TextOr<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(fields)).map(TextOr::Other)
+        T::from_object(fields).map(TextOr::Other)
     }
 }
