@@ -103,6 +103,8 @@ struct Inner {
     /// Answers that devices go on with.
     open: OpenAnswers,
     is_stopping: AtomicBool,
+    /// Whether there are several tenants, whose prompts must be kept apart in engines elsewhere, too.
+    has_tenants: AtomicBool,
     deadline: Mutex<Option<Duration>>,
 }
 
@@ -235,6 +237,7 @@ impl CloudService {
             clock,
             open: OpenAnswers::default(),
             is_stopping,
+            has_tenants: AtomicBool::new(false),
             deadline,
         };
         CloudService { inner: Arc::new(inner) }

@@ -215,6 +215,7 @@ type Engine = State<Arc<Inner>>;
 async fn health(State(inner): Engine) -> Response {
     match inner.act() {
         Act::Unhealthy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Act::Bare => StatusCode::NOT_FOUND.into_response(),
         _ => "".into_response(),
     }
 }
@@ -232,6 +233,9 @@ async fn metrics(State(inner): Engine) -> String {
 }
 
 async fn models(State(inner): Engine) -> Response {
+    if inner.act() == Act::Bare {
+        return StatusCode::NOT_FOUND.into_response();
+    }
     let card = match inner.dialect {
         Dialect::Vllm => json!({ "id": "m", "owned_by": "vllm", "max_model_len": CONTEXT_TOKENS }),
         Dialect::LlamaCpp => {
@@ -301,6 +305,19 @@ fn write(State(inner): Engine, headers: &HeaderMap, body: &[u8], is_chat: bool) 
         }
         return reply;
     }
+    if let Act::Say { status, kind, body } = act {
+        let status = StatusCode::from_u16(status).expect("tests name real statuses");
+        return (status, [(header::CONTENT_TYPE, kind)], body).into_response();
+    }
+    if let Act::Strict(fields) = act
+        && let Some(field) = fields.iter().find(|field| asked.get(**field).is_some())
+    {
+        let message = format!(
+            "[{{'type': 'extra_forbidden', 'loc': ('body', '{field}'), 'msg': 'Extra inputs are not permitted'}}]"
+        );
+        let error = json!({ "error": { "message": message, "type": "BadRequestError", "code": 400 } });
+        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+    }
     let (text, prompt) = match inner.prompt(&asked) {
         Ok(prompt) => prompt,
         Err(message) => {
@@ -311,17 +328,24 @@ fn write(State(inner): Engine, headers: &HeaderMap, body: &[u8], is_chat: bool) 
     let reply = Reply {
         dialect: inner.dialect,
         is_chat,
-        ids: asked["return_token_ids"] == true || asked["return_tokens"] == true,
+        ids: act != Act::NoIds && (asked["return_token_ids"] == true || asked["return_tokens"] == true),
         max_tokens: asked["max_tokens"].as_u64().or(asked["n_predict"].as_u64()).unwrap_or(16) as usize,
         prompt,
         answer: inner.answer(&text),
         tokenizer: inner.model.tokenizer().clone(),
     };
+    if act == Act::Whole {
+        return axum::Json(reply.whole()).into_response();
+    }
+    let is_compressed = act == Act::Compressed;
     inner.running.fetch_add(1, Ordering::SeqCst);
     let in_flight = InFlight(Arc::clone(&inner));
     let mut response = Response::new(Body::from_stream(frames(reply, act, in_flight)));
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/event-stream"));
+    if is_compressed {
+        response.headers_mut().insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
+    }
     response
 }

@@ -6,6 +6,8 @@
 
 #[path = "upstream/faults.rs"]
 mod faults;
+#[path = "upstream/lacks.rs"]
+mod lacks;
 #[path = "upstream/real.rs"]
 mod real;
 

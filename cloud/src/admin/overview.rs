@@ -160,6 +160,10 @@ pub(super) struct EngineNow {
     pub engine_model: Option<String>,
     /// What it has in common with the scorer: `prompts`, `tokens` or `text`; null if it has not answered yet.
     pub common: Option<String>,
+    /// Why no more is common; empty if nothing is missing.
+    pub reason: String,
+    /// What it was found not to have, and what is done instead. One sentence each.
+    pub lacks: Vec<String>,
     /// Whether it takes requests.
     pub open: bool,
     /// Requests of this replica that it has.
@@ -173,6 +177,12 @@ impl From<EngineView> for EngineNow {
             kind: facts.map(|facts| facts.kind.as_str().to_owned()),
             engine_model: facts.map(|facts| facts.model.clone()),
             common: facts.map(|facts| facts.common.as_str().to_owned()),
+            reason: facts.map(|facts| facts.reason.clone()).unwrap_or_default(),
+            lacks: facts
+                .iter()
+                .flat_map(|facts| &facts.lacks)
+                .map(|lack| lack.instead().to_owned())
+                .collect(),
             model: view.model,
             url: view.url,
             open: view.is_open,

@@ -110,6 +110,11 @@ pub const METRICS: &[(&str, Kind, &str)] = &[
     ),
     ("baton_engine_requests_running", Kind::Gauge, "requests that an upstream engine has from this service"),
     ("baton_engine_up", Kind::Gauge, "1 while an upstream engine takes requests"),
+    (
+        "baton_engine_lacks",
+        Kind::Gauge,
+        "1 if an upstream engine was found not to have something and is asked in another form",
+    ),
     ("baton_engine_faults_total", Kind::Counter, "what went wrong with upstream engines, by model and kind"),
     ("baton_engine_masks_total", Kind::Counter, "masks for answers of upstream engines, by outcome"),
     ("baton_engine_tokens_total", Kind::Counter, "tokens as upstream engines count them, by model and kind"),
@@ -213,6 +218,8 @@ pub struct EngineUse {
     pub in_flight: usize,
     /// Whether it takes requests.
     pub is_open: bool,
+    /// Every part of a request that an engine may lack, and whether this one does.
+    pub lacks: Vec<(&'static str, bool)>,
 }
 
 /// Current use of the service, read when metrics are requested.
@@ -467,6 +474,10 @@ impl Metrics {
             let labels: &[(&'static str, &str)] = &[("model", &engine.model), ("engine", &engine.engine)];
             self.gauge("baton_engine_requests_running", labels).set(engine.in_flight as f64);
             self.gauge("baton_engine_up", labels).set(f64::from(u8::from(engine.is_open)));
+            for &(lack, is_lacking) in &engine.lacks {
+                let labels = &[labels[0], labels[1], ("lack", lack)];
+                self.gauge("baton_engine_lacks", labels).set(f64::from(u8::from(is_lacking)));
+            }
         }
         for (scene, version) in &usage.scenes {
             let scene = self.scene(Some(scene));

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use crate::access::key::random_bytes;
-use crate::access::{AccessBook, Actor};
+use crate::access::{AccessBook, Actor, DEFAULT_TENANT};
 use crate::experiment::report;
 use crate::gate::Gate;
 use crate::service::CloudService;
@@ -57,6 +57,7 @@ impl Upkeep {
         self.service.set_classes(&classes);
         self.service.fleet().targets.replace(targets);
         self.service.experiments().replace(experiments);
+        self.service.set_has_tenants(tenants.iter().any(|tenant| tenant.id != DEFAULT_TENANT));
         self.book.replace(tenants, keys);
     }
 

@@ -18,8 +18,8 @@ use baton_generate::text::AnswerText;
 use baton_generate::thinking::begins_in_thinking;
 use baton_openai::Penalties;
 use baton_protocol::{
-    AnswerFormat, ArmEvent, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Sampling, Segment,
-    Timing, ToolChoice, ToolUse,
+    AnswerFormat, ArmEvent, AssistRequest, FirstEvent, PROTOCOL_VERSION, RefineOptions, Role, Sampling,
+    Segment, Timing, ToolChoice, ToolUse,
 };
 use baton_refine::{Mode, UnknownMode};
 use serde::Serialize;
@@ -91,6 +91,8 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
         plan_mask(scoring_model(served), &request.segments, &prompt, mode, keep)?;
     let first = FirstEvent { experiment: asked.arm.clone(), ..first_event(served, scene, &planned) };
     let max_tokens = planned.assist_tokens as usize;
+    let is_fixed = |segment: &&Segment| segment.role == Role::System && segment.text == scene.settings.system;
+    let fixed = request.segments.iter().take(1).filter(is_fixed).count();
     let upstream = served.upstream.as_ref().map(|_| AskParts {
         prompt: AskPrompt::of_segments(&request.segments),
         format: request.format.clone(),
@@ -227,6 +229,7 @@ impl Draft {
             format,
             has_tools,
             salt: format!("{owner:032x}"),
+            has_tenants: false,
         };
         Some(Box::new(ForEngine { ask, stop: stop.clone(), ends_at_cap: self.ends_at_cap }))
     }

@@ -139,7 +139,7 @@ fn ask_parts(request: &CompletionRequest) -> AskParts {
     let prompt = match &request.prompt {
         Prompt::Text { text, .. } => AskPrompt::Text(text.clone()),
         Prompt::Chat(_) => {
-            AskPrompt::of_segments(&messages.iter().cloned().map(Segment::from).collect::<Vec<_>>())
+            AskPrompt::of_segments(&messages.iter().cloned().map(Segment::from).collect::<Vec<_>>(), 0)
         }
     };
     let has_tools = request.tools.is_some() || messages.iter().any(ChatMessage::is_about_tools);

@@ -1,6 +1,7 @@
 //! The models of a service, and their figures: which one answers, and what is known of each.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_engine::{AdapterId, Model};
@@ -316,6 +317,11 @@ impl CloudService {
         self.inner.clock.clone()
     }
 
+    /// Says whether there are several tenants. Their prompts are then kept apart in engines elsewhere, too.
+    pub fn set_has_tenants(&self, has_tenants: bool) {
+        self.inner.has_tenants.store(has_tenants, Ordering::Relaxed);
+    }
+
     /// Sets the costs of these device classes, which replace what the devices report.
     pub fn set_classes(&self, classes: &[DeviceClass]) {
         self.inner.models.iter().for_each(|place| place.figures.set_classes(classes));
@@ -333,7 +339,7 @@ impl CloudService {
 
     /// Returns whether requests are accepted.
     pub fn is_open(&self) -> bool {
-        !self.inner.is_stopping.load(std::sync::atomic::Ordering::Acquire)
+        !self.inner.is_stopping.load(Ordering::Acquire)
             && self.in_memory().all(|served| served.handle.stage() == Stage::Open)
     }
 
@@ -349,7 +355,7 @@ impl CloudService {
 
     /// Stops accepting requests. Running answers end by themselves, then the threads of the hosts end.
     pub fn drain(&self) {
-        self.inner.is_stopping.store(true, std::sync::atomic::Ordering::Release);
+        self.inner.is_stopping.store(true, Ordering::Release);
         self.in_memory().for_each(|served| served.handle.drain());
         if let Some(residency) = &self.inner.residency {
             residency.stop();

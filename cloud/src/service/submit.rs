@@ -1,6 +1,7 @@
 //! Hands a prepared request to whoever writes the answer: the host of the model's own engine, or an engine of
 //! its own kind elsewhere, while the host makes the mask.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_engine::stop::StopStrings;
@@ -56,7 +57,8 @@ impl CloudService {
         if served.handle.stage() != Stage::Open {
             return Err(self.refused(NotTaken::Draining));
         }
-        let ForEngine { ask, stop, ends_at_cap } = asked;
+        let ForEngine { mut ask, stop, ends_at_cap } = asked;
+        ask.has_tenants = self.inner.has_tenants.load(Ordering::Relaxed);
         let lease = upstream.lease(&ask, &[]).map_err(|none| self.no_lease(&served.name, none))?;
         let spec = prepared.spec;
         let mask = match std::mem::replace(&mut prepared.reader.mask, MaskSource::None) {

@@ -21,6 +21,7 @@ mod probe;
 mod reply;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -37,9 +38,10 @@ pub(crate) use self::drive::{Job, ScoreJob, Scored};
 
 use self::balance::{Balance, Ended};
 use self::client::EngineClient;
-use self::facts::Facts;
+use self::facts::{Facts, Lack};
 use crate::observe::metrics::{EngineUse, Metrics};
 
+const POISONED: &str = "nothing panics while the facts are locked";
 /// How often engines are asked how they are.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 /// Every so many rounds they are asked what they are, too.
@@ -252,11 +254,15 @@ impl Upstream {
 
     /// Returns the engines' current use, for figures.
     pub(crate) fn in_use(&self) -> Vec<EngineUse> {
-        let used = |view: EngineView| EngineUse {
-            model: view.model,
-            engine: view.url,
-            in_flight: view.in_flight,
-            is_open: view.is_open,
+        let used = |view: EngineView| {
+            let is_lacking = |lack: Lack| view.facts.as_ref().is_some_and(|facts| facts.lack(lack));
+            EngineUse {
+                lacks: Lack::ALL.map(|lack| (lack.as_str(), is_lacking(lack))).to_vec(),
+                model: view.model,
+                engine: view.url,
+                in_flight: view.in_flight,
+                is_open: view.is_open,
+            }
         };
         self.views().into_iter().map(used).collect()
     }
@@ -289,21 +295,39 @@ impl Upstream {
             engine.is_sure.store(false, Ordering::Release);
             return;
         }
-        if engine.is_sure.load(Ordering::Acquire) && !anew {
+        let was_sure = engine.is_sure.load(Ordering::Acquire);
+        if was_sure && !anew {
             return;
         }
         let url = &engine.address.url;
         match probe::facts(&engine.client, engine.address.model.as_deref(), &self.scorer).await {
-            Ok(facts) => {
-                let Facts { kind, model, common, context_tokens } = &facts;
-                let mut known = engine.facts.lock().expect("nothing panics while the facts are locked");
+            Ok(mut facts) => {
+                let mut known = engine.facts.lock().expect(POISONED);
+                // After it was away, another program may be there, which has what the old one lacked.
+                if let Some(known) = known.as_ref().filter(|_| was_sure) {
+                    facts.lacks.clone_from(&known.lacks);
+                }
                 if known.as_ref() != Some(&facts) {
-                    info!(model = self.model, url, %kind, engine_model = model, common = common.as_str(), context_tokens, "engine");
+                    let Facts { kind, model, common, reason, context_tokens, .. } = &facts;
+                    info!(model = self.model, url, %kind, engine_model = model, common = common.as_str(), reason, context_tokens, "engine");
                     *known = Some(facts);
                 }
                 engine.is_sure.store(true, Ordering::Release);
             }
             Err(fault) => warn!(model = self.model, url, %fault, "the engine does not say what it is"),
+        }
+    }
+
+    /// Remembers what an engine was found not to have, and tells the operator.
+    fn learn(&self, at: usize, lacks: &BTreeSet<Lack>) {
+        let engine = &self.engines[at];
+        let mut known = engine.facts.lock().expect(POISONED);
+        let Some(facts) = known.as_mut() else { return };
+        for &lack in lacks {
+            if facts.lacks.insert(lack) {
+                let (url, what, instead) = (&engine.address.url, lack.as_str(), lack.instead());
+                warn!(model = self.model, url, lack = what, "the engine {instead}");
+            }
         }
     }
 
@@ -320,6 +344,6 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 
 impl Engine {
     fn facts(&self) -> Option<Facts> {
-        self.facts.lock().expect("nothing panics while the facts are locked").clone()
+        self.facts.lock().expect(POISONED).clone()
     }
 }

@@ -47,6 +47,29 @@ pub enum Act {
     Garble(usize),
     /// Writes more tokens than were asked for.
     TooMany,
+    /// Writes the answer without token ids, whatever was asked.
+    NoIds,
+    /// Sends ids with so many tokens, and text alone from then on.
+    NoIdsAfter(usize),
+    /// Refuses requests that have one of these fields, as a server with strict models does.
+    Strict(&'static [&'static str]),
+    /// Replies with this status, kind of content and body.
+    Say {
+        /// The HTTP status.
+        status: u16,
+        /// The content type.
+        kind: &'static str,
+        /// The body.
+        body: &'static str,
+    },
+    /// Writes the whole answer as one JSON object, though a stream was asked for.
+    Whole,
+    /// Writes comments between the events, bytes cut anywhere, and no `[DONE]`.
+    Ragged,
+    /// Has no path but those of answers.
+    Bare,
+    /// Says that the reply is compressed.
+    Compressed,
     /// Fails its health check. What is asked all the same is answered.
     Unhealthy,
 }
@@ -76,7 +99,11 @@ pub(super) fn frames<T: Send + 'static>(
     act: Act,
     held: T,
 ) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send + 'static {
-    let steps = reply.steps(&act).into_iter();
+    let mut steps = reply.steps(&act);
+    if act == Act::Ragged {
+        steps = ragged(steps);
+    }
+    let steps = steps.into_iter();
     futures_util::stream::unfold((steps, held), |(mut steps, held)| async move {
         loop {
             match steps.next()? {
@@ -89,7 +116,33 @@ pub(super) fn frames<T: Send + 'static>(
     })
 }
 
+/// Puts comments between frames, leaves `[DONE]` out, and cuts the bytes into pieces of seven.
+fn ragged(steps: Vec<Step>) -> Vec<Step> {
+    let frame = |step: Step| match step {
+        Step::Frame(text) => Some(text.replace("data: [DONE]\n\n", "").replace("\n\n", "\r\n\r\n")),
+        _ => None,
+    };
+    let text: String = steps.into_iter().filter_map(frame).map(|text| format!(": ping\n\n{text}")).collect();
+    let letters: Vec<char> = text.chars().collect();
+    letters.chunks(7).map(|piece| Step::Frame(piece.iter().collect())).collect()
+}
+
 impl Reply {
+    /// Makes the body of an engine that does not stream.
+    pub(super) fn whole(&self) -> Value {
+        let mut detokenizer = Detokenizer::new(self.tokenizer.clone());
+        let ids = self.answer.iter().take(self.max_tokens);
+        let text: String = ids.map(|&id| detokenizer.push(id)).collect();
+        let reason = if self.max_tokens < self.answer.len() { "length" } else { "stop" };
+        let mut choice = json!({ "index": 0, "finish_reason": reason });
+        if self.is_chat {
+            choice["message"] = json!({ "role": "assistant", "content": text });
+        } else {
+            choice["text"] = text.into();
+        }
+        json!({ "object": "completion", "choices": [choice], "usage": { "prompt_tokens": self.prompt.len() } })
+    }
+
     fn steps(&self, act: &Act) -> Vec<Step> {
         let too_many = *act == Act::TooMany;
         let asked = if too_many { self.max_tokens + 50 } else { self.max_tokens };
@@ -131,7 +184,9 @@ impl Reply {
                 _ => {}
             }
             let text = detokenizer.push(id);
-            steps.push(self.frame(json!({ "content": text }), &[id], None));
+            let has_ids = !matches!(act, Act::NoIdsAfter(from) if index >= *from);
+            let ids: &[TokenId] = if has_ids { &[id] } else { &[] };
+            steps.push(self.frame(json!({ "content": text }), ids, None));
         }
         let end: Vec<TokenId> = self.tokenizer.eos().into_iter().filter(|_| is_whole).collect();
         steps.push(self.frame(json!({ "content": "" }), &end, Some(is_whole)));

@@ -49,7 +49,7 @@ async fn a_fault_in_the_middle_is_typed_and_no_token_is_lost() {
 }
 
 /// Returns answers that are longer than L.
-fn long(asked: &[Asked]) -> Vec<(String, String)> {
+pub(super) fn long(asked: &[Asked]) -> Vec<(String, String)> {
     let answers = answers(asked).into_iter();
     answers.map(|(question, answer)| (question, format!("{answer} ").repeat(8))).collect()
 }
@@ -260,7 +260,7 @@ async fn keys_salts_and_affinity_reach_the_engine() {
     assert_eq!(last["headers"]["x-affinity"], bodies[0]["headers"]["x-affinity"], "the same beginning");
 }
 
-async fn cloud_on(database: &Path, engine: &str, more: &[&str]) -> CloudProcess {
+pub(super) async fn cloud_on(database: &Path, engine: &str, more: &[&str]) -> CloudProcess {
     let mut options = vec!["--upstream".to_owned(), format!("chat={engine}")];
     options.extend(more.iter().map(|word| (*word).to_owned()));
     let options: Vec<OsString> = options.into_iter().map(OsString::from).collect();
@@ -269,7 +269,7 @@ async fn cloud_on(database: &Path, engine: &str, more: &[&str]) -> CloudProcess 
 }
 
 /// Makes a tenant and a key of it.
-fn key_of(database: &Path, tenant: &str) -> String {
+pub(super) fn key_of(database: &Path, tenant: &str) -> String {
     let run = |words: &[&str]| {
         let mut command = cpu_program("baton-cloud").expect("it is built");
         let output = command.args(words).arg("--database").arg(database).output().expect("baton-cloud runs");

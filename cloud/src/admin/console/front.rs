@@ -103,6 +103,8 @@ struct EngineRow {
     url: String,
     what: String,
     common: String,
+    /// Why no more is common, and what the engine does not have.
+    notes: Vec<String>,
     in_flight: usize,
     open: bool,
 }
@@ -119,6 +121,12 @@ impl From<&EngineNow> for EngineRow {
             url: engine.url.clone(),
             what,
             common: known(&engine.common),
+            notes: [&engine.reason]
+                .into_iter()
+                .chain(&engine.lacks)
+                .filter(|note| !note.is_empty())
+                .cloned()
+                .collect(),
             in_flight: engine.in_flight,
             open: engine.open,
         }

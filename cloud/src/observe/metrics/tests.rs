@@ -103,7 +103,13 @@ fn every_metric_is_there_and_reads_as_what_it_is() {
         prefix_queries: 9,
         ..ModelUsage::default()
     };
-    let engine = EngineUse { model: "base".into(), engine: "http://e".into(), in_flight: 4, is_open: true };
+    let engine = EngineUse {
+        model: "base".into(),
+        engine: "http://e".into(),
+        in_flight: 4,
+        is_open: true,
+        lacks: vec![("seed", true)],
+    };
     let usage = Usage {
         engines: vec![engine],
         models: vec![of("base", 2), of("other", 3)],

@@ -9,12 +9,15 @@ use baton_protocol::lines::{Lines, TooLarge};
 use eventsource_stream::{EventStreamError, Eventsource as _};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, stream};
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::{
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use reqwest::{Client, RequestBuilder, Response, Url};
 use serde_json::Value;
 
 use super::ask::Call;
 use super::fault::{Fault, short};
+use super::reply::garbled;
 
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -111,6 +114,11 @@ impl EngineClient {
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
+        check_plain(&reply)?;
+        let kind = reply.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        if kind.to_ascii_lowercase().starts_with(b"application/json") {
+            return whole(reply).await;
+        }
         Ok(events(reply))
     }
 
@@ -122,7 +130,7 @@ impl EngineClient {
     /// Returns the reply to a POST of JSON.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Fault> {
         let text = self.small(self.http.post(self.at(path)?).json(body)).await?;
-        serde_json::from_str(&text).map_err(|err| Fault::Garbled { reason: short(&err.to_string()) })
+        serde_json::from_str(&text).map_err(|err| garbled(&err))
     }
 
     async fn small(&self, request: RequestBuilder) -> Result<String, Fault> {
@@ -130,6 +138,7 @@ impl EngineClient {
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
+        check_plain(&reply)?;
         let bytes = bounded(reply).await?;
         String::from_utf8(bytes).map_err(|_| Fault::Garbled { reason: "the reply is not UTF-8".to_owned() })
     }
@@ -163,6 +172,31 @@ async fn bounded(mut reply: Response) -> Result<Vec<u8>, Fault> {
     Ok(bytes)
 }
 
+/// Refuses a compressed reply: a gateway that compresses also holds tokens back.
+fn check_plain(reply: &Response) -> Result<(), Fault> {
+    match reply.headers().get(CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => {
+            let reason = "the reply is compressed, which nobody asked for".to_owned();
+            Err(Fault::Garbled { reason })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the reply of an engine that does not stream, as one event. It may be an error under status 200.
+async fn whole(reply: Response) -> Result<Events, Fault> {
+    let status = reply.status().as_u16();
+    let body = bounded(reply).await?;
+    let json: Value = serde_json::from_slice(&body).map_err(|err| garbled(&err))?;
+    let is_answer = json.get("choices").is_some() || json.get("content").is_some();
+    if !is_answer || json.get("error").is_some_and(|error| !error.is_null()) {
+        let code = json["error"]["code"].as_u64().or(json["code"].as_u64());
+        let code = code.and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code));
+        return Err(Fault::of_reply(code.unwrap_or(status), &body, None));
+    }
+    Ok(stream::iter([Ok(json.to_string())]).boxed())
+}
+
 async fn refused(reply: Response) -> Fault {
     let after = reply.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let after = after.and_then(|text| text.trim().parse::<u64>().ok());
@@ -173,6 +207,10 @@ async fn refused(reply: Response) -> Fault {
 }
 
 fn unreachable(err: &reqwest::Error) -> Fault {
+    // A client without a time limit of its own has this from small requests alone.
+    if err.is_timeout() && !err.is_connect() {
+        return Fault::Silent { silence: SMALL_TIMEOUT };
+    }
     let mut reason = err.to_string();
     let mut source = std::error::Error::source(err);
     while let Some(err) = source {

@@ -3,6 +3,7 @@
 //!
 //! Always: the reader gets the events that an own engine would give, in the same order, with one end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +20,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{debug, warn};
 
+use super::ask::Call;
 use super::balance::Ended;
 use super::client::Events;
+use super::facts::Lack;
 use super::fault::Fault;
 use super::reply::{EngineUsage, Finish, Piece, ReplyReader};
 use super::writer::Writer;
@@ -100,7 +103,6 @@ struct Begun {
     asked_at: Duration,
     events: Events,
     reply: ReplyReader,
-    has_ids: bool,
     piece: Piece,
 }
 
@@ -188,6 +190,9 @@ impl Writing {
         self.take_mask().await;
         let done = self.pass_on(&mut begun).await;
         self.usage = begun.reply.usage();
+        if matches!(done, Err(Fault::NoIds)) {
+            self.upstream.learn(begun.lease.at, &BTreeSet::from([Lack::AnswerIds]));
+        }
         // The connection closes before the place is free for another request.
         drop(begun.events);
         begun.lease.end(done.as_ref().map_or_else(Fault::ended, |_| Ended::Well));
@@ -252,33 +257,55 @@ impl Writing {
         (lease.at, self.first_of(lease, until).await)
     }
 
-    async fn first_of(&self, lease: Lease, (until, within): (Instant, Duration)) -> Result<Begun, Fault> {
-        let asked_at = self.upstream.clock.now();
-        let call = self.ask.call(&lease.facts, self.max_tokens);
-        let (form, has_ids) = (call.reply, call.reply.has_ids());
-        let begin = async {
-            let mut events = lease.engine().client.begin(&call, self.ask.affinity).await?;
-            let mut reply = ReplyReader::new(form);
-            loop {
-                let data = events.next().await.ok_or(Fault::CutOff)??;
-                let piece = reply.event(&data)?;
-                let is_first = if has_ids { !piece.ids.is_empty() } else { !piece.text.is_empty() };
-                if is_first || reply.finish().is_some() {
-                    return Ok((events, reply, piece));
+    async fn first_of(&self, mut lease: Lease, (until, within): (Instant, Duration)) -> Result<Begun, Fault> {
+        let mut found = BTreeSet::new();
+        let fault = loop {
+            let asked_at = self.upstream.clock.now();
+            let call = self.ask.call(&lease.facts, self.max_tokens);
+            let begun = timeout_at(until, self.first_piece(&lease, &call)).await;
+            let fault = match begun.unwrap_or(Err(Fault::Late { within })) {
+                Ok((events, reply, piece)) => {
+                    if call.reply.has_ids() && !reply.has_ids() {
+                        found.insert(Lack::AnswerIds);
+                    }
+                    self.upstream.learn(lease.at, &found);
+                    lease.facts.lacks.append(&mut found);
+                    match self.ask.refusal(&lease.facts) {
+                        None => return Ok(Begun { lease, asked_at, events, reply, piece }),
+                        Some((field, message)) => break Fault::Unsupported { field, message },
+                    }
                 }
+                Err(fault) => fault,
+            };
+            // The same engine is asked without what it refuses. What it lacks is known once it answers.
+            let refused = fault.refused(&call.replaceable);
+            if refused.is_empty() {
+                break fault;
             }
-        };
-        let fault = match timeout_at(until, begin).await {
-            Ok(Ok((events, reply, piece))) => {
-                return Ok(Begun { lease, asked_at, events, reply, has_ids, piece });
+            found.extend(&refused);
+            lease.facts.lacks.extend(refused);
+            if let Some((field, message)) = self.ask.refusal(&lease.facts) {
+                break Fault::Unsupported { field, message };
             }
-            Ok(Err(fault)) => fault,
-            Err(_) => Fault::Late { within },
         };
         self.blame(&fault);
         warn!(model = self.upstream.model, url = lease.engine().address.url, %fault, "an engine did not begin to write");
         lease.end(fault.ended());
         Err(fault)
+    }
+
+    /// Asks an engine, and reads its reply as far as the first piece of the answer.
+    async fn first_piece(&self, lease: &Lease, call: &Call) -> Result<(Events, ReplyReader, Piece), Fault> {
+        let mut events = lease.engine().client.begin(call, self.ask.affinity).await?;
+        let mut reply = ReplyReader::new(call.reply);
+        loop {
+            let data = events.next().await.ok_or(Fault::CutOff)??;
+            let piece = reply.event(&data)?;
+            let is_first = if reply.has_ids() { !piece.ids.is_empty() } else { !piece.text.is_empty() };
+            if is_first || reply.finish().is_some() {
+                return Ok((events, reply, piece));
+            }
+        }
     }
 
     /// Waits for the mask, which must come before the first token. If it takes too long, the device goes on
@@ -302,13 +329,14 @@ impl Writing {
 
     /// Passes tokens on until the answer ends or L is reached.
     async fn pass_on(&mut self, begun: &mut Begun) -> Result<Finish, Fault> {
-        if !begun.has_ids {
+        let has_ids = begun.reply.has_ids();
+        if !has_ids {
             self.reader.has_no_ids();
         }
         let mut piece = std::mem::take(&mut begun.piece);
         let mut out = Vec::new();
         loop {
-            let ended = self.writer.take(&piece, begun.has_ids, &mut out);
+            let ended = self.writer.take(&piece, has_ids, &mut out);
             if let (Ok(None), Some(Finish::Stop)) = (&ended, begun.reply.finish()) {
                 self.writer.end(&mut out);
             }

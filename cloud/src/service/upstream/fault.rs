@@ -1,16 +1,83 @@
 //! What can go wrong between this service and an engine.
+//!
+//! An engine's own words may hold the text of a request. Never: are they in the log. [`Fault`] shows itself
+//! without them; only the error that the asking client gets has their beginning, in quotation marks.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 use baton_protocol::{ErrorBody, ErrorCode};
 use serde_json::Value;
 
 use super::balance::Ended;
+use super::facts::Lack;
 
 /// Most characters of an engine's own message that are passed on.
 const MESSAGE_CHARS_MAX: usize = 300;
+/// Most bytes of a refusal that are searched for what it is about.
+const SEARCHED_BYTES_MAX: usize = 64 << 10;
 /// How long an engine rests that says it has no room and not for how long.
 const BUSY: Duration = Duration::from_secs(1);
+
+/// Words of an engine, of a bounded length and without control characters. Printed, they are a count.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct EngineText(String);
+
+impl EngineText {
+    pub(crate) fn new(text: &str) -> EngineText {
+        EngineText(short(text))
+    }
+
+    /// Returns a message followed by these words, marked as the engine's.
+    fn behind(&self, message: &str) -> String {
+        if self.0.is_empty() {
+            return message.to_owned();
+        }
+        format!("{message}; it said: \"{}\"", self.0.replace('"', "'"))
+    }
+}
+
+impl fmt::Debug for EngineText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} characters", self.0.chars().count())
+    }
+}
+
+/// What a refusal is about, as far as it says so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct About {
+    /// Parts of the request that it names.
+    lacks: BTreeSet<Lack>,
+    /// Whether it complains of a field, named or not.
+    is_of_fields: bool,
+    /// Whether it says that the prompt is too long.
+    is_of_length: bool,
+}
+
+impl About {
+    fn of(body: &str) -> About {
+        const OF_FIELDS: &[&str] = &[
+            "unknown",
+            "unrecognized",
+            "unexpected",
+            "unsupported",
+            "not support",
+            "extra",
+            "not permitted",
+        ];
+        let body = body.to_lowercase();
+        let holds = |words: &[&str]| words.iter().any(|words| body.contains(words));
+        About {
+            lacks: Lack::ALL.into_iter().filter(|lack| lack.is_named_in(&body)).collect(),
+            is_of_fields: holds(OF_FIELDS),
+            is_of_length: holds(OF_LENGTH),
+        }
+    }
+}
+
+/// Words of engines that say that a prompt is too long.
+const OF_LENGTH: &[&str] = &["context length", "context size", "maximum length", "max_model_len", "too long"];
 
 /// Why an engine did not write an answer, or not all of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,12 +89,14 @@ pub enum Fault {
         reason: String,
     },
     /// It replied with an error.
-    #[error("the engine replied with status {status}: {message}")]
+    #[error("the engine replied with status {status}")]
     Refused {
         /// The HTTP status.
         status: u16,
         /// Its own message.
-        message: String,
+        text: EngineText,
+        /// What the message is about.
+        about: About,
         /// When it wants to be asked again.
         retry_after: Option<Duration>,
     },
@@ -50,10 +119,21 @@ pub enum Fault {
         reason: String,
     },
     /// It reported an error in the middle of an answer.
-    #[error("the engine failed in the middle of an answer: {message}")]
+    #[error("the engine failed in the middle of an answer")]
     Broke {
         /// Its own message.
-        message: String,
+        text: EngineText,
+    },
+    /// It sent text without token ids, after it had sent ids.
+    #[error("the engine's reply cannot be read: text without its token ids")]
+    NoIds,
+    /// It was found not to have what the request needs.
+    #[error("{message}")]
+    Unsupported {
+        /// The field of the request.
+        field: &'static str,
+        /// Why.
+        message: &'static str,
     },
     /// The stream ended without an end of the answer.
     #[error("the engine's reply was cut off")]
@@ -63,9 +143,23 @@ pub enum Fault {
 impl Fault {
     /// Makes the fault of a reply with an error status. The body is an error in one of the usual forms.
     pub(crate) fn of_reply(status: u16, body: &[u8], retry_after: Option<Duration>) -> Fault {
-        let text = String::from_utf8_lossy(body);
-        let message = serde_json::from_str::<Value>(&text).ok().and_then(|json| message_in(&json));
-        Fault::Refused { status, message: short(&message.unwrap_or_else(|| text.into_owned())), retry_after }
+        let body = String::from_utf8_lossy(&body[..body.len().min(SEARCHED_BYTES_MAX)]);
+        let message = serde_json::from_str::<Value>(&body).ok().and_then(|json| message_in(&json));
+        let text = EngineText::new(message.as_deref().unwrap_or(&body));
+        Fault::Refused { status, text, about: About::of(&body), retry_after }
+    }
+
+    /// Returns which of these parts of a request the engine refused: those that it named, or all that can be
+    /// left out if it complains of a field that it does not name. Empty if it refused something else.
+    pub(super) fn refused(&self, sent: &BTreeSet<Lack>) -> BTreeSet<Lack> {
+        let Fault::Refused { status: 400 | 415 | 422 | 501, about, .. } = self else {
+            return BTreeSet::new();
+        };
+        let named: BTreeSet<Lack> = sent.intersection(&about.lacks).copied().collect();
+        if !named.is_empty() || about.is_of_length || !about.is_of_fields {
+            return named;
+        }
+        sent.iter().copied().filter(|lack| lack.can_be_left_out()).collect()
     }
 
     /// Returns the word for it in figures.
@@ -76,7 +170,8 @@ impl Fault {
             Fault::Refused { .. } => "refused",
             Fault::Late { .. } => "late",
             Fault::Silent { .. } => "silent",
-            Fault::Garbled { .. } => "garbled",
+            Fault::Garbled { .. } | Fault::NoIds => "garbled",
+            Fault::Unsupported { .. } => "unsupported",
             Fault::Broke { .. } => "broke",
             Fault::CutOff => "cut_off",
         }
@@ -91,30 +186,39 @@ impl Fault {
     pub(crate) fn ended(&self) -> Ended {
         match self {
             Fault::Refused { status: 429 | 503, retry_after, .. } => Ended::Busy(retry_after.unwrap_or(BUSY)),
+            Fault::Unsupported { .. } => Ended::Unused,
             _ if self.is_of_request() => Ended::Well,
             _ => Ended::Badly,
         }
     }
 
-    /// Returns the error that the device gets. It holds no address.
+    /// Returns the error that the device gets. It holds no address. What the engine said stands behind `it
+    /// said`, in quotation marks.
     pub(crate) fn to_body(&self) -> ErrorBody {
+        let message = match self {
+            Fault::Refused { text, .. } | Fault::Broke { text } => text.behind(&self.to_string()),
+            _ => self.to_string(),
+        };
         match self {
             Fault::Refused { status: 429, retry_after, .. } => {
                 let ms = u64::try_from(retry_after.unwrap_or(BUSY).as_millis()).unwrap_or(u64::MAX);
                 ErrorBody::new(ErrorCode::Overloaded, "every engine of this model is full")
                     .with_retry_after_ms(ms)
             }
-            Fault::Refused { message, .. } if self.is_of_request() && is_about_length(message) => {
-                ErrorBody::new(ErrorCode::PromptTooLong, self.to_string())
+            Fault::Refused { about, .. } if self.is_of_request() && about.is_of_length => {
+                ErrorBody::new(ErrorCode::PromptTooLong, message)
             }
-            _ if self.is_of_request() => ErrorBody::new(ErrorCode::InvalidRequest, self.to_string()),
-            Fault::Late { .. } | Fault::Silent { .. } => ErrorBody::new(ErrorCode::Timeout, self.to_string()),
+            Fault::Unsupported { field, .. } => {
+                ErrorBody::new(ErrorCode::InvalidRequest, message).with_param(*field)
+            }
+            _ if self.is_of_request() => ErrorBody::new(ErrorCode::InvalidRequest, message),
+            Fault::Late { .. } | Fault::Silent { .. } => ErrorBody::new(ErrorCode::Timeout, message),
             // The HTTP client's reason may have the engine's address.
             Fault::Unreachable { .. } => {
                 let body = ErrorBody::new(ErrorCode::Unavailable, "no engine of this model can be reached");
                 body.with_retry_after_ms(1000)
             }
-            _ => ErrorBody::new(ErrorCode::Unavailable, self.to_string()),
+            _ => ErrorBody::new(ErrorCode::Unavailable, message),
         }
     }
 }
@@ -137,38 +241,59 @@ pub(crate) fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MESSAGE_CHARS_MAX).collect()
 }
 
-fn is_about_length(message: &str) -> bool {
-    let message = message.to_lowercase();
-    ["context length", "context size", "maximum length", "max_model_len", "too long"]
-        .iter()
-        .any(|words| message.contains(words))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn refused(status: u16, body: &str) -> Fault {
+        Fault::of_reply(status, body.as_bytes(), None)
+    }
+
     #[test]
-    fn errors_of_engines_are_read_in_their_own_forms() {
-        let message = |body: &str| match Fault::of_reply(400, body.as_bytes(), None) {
-            Fault::Refused { message, .. } => message,
-            other => panic!("{other:?}"),
+    fn errors_of_engines_are_read_in_their_own_forms_and_marked() {
+        let said = |body: &str| {
+            let message = refused(400, body).to_body().error.message;
+            let said = message.strip_prefix("the engine replied with status 400; it said: \"");
+            said.and_then(|said| said.strip_suffix('"')).unwrap_or_else(|| panic!("{message}")).to_owned()
         };
-        assert_eq!(message(r#"{"error":{"message":"no such field","code":400}}"#), "no such field");
-        assert_eq!(message(r#"{"object":"error","message":"too long","code":400}"#), "too long");
+        assert_eq!(said(r#"{"error":{"message":"no such field","code":400}}"#), "no such field");
+        assert_eq!(said(r#"{"object":"error","message":"a \"x\"","code":400}"#), "a 'x'");
         assert_eq!(
-            message(r#"{"error":"Input validation error","error_type":"validation"}"#),
+            said(r#"{"error":"Input validation error","error_type":"validation"}"#),
             "Input validation error"
         );
-        assert_eq!(message(r#"{"detail":"Not Found"}"#), "Not Found");
-        assert_eq!(message("plain\u{7} text"), "plain text");
-        assert_eq!(message(&"x".repeat(5000)).len(), MESSAGE_CHARS_MAX);
+        assert_eq!(said(r#"{"detail":"Not Found"}"#), "Not Found");
+        assert_eq!(said("plain\u{7} text"), "plain text");
+        assert_eq!(said(&"x".repeat(5000)).len(), MESSAGE_CHARS_MAX);
+        assert_eq!(refused(400, "").to_body().error.message, "the engine replied with status 400");
+    }
+
+    #[test]
+    fn what_an_engine_said_is_not_printed() {
+        let broke = Fault::Broke { text: EngineText::new("the secret") };
+        for fault in [refused(500, r#"{"error":{"message":"the secret"}}"#), broke] {
+            assert!(fault.to_body().error.message.contains("\"the secret\""), "{fault}");
+            assert!(!format!("{fault} {fault:?}").contains("secret"), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_of_what_it_names_or_of_every_part_that_can_be_left_out() {
+        let sent = BTreeSet::from([Lack::Salt, Lack::AnswerIds]);
+        let check = |status, body: &str, want: &[Lack]| {
+            assert_eq!(Vec::from_iter(refused(status, body).refused(&sent)), want, "{body}");
+        };
+        check(400, "cache_salt: Extra inputs are not permitted", &[Lack::Salt]);
+        check(422, r#"{"detail":[{"loc":["body","return_token_ids"]}]}"#, &[Lack::AnswerIds]);
+        check(400, "unknown field", &[Lack::AnswerIds, Lack::Salt]);
+        check(400, "refused on command", &[]);
+        check(400, "unexpected: the prompt is too long", &[]);
+        check(500, "cache_salt: unknown", &[]);
+        check(400, "unknown field `stream_options`", &[Lack::AnswerIds, Lack::Salt]);
     }
 
     #[test]
     fn each_fault_has_its_consequences() {
-        let refused =
-            |status, message: &str| Fault::Refused { status, message: message.into(), retry_after: None };
         let check = |fault: Fault, code: ErrorCode, ended: Ended| {
             assert_eq!((fault.to_body().error.code, fault.ended()), (code, ended), "{fault}");
         };
@@ -181,6 +306,7 @@ mod tests {
         check(refused(500, "oops"), ErrorCode::Unavailable, Ended::Badly);
         check(Fault::Silent { silence: BUSY }, ErrorCode::Timeout, Ended::Badly);
         check(Fault::CutOff, ErrorCode::Unavailable, Ended::Badly);
+        check(Fault::Unsupported { field: "tools", message: "no" }, ErrorCode::InvalidRequest, Ended::Unused);
         let unreachable = Fault::Unreachable { reason: "http://10.0.0.7:8000 refused".into() };
         assert!(!unreachable.to_body().error.message.contains("10.0.0.7"));
         check(unreachable, ErrorCode::Unavailable, Ended::Badly);

@@ -3,6 +3,8 @@
 //! Never: takes an engine's word for its tokenizer. Texts with much that tokenizers differ in are tokenized
 //! by both, and a conversation is laid out by both; only what is equal counts as common.
 
+use std::collections::BTreeSet;
+
 use baton_constrain::tools;
 use baton_engine::Model;
 use baton_engine::tokenizer::TokenId;
@@ -13,6 +15,7 @@ use super::balance::Load;
 use super::client::EngineClient;
 use super::facts::{Common, Facts, Kind};
 use super::fault::Fault;
+use super::reply::garbled;
 
 /// Texts in which tokenizers differ: scripts, numbers, spaces, code, emoji, words of several tokens.
 const PROBES: &[&str] = &[
@@ -33,9 +36,15 @@ pub(super) async fn facts(
     named: Option<&str>,
     scorer: &Model,
 ) -> Result<Facts, Fault> {
-    let models = client.get("v1/models").await?;
-    let models: Value = serde_json::from_str(&models)
-        .map_err(|_| Fault::Garbled { reason: "/v1/models is not JSON".to_owned() })?;
+    let models = match (client.get("v1/models").await, named) {
+        // Not every gateway has this path. Whoever named the model knows it.
+        (Err(Fault::Refused { status: 404 | 405, .. }), Some(named)) => {
+            let reason = "it lists no models".to_owned();
+            return Ok(Facts { model: named.to_owned(), reason, ..Facts::default() });
+        }
+        (models, _) => models?,
+    };
+    let models: Value = serde_json::from_str(&models).map_err(|err| garbled(&err))?;
     let listed = models["data"].as_array().map(Vec::as_slice).unwrap_or_default();
     let is_it = |model: &&Value| named.is_none_or(|named| model["id"] == named);
     // llama.cpp answers to any name.
@@ -43,37 +52,44 @@ pub(super) async fn facts(
     let model = listed.iter().find(is_it).or_else(|| listed.first().filter(|_| is_llama));
     let Some(model) = model else {
         let ids: Vec<&str> = listed.iter().filter_map(|model| model["id"].as_str()).take(8).collect();
-        let named = named.unwrap_or_default();
-        return Err(Fault::Garbled {
-            reason: format!("the engine has no model `{named}`; it has: {}", ids.join(", ")),
-        });
+        let reason = match named {
+            Some(named) => format!("the engine has no model `{named}`; it has: {}", ids.join(", ")),
+            None => "the engine lists no model: name one behind its address, as in `URL#MODEL`".to_owned(),
+        };
+        return Err(Fault::Garbled { reason });
     };
     let kind = Kind::of_owner(model["owned_by"].as_str().unwrap_or_default());
     let name = named.or(model["id"].as_str()).unwrap_or_default().to_owned();
     let context = model["max_model_len"].as_u64().or(model["meta"]["n_ctx"].as_u64());
-    let common = common(client, kind, &name, scorer).await?;
+    let (common, reason) = common(client, kind, &name, scorer).await?;
     let context_tokens = context.and_then(|tokens| usize::try_from(tokens).ok());
-    Ok(Facts { kind, model: name, common, context_tokens })
+    Ok(Facts { kind, model: name, common, reason, lacks: BTreeSet::new(), context_tokens })
 }
 
 /// Compares the engine's tokenizer and template with the scorer's. What the engine refuses to tell is not
-/// common; if it does not reply, nothing is known.
-async fn common(client: &EngineClient, kind: Kind, name: &str, scorer: &Model) -> Result<Common, Fault> {
+/// common; if it does not reply, nothing is known. Also returns why no more is common.
+async fn common(
+    client: &EngineClient,
+    kind: Kind,
+    name: &str,
+    scorer: &Model,
+) -> Result<(Common, String), Fault> {
+    let untold = |fault: Fault| format!("it does not tell its tokens: {fault}");
     if kind == Kind::OpenAi {
-        return Ok(Common::Text);
+        return Ok((Common::Text, "an engine of this kind does not tell its tokens".to_owned()));
     }
     for text in PROBES {
         let mut theirs = match tokenized(client, kind, name, text).await {
             Ok(theirs) => theirs,
             Err(fault @ Fault::Unreachable { .. }) => return Err(fault),
-            Err(_) => return Ok(Common::Text),
+            Err(fault) => return Ok((Common::Text, untold(fault))),
         };
         // Some engines put a token for the beginning before every text.
         if theirs.first().is_some_and(|first| Some(*first) == scorer.tokenizer().bos()) {
             theirs.remove(0);
         }
         if theirs != scorer.tokenizer().encode(text) {
-            return Ok(Common::Text);
+            return Ok((Common::Text, "its tokenizer is another one".to_owned()));
         }
     }
     let segments = [
@@ -83,9 +99,10 @@ async fn common(client: &EngineClient, kind: Kind, name: &str, scorer: &Model) -
     let ours =
         tools::prompt(scorer.tokenizer(), scorer.template(), &segments, &[]).ok().map(|prompt| prompt.ids);
     match (laid_out(client, kind, name, &segments).await, ours) {
-        (Ok(theirs), Some(ours)) if theirs == ours => Ok(Common::Prompts),
+        (Ok(theirs), Some(ours)) if theirs == ours => Ok((Common::Prompts, String::new())),
         (Err(fault @ Fault::Unreachable { .. }), _) => Err(fault),
-        _ => Ok(Common::Tokens),
+        (Err(fault), _) => Ok((Common::Tokens, untold(fault))),
+        (Ok(_), _) => Ok((Common::Tokens, "its chat template is another one".to_owned())),
     }
 }
 
@@ -127,7 +144,7 @@ fn ids_in(reply: &Value) -> Result<Vec<TokenId>, Fault> {
 /// is asked a second time, because this machine may have slept while the first check waited.
 pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
     let is_well = match check(client).await {
-        Err(Fault::Unreachable { .. }) => check(client).await.is_ok(),
+        Err(Fault::Unreachable { .. } | Fault::Silent { .. }) => check(client).await.is_ok(),
         checked => checked.is_ok(),
     };
     let load = if is_well { client.get("metrics").await.ok().and_then(|text| load_in(&text)) } else { None };
@@ -136,8 +153,11 @@ pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
 
 async fn check(client: &EngineClient) -> Result<String, Fault> {
     match client.get("health").await {
-        // Not every engine has this path.
-        Err(Fault::Refused { status: 404 | 405, .. }) => client.get("v1/models").await,
+        // Not every engine has these paths. It replies, so it is there.
+        Err(Fault::Refused { status: 404 | 405, .. }) => match client.get("v1/models").await {
+            Err(Fault::Refused { status: 404 | 405, .. }) => Ok(String::new()),
+            checked => checked,
+        },
         checked => checked,
     }
 }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::ask::ReplyForm;
-use super::fault::{Fault, message_in, short};
+use super::fault::{EngineText, Fault, message_in};
 
 /// Most tokens of one event.
 const TOKENS_MAX: usize = 4096;
@@ -47,6 +47,7 @@ pub(crate) struct EngineUsage {
 #[derive(Debug)]
 pub(crate) struct ReplyReader {
     form: ReplyForm,
+    has_had_ids: bool,
     finish: Option<Finish>,
     usage: Option<EngineUsage>,
 }
@@ -54,14 +55,15 @@ pub(crate) struct ReplyReader {
 #[derive(Deserialize)]
 struct OpenAiChunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Option<Vec<Choice>>,
     #[serde(default)]
     usage: Option<OpenAiUsage>,
 }
 
 #[derive(Deserialize)]
 struct Choice {
-    #[serde(default)]
+    /// An engine that does not stream has `message` in its place.
+    #[serde(default, alias = "message")]
     delta: Option<Delta>,
     #[serde(default)]
     text: Option<String>,
@@ -82,7 +84,7 @@ struct Delta {
 #[derive(Deserialize)]
 struct OpenAiUsage {
     #[serde(default)]
-    prompt_tokens: u64,
+    prompt_tokens: Option<u64>,
     #[serde(default)]
     completion_tokens: Option<u64>,
     #[serde(default)]
@@ -100,7 +102,7 @@ struct LlamaChunk {
     #[serde(default)]
     content: String,
     #[serde(default)]
-    tokens: Vec<TokenId>,
+    tokens: Option<Vec<TokenId>>,
     #[serde(default)]
     stop: bool,
     #[serde(default)]
@@ -123,7 +125,13 @@ struct LlamaTimings {
 
 impl ReplyReader {
     pub(crate) fn new(form: ReplyForm) -> ReplyReader {
-        ReplyReader { form, finish: None, usage: None }
+        ReplyReader { form, has_had_ids: false, finish: None, usage: None }
+    }
+
+    /// Returns whether the reply has token ids. An engine that was asked for them and sends text without any
+    /// has none from then on.
+    pub(crate) fn has_ids(&self) -> bool {
+        self.form.has_ids()
     }
 
     /// Takes the data of the next event; returns the piece of the answer in it, which may be empty.
@@ -132,8 +140,8 @@ impl ReplyReader {
             return Ok(Piece::default());
         }
         let piece = match self.form {
-            ReplyForm::OpenAi { ids } => self.openai(read(data)?, ids)?,
-            ReplyForm::LlamaCpp => self.llamacpp(read(data)?)?,
+            ReplyForm::OpenAi { .. } => self.openai(read(data)?)?,
+            ReplyForm::LlamaCpp { .. } => self.llamacpp(read(data)?)?,
         };
         if piece.ids.len() > TOKENS_MAX {
             return Err(Fault::Garbled { reason: format!("{} tokens in one event", piece.ids.len()) });
@@ -151,30 +159,46 @@ impl ReplyReader {
         self.usage
     }
 
-    fn openai(&mut self, chunk: OpenAiChunk, ids: bool) -> Result<Piece, Fault> {
+    /// Makes a piece. Behind ids, text without ids counts only if the answer has not ended.
+    fn piece(&mut self, tokens: Option<Vec<TokenId>>, text: String) -> Result<Piece, Fault> {
+        if !self.has_ids() {
+            return Ok(Piece { ids: Vec::new(), text });
+        }
+        let ids = tokens.unwrap_or_default();
+        self.has_had_ids |= !ids.is_empty();
+        if ids.is_empty() && !text.is_empty() {
+            if !self.has_had_ids {
+                self.form = self.form.without_ids();
+            } else if self.finish.is_none() {
+                return Err(Fault::NoIds);
+            }
+        }
+        Ok(Piece { ids, text })
+    }
+
+    fn openai(&mut self, chunk: OpenAiChunk) -> Result<Piece, Fault> {
         if let Some(usage) = chunk.usage {
             let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
             self.usage = Some(EngineUsage {
-                prompt: usage.prompt_tokens,
+                prompt: usage.prompt_tokens.unwrap_or(0),
                 cached: cached.unwrap_or(0),
                 completion: usage.completion_tokens.unwrap_or(0),
             });
         }
-        let Some(choice) = chunk.choices.into_iter().next() else { return Ok(Piece::default()) };
+        let Some(choice) = chunk.choices.unwrap_or_default().into_iter().next() else {
+            return Ok(Piece::default());
+        };
         let delta = choice.delta.unwrap_or(Delta { content: None, reasoning_content: None });
-        if !ids && delta.reasoning_content.is_some_and(|text| !text.is_empty()) {
+        if !self.has_ids() && delta.reasoning_content.is_some_and(|text| !text.is_empty()) {
             let reason = "the engine takes thoughts out of the answer: start it without a reasoning parser";
             return Err(Fault::Garbled { reason: reason.to_owned() });
         }
-        if let Some(reason) = choice.finish_reason {
+        // Some engines write an empty reason in every chunk.
+        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             self.finish = Some(finish(&reason)?);
         }
         let text = choice.text.or(delta.content).unwrap_or_default();
-        let tokens = choice.token_ids.unwrap_or_default();
-        if ids && tokens.is_empty() && !text.is_empty() && self.finish.is_none() {
-            return Err(Fault::Garbled { reason: "text without its token ids".to_owned() });
-        }
-        Ok(Piece { ids: if ids { tokens } else { Vec::new() }, text })
+        self.piece(choice.token_ids, text)
     }
 
     fn llamacpp(&mut self, chunk: LlamaChunk) -> Result<Piece, Fault> {
@@ -186,19 +210,19 @@ impl ReplyReader {
                 cached: cached.unwrap_or(0).min(chunk.tokens_cached.max(chunk.tokens_evaluated)),
                 completion: chunk.tokens_predicted,
             });
-        } else if chunk.tokens.is_empty() && !chunk.content.is_empty() {
-            return Err(Fault::Garbled { reason: "text without its token ids".to_owned() });
         }
-        Ok(Piece { ids: chunk.tokens, text: chunk.content })
+        self.piece(chunk.tokens, chunk.content)
     }
 }
 
 /// Reads the word for an answer's end, of OpenAI's API, llama.cpp or TGI.
 fn finish(reason: &str) -> Result<Finish, Fault> {
     match reason {
-        "stop" | "eos" | "word" | "eos_token" | "stop_sequence" | "tool_calls" => Ok(Finish::Stop),
-        "length" | "limit" => Ok(Finish::Length),
-        other => Err(Fault::Broke { message: format!("the answer ended with `{}`", short(other)) }),
+        "stop" | "eos" | "word" | "eos_token" | "stop_sequence" | "end_turn" | "tool_calls" => {
+            Ok(Finish::Stop)
+        }
+        "length" | "limit" | "max_tokens" => Ok(Finish::Length),
+        other => Err(Fault::Broke { text: EngineText::new(other) }),
     }
 }
 
@@ -207,14 +231,17 @@ fn read<T: DeserializeOwned>(data: &str) -> Result<T, Fault> {
     if data.contains("\"error\"") {
         let json: Value = serde_json::from_str(data).map_err(|err| garbled(&err))?;
         if json.get("error").is_some_and(|error| !error.is_null()) {
-            return Err(Fault::Broke { message: message_in(&json).unwrap_or_default() });
+            return Err(Fault::Broke { text: EngineText::new(&message_in(&json).unwrap_or_default()) });
         }
     }
     serde_json::from_str(data).map_err(|err| garbled(&err))
 }
 
-fn garbled(err: &serde_json::Error) -> Fault {
-    Fault::Garbled { reason: short(&err.to_string()) }
+/// Makes the fault of JSON that cannot be read. It says where the error is; the parser's own words may hold
+/// what the engine wrote.
+pub(super) fn garbled(err: &serde_json::Error) -> Fault {
+    let kind = if err.is_data() { "a value of the wrong type" } else { "no JSON" };
+    Fault::Garbled { reason: format!("{kind} at line {}, column {}", err.line(), err.column()) }
 }
 
 #[cfg(test)]
@@ -249,7 +276,7 @@ mod tests {
     #[test]
     fn llamacpp_sends_ids_and_counts() {
         let (pieces, finish, usage) = read(
-            ReplyForm::LlamaCpp,
+            ReplyForm::LlamaCpp { ids: true },
             &[
                 r#"{"index":0,"content":"a","tokens":[7],"stop":false,"id_slot":0}"#,
                 r#"{"index":0,"content":"","tokens":[],"stop":true,"stop_type":"limit","tokens_predicted":1,"tokens_evaluated":9,"tokens_cached":9,"timings":{"cache_n":4}}"#,
@@ -266,7 +293,7 @@ mod tests {
     fn an_error_in_the_stream_is_no_success_though_done_follows() {
         let mut reader = ReplyReader::new(ReplyForm::OpenAi { ids: false });
         let fault = reader.event(r#"{"error":{"message":"EngineCore died","type":"InternalServerError"}}"#);
-        assert_eq!(fault, Err(Fault::Broke { message: "EngineCore died".into() }));
+        assert_eq!(fault, Err(Fault::Broke { text: EngineText::new("EngineCore died") }));
         reader.event("[DONE]").unwrap();
         assert_eq!(reader.finish(), None);
     }
@@ -277,12 +304,42 @@ mod tests {
         let (text, ids) = (ReplyForm::OpenAi { ids: false }, ReplyForm::OpenAi { ids: true });
         assert_eq!(refused(text, "{\"choices\":[{"), "garbled");
         assert_eq!(refused(text, r#"{"choices":{}}"#), "garbled");
-        assert_eq!(refused(ids, r#"{"choices":[{"delta":{"content":"x"}}]}"#), "garbled");
         assert_eq!(refused(ids, r#"{"choices":[{"delta":{"content":"x"},"token_ids":[-1]}]}"#), "garbled");
         assert_eq!(refused(text, r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#), "garbled");
         assert_eq!(refused(text, r#"{"choices":[{"delta":{},"finish_reason":"abort"}]}"#), "broke");
-        assert_eq!(refused(ReplyForm::LlamaCpp, r#"{"content":"x","stop":false}"#), "garbled");
         let many = format!(r#"{{"content":"x","tokens":[{}0],"stop":false}}"#, "0,".repeat(TOKENS_MAX));
-        assert_eq!(refused(ReplyForm::LlamaCpp, &many), "garbled");
+        assert_eq!(refused(ReplyForm::LlamaCpp { ids: true }, &many), "garbled");
+    }
+
+    #[test]
+    fn an_answer_without_ids_is_read_as_text() {
+        let whole = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"Yes."},"finish_reason":"stop"}],"usage":{"prompt_tokens":null}}"#;
+        let chunk = r#"{"choices":[{"delta":{"content":"Yes."},"token_ids":null,"finish_reason":""}]}"#;
+        let end = r#"{"choices":[{"delta":{"content":"Yes."},"finish_reason":"stop"}]}"#;
+        let llama = r#"{"content":"Yes.","stop":false}"#;
+        for (form, data) in [
+            (ReplyForm::OpenAi { ids: true }, chunk),
+            (ReplyForm::OpenAi { ids: true }, end),
+            (ReplyForm::OpenAi { ids: true }, whole),
+            (ReplyForm::LlamaCpp { ids: true }, llama),
+        ] {
+            let mut reader = ReplyReader::new(form);
+            assert_eq!(reader.event(data), Ok(Piece { ids: Vec::new(), text: "Yes.".into() }), "{data}");
+            assert!(!reader.has_ids(), "{data}");
+        }
+        // Ids that stop coming are missed.
+        let mut reader = ReplyReader::new(ReplyForm::OpenAi { ids: true });
+        reader.event(r#"{"choices":[{"delta":{"content":"Y"},"token_ids":[7]}]}"#).unwrap();
+        assert_eq!(reader.event(chunk), Err(Fault::NoIds));
+    }
+
+    #[test]
+    fn empty_fields_are_no_faults() {
+        let mut reader = ReplyReader::new(ReplyForm::OpenAi { ids: false });
+        for data in [r#"{"choices":null}"#, r#"{"choices":[{}]}"#, r#"{"usage":{}}"#, r#"{"error":null}"#] {
+            assert_eq!(reader.event(data), Ok(Piece::default()), "{data}");
+        }
+        let secret = r#"{"choices":["the secret"]}"#;
+        assert!(!reader.event(secret).unwrap_err().to_string().contains("secret"));
     }
 }
