@@ -5,18 +5,16 @@
 //! ([`decide`]).
 
 use super::PullError;
-use super::http::{Http, asked, host_of, offline, reason, refused};
+use super::http::{Http, Patience, asked, host_of, reason, refused, stalled};
 use super::hub;
 use super::part::{Part, Written};
 use super::pull::{Meter, Stop};
 use bytes::Bytes;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Tries in a row that bring no byte before it is given up.
-const TRIES_MAX: u32 = 5;
 /// Time before the second try without a byte; doubled for each further one.
 const WAIT: Duration = Duration::from_millis(500);
 /// Longest time that a server may make a client wait.
@@ -123,8 +121,52 @@ fn decide(len: u64, etag: Option<&str>, bytes: Option<u64>, head: &Head) -> Verd
 /// Why a try did not bring the whole file, and how long the server asks to wait.
 struct Failure {
     host: String,
-    why: String,
+    why: Why,
     wait: Option<Duration>,
+}
+
+/// Why bytes stopped coming.
+enum Why {
+    /// The line or the server broke. A message for people.
+    Broke(String),
+    /// The server made no progress.
+    Stalled(String),
+}
+
+impl From<&str> for Why {
+    fn from(text: &str) -> Why {
+        Why::Broke(text.to_owned())
+    }
+}
+
+/// Counts the bytes of a body, and the time that they are waited for.
+struct Progress {
+    patience: Patience,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Progress {
+    fn new(patience: Patience) -> Progress {
+        Progress { patience, waited: Duration::ZERO, bytes: 0 }
+    }
+
+    /// Waits for the next bytes; `None` if there is no progress for too long.
+    async fn next<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let begun = Instant::now();
+        let left = self.patience.stall.saturating_sub(self.waited);
+        let next = tokio::time::timeout(left, work).await.ok();
+        self.waited += begun.elapsed();
+        next
+    }
+
+    /// Counts bytes that came.
+    fn count(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        if self.bytes >= self.patience.progress_bytes {
+            *self = Progress::new(self.patience);
+        }
+    }
 }
 
 /// Downloads the rest of `part`. Returns it when every byte is durable; the caller compares the digest.
@@ -151,15 +193,20 @@ pub(super) async fn fetch(
                 failure
             }
             Err(PullError::Offline { host, reason }) if reached => {
-                Some(Failure { host, why: reason, wait: None })
+                Some(Failure { host, why: Why::Broke(reason), wait: None })
             }
             Err(err) => return Err(err),
         };
         let Some(Failure { host, why, wait }) = failure.filter(|_| !part.is_whole()) else { continue };
         tries = if part.len() > most { 0 } else { tries + 1 };
         most = most.max(part.len());
-        if tries >= TRIES_MAX {
-            return Err(PullError::Cut { file: remote.file.clone(), got: part.len(), host, reason: why });
+        let patience = http.patience();
+        let (reason, is_over) = match why {
+            Why::Broke(reason) => (reason, false),
+            Why::Stalled(reason) => (reason, patience.is_short),
+        };
+        if tries >= patience.tries || is_over {
+            return Err(PullError::Cut { file: remote.file.clone(), got: part.len(), host, reason });
         }
         let wait = wait.unwrap_or(if tries == 0 { Duration::ZERO } else { WAIT * 2_u32.pow(tries - 1) });
         stop.sleep(wait.min(WAIT_MAX)).await?;
@@ -193,7 +240,7 @@ async fn take(
         }
         Verdict::Again => {
             from_start(&mut part)?;
-            let why = "the file changed".to_owned();
+            let why = Why::from("the file changed");
             Ok((part, look, Some(Failure { host, why, wait: Some(Duration::ZERO) })))
         }
         Verdict::GoOn | Verdict::FromStart => {
@@ -201,16 +248,17 @@ async fn take(
                 from_start(&mut part)?;
             }
             part.told(head.etag, head.bytes);
-            let (ended, mut part, look) = body(response, part, look, meter, stop).await?;
+            let progress = Progress::new(http.patience());
+            let (ended, mut part, look) = body(response, part, look, meter, stop, progress).await?;
             if ended.is_none() && part.bytes().is_none() {
                 // The server said no length, and ended the body in order.
                 part.told(part.etag().map(str::to_owned), Some(part.len()));
             }
-            let why = ended.unwrap_or_else(|| "the body ended early".to_owned());
+            let why = ended.unwrap_or_else(|| Why::from("the body ended early"));
             Ok((part, look, Some(Failure { host, why, wait: None })))
         }
         Verdict::Later(wait) => {
-            let why = format!("status {}", head.status);
+            let why = Why::Broke(format!("status {}", head.status));
             Ok((part, look, Some(Failure { host, why, wait })))
         }
         Verdict::Wrong(what) => Err(PullError::Reply { host, what: format!("`{}`: {what}", remote.file) }),
@@ -226,7 +274,7 @@ async fn request(http: &Http, remote: &Remote, part: &Part, stop: &Stop) -> Resu
             request = request.header(IF_RANGE, etag);
         }
     }
-    stop.or(request.send()).await?.map_err(|err| offline(&remote.url, &err))
+    stop.or(http.in_time(&remote.url, request.send())).await?
 }
 
 /// Returns the error of a reply that refuses the file.
@@ -248,7 +296,8 @@ async fn body(
     mut look: Look,
     meter: &Meter,
     stop: &Stop,
-) -> Result<(Option<String>, Part, Look), PullError> {
+    mut progress: Progress,
+) -> Result<(Option<Why>, Part, Look), PullError> {
     let (pieces, mut waiting) = mpsc::channel::<Bytes>(PIECES);
     let counted = meter.clone();
     let mut left = part.bytes().map(|bytes| bytes - part.len());
@@ -280,14 +329,16 @@ async fn body(
                 piece = response.chunk() => piece,
             }
         };
-        match stop.or(next).await {
+        match stop.or(progress.next(next)).await {
             Err(_stopped) => break None,
-            Ok(Err(err)) => break Some(reason(&err)),
-            Ok(Ok(None)) => break None,
-            Ok(Ok(Some(piece))) => {
+            Ok(None) => break Some(Why::Stalled(stalled(progress.patience.stall))),
+            Ok(Some(Err(err))) => break Some(Why::Broke(reason(&err))),
+            Ok(Some(Ok(None))) => break None,
+            Ok(Some(Ok(Some(piece)))) => {
+                progress.count(piece.len() as u64);
                 if let Some(left) = &mut left {
                     let Some(rest) = left.checked_sub(piece.len() as u64) else {
-                        break Some("it sent more bytes than it promised".to_owned());
+                        break Some(Why::from("it sent more bytes than it promised"));
                     };
                     *left = rest;
                 }
@@ -301,7 +352,7 @@ async fn body(
     drop(pieces);
     let (part, look, damaged) = writer.await.expect("the writing thread does not panic")?;
     stop.check()?;
-    let ended = if damaged { Some("a part of it was damaged on the way".to_owned()) } else { ended };
+    let ended = if damaged { Some(Why::from("a part of it was damaged on the way")) } else { ended };
     Ok((ended, part, look))
 }
 

@@ -16,12 +16,34 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const LIST_BYTES_MAX: usize = 64 << 20;
 const REDIRECTS_MAX: usize = 10;
 
+/// How long a server is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Patience {
+    /// Longest time without progress.
+    pub(super) stall: Duration,
+    /// Bytes that are progress.
+    pub(super) progress_bytes: u64,
+    /// Tries in a row that bring no byte before it is given up.
+    pub(super) tries: u32,
+    /// Whether it is given up as soon as it stalls.
+    pub(super) is_short: bool,
+}
+
+impl Patience {
+    /// With the only server that has the bytes.
+    const LONG: Patience = Patience { stall: READ_TIMEOUT, progress_bytes: 1, tries: 5, is_short: false };
+    /// With a server if another one has the bytes too.
+    const SHORT: Patience =
+        Patience { stall: Duration::from_secs(5), progress_bytes: 64 << 10, tries: 1, is_short: true };
+}
+
 /// A client of one hub or index.
 #[derive(Debug, Clone)]
 pub(super) struct Http {
     client: reqwest::Client,
     base: Url,
     token: Option<String>,
+    patience: Patience,
 }
 
 /// Makes a client whose answers arrive unchanged. If it is `secure`, it never asks by http.
@@ -64,7 +86,30 @@ impl Http {
             return Err(PullError::Invalid(wrong.to_owned()));
         }
         let client = client(base.scheme() == "https").map_err(PullError::Client)?;
-        Ok(Self { client, base, token })
+        Ok(Self { client, base, token, patience: Patience::LONG })
+    }
+
+    /// Returns this client with less patience, because other servers have the same bytes.
+    pub(super) fn hasty(&self) -> Self {
+        Self { patience: Patience::SHORT, ..self.clone() }
+    }
+
+    /// Returns how long the server is waited for.
+    pub(super) fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// Waits for a part of a reply as long as patience lasts.
+    pub(super) async fn in_time<T>(
+        &self,
+        url: &Url,
+        work: impl Future<Output = reqwest::Result<T>>,
+    ) -> Result<T, PullError> {
+        let stall = self.patience.stall;
+        match tokio::time::timeout(stall, work).await {
+            Ok(done) => done.map_err(|err| offline(url, &err)),
+            Err(_) => Err(PullError::Offline { host: host_of(url), reason: stalled(stall) }),
+        }
     }
 
     /// Returns the server's name for messages.
@@ -102,19 +147,28 @@ impl Http {
 
     /// Fetches bytes that are not more than `max`.
     pub(super) async fn small(&self, url: &Url, max: usize) -> Result<Vec<u8>, PullError> {
-        let mut response = self.get(url).send().await.map_err(|err| offline(url, &err))?;
-        if !response.status().is_success() {
-            return Err(refused(url, response.status()));
-        }
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|err| offline(url, &err))? {
-            if body.len() + chunk.len() > max {
-                let what = format!("it sent more than {max} bytes for `{}`", url.path());
-                return Err(PullError::Reply { host: host_of(url), what });
+        let read = async {
+            let mut response = self.in_time(url, self.get(url).send()).await?;
+            if !response.status().is_success() {
+                return Err(refused(url, response.status()));
             }
-            body.extend_from_slice(&chunk);
+            let mut body = Vec::new();
+            while let Some(chunk) = self.in_time(url, response.chunk()).await? {
+                if body.len() + chunk.len() > max {
+                    let what = format!("it sent more than {max} bytes for `{}`", url.path());
+                    return Err(PullError::Reply { host: host_of(url), what });
+                }
+                body.extend_from_slice(&chunk);
+            }
+            Ok(body)
+        };
+        if !self.patience.is_short {
+            return read.await;
         }
-        Ok(body)
+        // So few bytes are there at once, or their server is slow.
+        let stall = self.patience.stall;
+        let late = || PullError::Offline { host: host_of(url), reason: stalled(stall) };
+        tokio::time::timeout(stall, read).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Fetches a list: a body of JSON that is not too long. Returns its headers too.
@@ -194,6 +248,11 @@ pub(super) fn asked(response: &Response) -> String {
 pub(super) fn offline(url: &Url, err: &reqwest::Error) -> PullError {
     let host = err.url().map_or_else(|| host_of(url), host_of);
     PullError::Offline { host, reason: reason(err) }
+}
+
+/// Says that a server made no progress.
+pub(super) fn stalled(stall: Duration) -> String {
+    format!("no progress within {stall:?}")
 }
 
 /// Says why a request or a body failed.

@@ -2,10 +2,11 @@
 //! the places that have them, one after another.
 //!
 //! Always: every byte is as a trusted key has signed it before the model is in the store. A place that sends
-//! other bytes costs a chunk; then the next place is asked.
+//! other bytes costs a chunk, one that hangs or dribbles costs seconds; then the next place is asked, and the
+//! one that failed only after all others.
 
 use super::fetch::Remote;
-use super::http::Http;
+use super::http::{Http, shown};
 use super::part::Want;
 use super::pull::{Pulled, Report, Stop, Work, blocking, no_look, plain_file};
 use super::store::{KeptFile, Record, Store};
@@ -42,6 +43,28 @@ impl Place {
     }
 }
 
+/// Places in the order in which they are asked: first those that have not failed.
+struct Sources<'a> {
+    order: Vec<&'a Place>,
+    /// How many at the end have failed.
+    failed: usize,
+}
+
+impl<'a> Sources<'a> {
+    /// Returns the next place, and its client. Only the one place that may be right is waited for long.
+    fn next(&self) -> Option<(&'a Place, Http)> {
+        let place = *self.order.first()?;
+        let is_alone = self.order.len() - self.failed == 1 || self.order.len() == 1;
+        Some((place, if is_alone { place.http.clone() } else { place.http.hasty() }))
+    }
+
+    /// The place was in vain: it is asked last from now on.
+    fn in_vain(&mut self) {
+        self.order.rotate_left(1);
+        self.failed = (self.failed + 1).min(self.order.len());
+    }
+}
+
 /// What to fetch, and whom to trust.
 #[derive(Debug, Clone)]
 pub struct Wanted {
@@ -73,7 +96,8 @@ pub async fn fetch_version(
     report: Report,
     stop: Stop,
 ) -> Result<Pulled, PullError> {
-    let manifest = manifest(wanted, &stop).await?;
+    let mut places = Sources { order: wanted.places.iter().collect(), failed: 0 };
+    let manifest = manifest(wanted, &mut places, &stop).await?;
     let (name, source) = (name_in_store(&manifest.model), format!("{SOURCE}{}", manifest.model));
     let mut work = Work::begin(store, false, &name, source, manifest.bytes(), report, stop).await?;
     let same = |(kept, listed): (&KeptFile, &FileEntry)| {
@@ -92,7 +116,7 @@ pub async fn fetch_version(
     work.check_space(manifest.files.iter().map(|file| (file.name.as_str(), Some(file.bytes))))?;
     let mut kept = Vec::new();
     for file in &manifest.files {
-        kept.push(from_any(&mut work, &wanted.places, file).await?);
+        kept.push(from_any(&mut work, &mut places, file).await?);
     }
     match manifest.kind {
         Kind::Adapter => work.finish_adapter(store, kept).await,
@@ -100,21 +124,23 @@ pub async fn fetch_version(
     }
 }
 
-/// Fetches a file from the first place that has it whole.
-async fn from_any(work: &mut Work, places: &[Place], file: &FileEntry) -> Result<KeptFile, PullError> {
+/// Fetches a file from the first place that has it whole. A place that fails is asked last from then on.
+async fn from_any(
+    work: &mut Work,
+    places: &mut Sources<'_>,
+    file: &FileEntry,
+) -> Result<KeptFile, PullError> {
     let mut failed = None;
-    for place in places {
+    for _ in 0..places.order.len() {
+        let Some((place, http)) = places.next() else { break };
         let url = url(place, &place.location.blob_url(&file.digest))?;
         let chunks = (file.chunk_bytes == CHUNK_BYTES).then(|| Arc::from(file.chunks.as_slice()));
-        // Bytes of one digest are the same everywhere, so a download goes on at another place.
-        let want = Want {
-            url: file.digest.to_string(),
-            bytes: Some(file.bytes),
-            sha256: Some(file.digest.hex()),
-            chunks,
-        };
+        // Bytes of one digest are the same everywhere, so a download goes on at another place. The address
+        // says whose entity tag is known.
+        let want =
+            Want { url: shown(&url), bytes: Some(file.bytes), sha256: Some(file.digest.hex()), chunks };
         let remote = Remote { url, file: file.name.clone(), repo: None };
-        match work.download(&place.http, &remote, want, no_look()).await {
+        match work.download(&http, &remote, want, no_look()).await {
             Ok(kept) => return Ok(kept),
             Err(err) if is_of_place(&err) => {
                 work.note(format!("{}: {}", place.location, baton_terminal::chain(&err)));
@@ -122,27 +148,30 @@ async fn from_any(work: &mut Work, places: &[Place], file: &FileEntry) -> Result
             }
             Err(err) => return Err(err),
         }
+        places.in_vain();
     }
     Err(failed.unwrap_or_else(no_place))
 }
 
-/// Reads the signed manifest from the first place that has it.
-async fn manifest(wanted: &Wanted, stop: &Stop) -> Result<Manifest, PullError> {
+/// Reads the signed manifest from the first place that has it. A place that fails is asked last from then on.
+async fn manifest(wanted: &Wanted, places: &mut Sources<'_>, stop: &Stop) -> Result<Manifest, PullError> {
     let mut failed = None;
-    for place in &wanted.places {
-        match stop.or(manifest_at(wanted, place)).await? {
+    for _ in 0..places.order.len() {
+        let Some((place, http)) = places.next() else { break };
+        match stop.or(manifest_at(wanted, place, &http)).await? {
             Ok(manifest) => return Ok(manifest),
             Err(err) if is_of_place(&err) => failed = Some(err),
             Err(err) => return Err(err),
         }
+        places.in_vain();
     }
     Err(failed.unwrap_or_else(no_place))
 }
 
-async fn manifest_at(wanted: &Wanted, place: &Place) -> Result<Manifest, PullError> {
+async fn manifest_at(wanted: &Wanted, place: &Place, http: &Http) -> Result<Manifest, PullError> {
     let SyncModel { model, envelope, .. } = &wanted.model;
     let url = url(place, &place.location.blob_url(envelope))?;
-    let bytes = place.http.small(&url, ENVELOPE_BYTES_MAX).await?;
+    let bytes = http.small(&url, ENVELOPE_BYTES_MAX).await?;
     let found = baton_registry::digest::Digest::of(&bytes);
     if found != *envelope {
         let (want, found) = (envelope.to_string(), found.to_string());

@@ -349,6 +349,62 @@ async fn a_device_asks_the_others_of_the_home_first() {
     assert!(std::fs::read(synced["base"].as_str().unwrap()).unwrap() == whole);
 }
 
+/// A device that takes connections and never says a word. Returns its address.
+async fn mute() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((socket, _)) = listener.accept().await {
+            held.push(socket);
+        }
+    });
+    url
+}
+
+/// A device that gives small blobs whole, and of large ones a byte now and then, for ever. Returns its
+/// address.
+async fn dribbling(folder: PathBuf) -> String {
+    async fn blob(State(folder): State<PathBuf>, UrlPath(hex): UrlPath<String>) -> Response {
+        let Ok(bytes) = tokio::fs::read(folder.join("blobs/sha256").join(hex)).await else {
+            return StatusCode::NOT_FOUND.into_response();
+        };
+        if bytes.len() < 1 << 20 {
+            return bytes.into_response();
+        }
+        let drops = futures_util::stream::unfold(bytes.into_iter(), async |mut rest| {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let drop = rest.next()?;
+            Some((Ok::<_, std::io::Error>(vec![drop]), rest))
+        });
+        axum::body::Body::from_stream(drops).into_response()
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().route("/registry/blobs/sha256/{hex}", get(blob)).with_state(folder);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+/// The limit guards against hangs: each device that stands still costs five seconds.
+#[tokio::test]
+async fn devices_of_the_home_that_hang_or_dribble_are_left_for_the_next_source() {
+    let place = Place::new();
+    place.rollouts(&["set", "--class", "phone", "small@1"]);
+    let registry = PathBuf::from(place.path("registry"));
+    let cloud = place.serve("http://127.0.0.1:9").await;
+    let mute = mute().await;
+    let dribbling = dribbling(registry).await;
+    let mut sync = place.device(&["model", "sync", "--json"], &cloud);
+    sync.args(["--peer", &mute, "--peer", &dribbling]);
+    let out = tokio::time::timeout(LIMIT, sync.output()).await.expect("the next source is asked").unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    let synced: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let kept = std::fs::read(synced["base"].as_str().unwrap()).unwrap();
+    assert_eq!(Digest::of(&kept).hex(), digest_of("demo-device.gguf"));
+}
+
 #[tokio::test]
 async fn a_device_of_one_scene_has_the_scene_s_own_models() {
     let place = Place::new();
