@@ -290,7 +290,8 @@ struct AnswerArgs {
     /// Seed of the random numbers
     #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_parser = values::whole::<u64>(0, u64::MAX), help_heading = heading::SAMPLING)]
     seed: u64,
-    /// How the cloud refines the prompt: attention, bm25 or none [default: the scene's]
+    /// How the cloud refines the prompt: attention (with words), bm25 (words alone) or none [default: the
+    /// scene's]
     #[arg(long, value_name = "MODE", value_parser = values::mode, hide_short_help = true, help_heading = heading::RELAY)]
     refine_mode: Option<baton_refine::Mode>,
     /// Share of the document that the cloud keeps (r)

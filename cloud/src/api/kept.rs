@@ -323,9 +323,7 @@ impl KeptReader {
 fn bytes_of(event: &AssistEvent) -> usize {
     let own = match event {
         AssistEvent::Mask(mask) => mask.data.len(),
-        AssistEvent::First(first) => {
-            first.text.len() + first.guide.as_ref().map_or(0, |guide| guide.to_string().len())
-        }
+        AssistEvent::First(first) => first.text.len(),
         AssistEvent::Token(token) => token.text.len(),
         AssistEvent::Progress(_) | AssistEvent::End(_) | AssistEvent::Error(_) => 0,
     };

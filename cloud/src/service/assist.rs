@@ -94,7 +94,7 @@ pub(crate) fn prepare(served: &Served, asked: &Asked<'_>) -> Result<(Prepared, A
     let is_fixed = |segment: &&Segment| segment.role == Role::System && segment.text == scene.settings.system;
     let fixed = request.segments.iter().take(1).filter(is_fixed).count();
     let upstream = served.upstream.as_ref().map(|_| AskParts {
-        prompt: AskPrompt::of_segments(&request.segments),
+        prompt: AskPrompt::of_segments(&request.segments, fixed),
         format: request.format.clone(),
         has_tools: request.tools.is_some() || request.segments.iter().any(Segment::is_about_tools),
     });
@@ -432,7 +432,6 @@ pub(crate) fn first_event(served: &Served, scene: &Scene, planned: &Planned) -> 
         experiment: None,
         verify: None,
         kv: None,
-        guide: None,
     }
 }
 

@@ -121,7 +121,6 @@ fn first(assist_tokens: u32) -> FirstEvent {
         experiment: None,
         verify: None,
         kv: None,
-        guide: None,
     }
 }
 

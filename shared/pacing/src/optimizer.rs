@@ -244,18 +244,17 @@ pub fn optimize(input: &OptimizerInput) -> Result<Plan, InputError> {
 /// prefilled only the prefix, so it can no longer prefill the whole prompt from `t = 0`. The time it has
 /// already waited changes neither `r` nor `L`.
 ///
-/// The verdict is that of [`optimize`], which would have been best from the start; `r`, `L` and the forecast
-/// are always those of the relay. If the scene or the request forbids refinement, the device knew that at
-/// `t = 0`, and the result is that of [`optimize`].
+/// The verdict is that of [`optimize`], which would have been best from the start; `r`, `L`, what decided it
+/// and the forecast are always those of the relay. If the scene or the request forbids refinement, the device
+/// knew that at `t = 0`, and `r` is 1.
 ///
 /// # Errors
 /// As for [`optimize`].
 pub fn relay(input: &OptimizerInput) -> Result<Plan, InputError> {
-    if input.least_ratio() >= 1.0 || input.prompt.content_tokens == 0 {
-        return optimize(input);
-    }
     input.check()?;
-    let plan = plan_at(input, relay_ratio(input, 1.0), Verdict::Relay);
+    let is_whole = input.least_ratio() >= 1.0 || input.prompt.content_tokens == 0;
+    let ratio = if is_whole { 1.0 } else { relay_ratio(input, 1.0) };
+    let plan = plan_at(input, ratio, Verdict::Relay);
     let verdict = if plan.verdict == Verdict::Relay { choose_ratio(input).1 } else { plan.verdict };
     Ok(Plan { verdict, ..plan })
 }

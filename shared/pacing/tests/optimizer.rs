@@ -269,6 +269,18 @@ fn a_wait_changes_nothing_for_a_device_that_waits_for_its_mask() {
 }
 
 #[test]
+fn a_relay_says_what_decided_l_though_the_device_alone_would_have_been_faster() {
+    for ratio in [None, Some(0.3), Some(1.0)] {
+        let mut input = phone();
+        input.scene.ratio = ratio;
+        input.device.prefill_ms_per_token = 0.1;
+        let plan = relay(&input).unwrap();
+        assert_eq!(plan.verdict, Verdict::DeviceAlone, "{ratio:?}");
+        assert_eq!(plan.bound_by, BoundBy::Floor, "{ratio:?}: L is the scene's least");
+    }
+}
+
+#[test]
 fn no_benefit_is_an_answer() {
     let mut input = phone();
     input.device.prefill_ms_per_token = 0.1;

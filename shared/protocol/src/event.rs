@@ -6,7 +6,6 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::error::ErrorBody;
 use crate::kv::KvTicket;
@@ -85,9 +84,6 @@ pub struct FirstEvent {
     /// Keys and values of the kept sentences, if the device asked for them and there are some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvTicket>,
-    /// Data for the application (plan, template, next action), carried unchanged.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guide: Option<Value>,
 }
 
 /// The arm of an experiment that an answer takes part in.
@@ -339,7 +335,6 @@ mod tests {
             experiment: None,
             verify: None,
             kv: None,
-            guide: Some(serde_json::json!({"plan": ["a", 1]})),
         }
     }
 

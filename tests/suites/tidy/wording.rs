@@ -43,6 +43,18 @@ const RETIRED: &[(&str, &str)] = &[
     ("WayTo", "MeasuredLink"),
 ];
 
+/// Statements of documents and help texts that were not so, and what is so. A use or a document may bring one
+/// back only with the code that makes it true.
+const UNTRUE: &[(&str, &str)] = &[
+    ("run or wait, one of them at work", "`--answers` of them are computed at the same time"),
+    ("only pass on the data of other devices", "plans leave such a device out"),
+    ("very figure that the project claims", "benches measure what the table of benches/README.md says"),
+    ("organisations no longer reach the cloud", "those that are found are replaced"),
+    ("scheme is that of the paper PIPO", "what stays where is chosen otherwise"),
+    ("exact search, Halda (HiGHS), rules of thumb", "a ring runs by the exact search alone"),
+    ("sentences are ranked: attention (default)", "the mode `attention` also ranks by words"),
+];
+
 /// The lines with comments that are wider, counted from 1, and how wide they are.
 fn wide_comments(source: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = source.lines().collect();
@@ -112,6 +124,18 @@ fn retired_names_stay_away() {
         }
     }
     check("a name that was given up", &offences);
+}
+
+#[test]
+fn what_was_not_so_is_not_said_again() {
+    let mut offences = Vec::new();
+    for path in files().iter().filter(|path| !path.ends_with("tidy/wording.rs")) {
+        let Ok(text) = std::fs::read_to_string(top().join(path)) else { continue };
+        for (untrue, so) in UNTRUE.iter().filter(|(untrue, _)| text.contains(untrue)) {
+            offences.push(format!("{}: `{untrue}`: {so}", path.display()));
+        }
+    }
+    check("a statement that is not so", &offences);
 }
 
 #[test]

@@ -289,10 +289,6 @@ pub(super) struct FirstBody {
     /// `GET /v1/assist/{id}/kv` gives them.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<TicketBody>,
-    /// Any data for the application.
-    #[schema(value_type = Option<Object>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    guide: Option<Value>,
     /// Running checksum of the reply, eight hex digits; `POST /v1/assist` describes it.
     #[schema(pattern = "^[0-9a-f]{8}$")]
     crc: Option<String>,

@@ -41,7 +41,7 @@ pub(super) struct WorkArgs {
     /// Complete model file on this device, so that no part of it is fetched (may be given several times)
     #[arg(long, value_name = "FILE")]
     model: Vec<PathBuf>,
-    /// Compute nothing; only pass on the data of other devices
+    /// Compute nothing: the device is paired and connected, and plans leave it out
     #[arg(long)]
     relay: bool,
     /// Number of compute threads [default: all]

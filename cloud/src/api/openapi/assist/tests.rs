@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use baton_pacing::BoundBy;
 use baton_protocol::{
     AnswerFormat, ArmEvent, AssistEvent, AssistRequest, Corrector, DeviceInfo, EndEvent, EndReason,
     FirstEvent, KvEncoding, KvTicket, Markup, MaskEvent, PROTOCOL_VERSION, PastCall, ProgressEvent,
@@ -29,6 +30,46 @@ fn same_fields_of<S: ToSchema + PartialSchema>(event: AssistEvent) {
     let mut data = event.data();
     StreamChecksum::new(b"").seal(event.name(), &mut data);
     same_fields::<S>(&serde_json::from_str::<Value>(&data).unwrap());
+}
+
+fn api_page() -> String {
+    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md")).unwrap()
+}
+
+/// Returns the words in backticks of a text, without those in parentheses.
+fn quoted(text: &str) -> BTreeSet<String> {
+    let outside: String = text.split('(').map(|part| part.rsplit(')').next().unwrap_or_default()).collect();
+    outside.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_names_the_fields_of_the_first_token() {
+    let page = api_page();
+    let row = page.lines().find_map(|line| line.strip_prefix("| `first` |")).unwrap();
+    let schema = serde_json::to_value(FirstBody::schema()).unwrap();
+    let mut fields: BTreeSet<String> = schema["properties"].as_object().unwrap().keys().cloned().collect();
+    // Every event has it; the page says so elsewhere.
+    fields.remove("crc");
+    assert_eq!(quoted(row), fields);
+}
+
+#[test]
+fn the_page_names_what_decides_l() {
+    let page = api_page();
+    let line = page.lines().find(|line| line.starts_with("`assist_bound_by` says what decided L")).unwrap();
+    // A plan without a relay is made only to compare with; quotas are no part of plans.
+    let sent = [
+        BoundBy::Tau,
+        BoundBy::CloudOccupancy,
+        BoundBy::CloudDecode,
+        BoundBy::Floor,
+        BoundBy::Load,
+        BoundBy::Fixed,
+        BoundBy::AnswerLength,
+        BoundBy::DeviceTooSlow,
+    ];
+    let words = sent.map(BoundBy::as_str).into_iter().chain(["quota", "assist_bound_by"]);
+    assert_eq!(quoted(line), words.map(str::to_owned).collect());
 }
 
 #[test]
@@ -119,7 +160,6 @@ fn replies_are_written_down_whole() {
             prompt_sha256: String::new(),
             model: String::new(),
         }),
-        guide: Some(json!({})),
     };
     same_fields::<TicketBody>(&first.kv);
     same_fields_of::<FirstBody>(AssistEvent::First(Box::new(first)));
