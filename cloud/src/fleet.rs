@@ -3,7 +3,8 @@
 //!
 //! The rules are those of [`baton_registry`]; here are their inputs. [`book`] holds the targets in memory and
 //! [`catalog`] what the registry has. [`folder`] is a registry in a folder, [`source`] reads a registry
-//! wherever it is, and [`publish`] adds a version. [`reports`] bounds what devices report, and says what of it counts.
+//! wherever it is, and [`publish`] adds a version. [`reports`] bounds what devices report, and says what of
+//! it counts.
 
 pub mod book;
 pub mod bucket;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use baton_e2e::hostile::tenants::{GIVE_KV, Tenants};
+use baton_e2e::hostile::tenants::{GIVE_KV, SMALL_CACHE, Tenants};
 use serde_json::{Value, json};
 
 use crate::report::Report;
@@ -87,8 +87,8 @@ async fn places(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Lets invented devices report that they could not load a candidate. Returns whether that paused the rollout,
-/// and how long the reports took, in seconds.
+/// Lets invented devices report that they could not load a candidate. Returns whether that paused the
+/// rollout, and how long the reports took, in seconds.
 async fn devices(names: &[&str]) -> Result<(bool, f64)> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let set = ["rollouts", "set", "--class", "phone", "m@1"];
@@ -109,15 +109,15 @@ async fn devices(names: &[&str]) -> Result<(bool, f64)> {
 /// Leaves keys and values unread, and waits until their memory is given back.
 async fn handoffs(report: &mut Report) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
-    let tenants = Tenants::start(folder.path(), &[], &[&GIVE_KV], &[]).await?;
-    // What answers themselves need is taken before.
-    for at in 0..10 {
-        tenants.abandon_handoff(0, at).await?;
+    let tenants = Tenants::start(folder.path(), &[], &[&GIVE_KV], &[SMALL_CACHE]).await?;
+    // What answers themselves need, and their keys and values in the cache, is taken before.
+    for at in 0..HANDOFFS {
+        tenants.ask(0, at, Value::Null).await?;
     }
     let before = tenants.cloud.memory_bytes()?;
     let mut bytes = 0;
     for at in 0..HANDOFFS {
-        bytes += tenants.abandon_handoff(0, 100 + at).await?.unwrap_or(0);
+        bytes += tenants.abandon_handoff(0, 1000 + at).await?.unwrap_or(0);
     }
     let during = tenants.cloud.memory_bytes()?;
     let begun = Instant::now();

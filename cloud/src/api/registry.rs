@@ -116,8 +116,8 @@ pub(super) async fn sync(
     Ok(Json(reply))
 }
 
-/// Notes what a device reported, if its key has not reported too much. The device is answered from memory, also
-/// while the database is away.
+/// Notes what a device reported, if its key has not reported too much. The device is answered from memory,
+/// also while the database is away.
 async fn note(app: &App, caller: &Caller, request: &SyncRequest, now_ms: i64) {
     let Some(store) = &app.store else { return };
     let without = if app.access.book.is_open() { "" } else { STATIC_KEY };

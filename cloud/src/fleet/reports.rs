@@ -1,9 +1,10 @@
 //! What devices report of their models: how much of it is noted, and what counts when a rollout pauses by
 //! itself.
 //!
-//! Devices choose their names, so whoever has a key can invent any number of them, and without keys everybody
-//! can. Always: what one key notes is bounded in rate and rows. Without a key nothing counts, and of a rollout
-//! only devices that had asked before it began. One key alone pauses no rollout of others' devices.
+//! Devices choose their names, so whoever has a key can invent any number of them, and without keys
+//! everybody can. Always: what one key notes is bounded in rate and rows. Without a key nothing counts, and
+//! of a rollout only devices that had asked before it began. One key alone pauses no rollout of others'
+//! devices.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -56,8 +57,8 @@ pub struct KeyReports {
     pub failed: u64,
 }
 
-/// Returns the change that the guard of a rollout makes, if the devices of all keys together ask for one. They
-/// must do so without the key that reports most failures too, unless it has half of all devices.
+/// Returns the change that the guard of a rollout makes, if the devices of all keys together ask for one.
+/// They must do so without the key that reports most failures too, unless it has half of all devices.
 #[must_use]
 pub fn guarded(target: &Target, keys: &[KeyReports]) -> Option<(Target, KeyReports)> {
     let sum = |key: fn(&KeyReports) -> u64| keys.iter().map(key).sum::<u64>();

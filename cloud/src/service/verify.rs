@@ -306,8 +306,8 @@ impl OpenAnswers {
 }
 
 /// Returns the answer that gives way to the `newest`: the one used longest ago of the owner with the most
-/// answers. If the newest's own owner has as many, it is one of its own. An answer that the cloud still writes
-/// does not give way.
+/// answers. If the newest's own owner has as many, it is one of its own. An answer that the cloud still
+/// writes does not give way.
 fn gives_way(answers: &BTreeMap<OpenId, Arc<OpenAnswer>>, newest: OpenId) -> Option<OpenId> {
     let mut counts = BTreeMap::<u128, usize>::new();
     for (owner, _) in answers.keys().filter(|id| **id != newest) {

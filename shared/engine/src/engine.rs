@@ -334,8 +334,8 @@ impl Engine {
         self.table.release(seq);
     }
 
-    /// Gives up the claim of a sequence that waits to its full blocks: they are evicted in their turn, as if it
-    /// had been released. Until [`Self::pin`], only its ids may be read, and it may be released.
+    /// Gives up the claim of a sequence that waits to its full blocks: they are evicted in their turn, as if
+    /// it had been released. Until [`Self::pin`], only its ids may be read, and it may be released.
     pub fn unpin(&mut self, seq: SeqId) {
         self.table.unpin(seq);
     }

@@ -82,8 +82,8 @@ pub trait Sequences: Send {
     /// Removes the sequence.
     fn release(&mut self, seq: SeqId);
 
-    /// Lets the full blocks of a sequence that waits be evicted in their turn, if that is possible here. Until
-    /// [`Self::pin`], only its ids may be read, and it may be released.
+    /// Lets the full blocks of a sequence that waits be evicted in their turn, if that is possible here.
+    /// Until [`Self::pin`], only its ids may be read, and it may be released.
     fn unpin(&mut self, _seq: SeqId) {}
 
     /// Takes the blocks of an unpinned sequence again; returns its tokens, fewer if some blocks are gone.

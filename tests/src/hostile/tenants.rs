@@ -1,5 +1,5 @@
-//! Tenants with keys of their own, on one service: answers whose drafts are to be checked, keys and values that
-//! nobody fetches, and reports of devices that do not exist.
+//! Tenants with keys of their own, on one service: answers whose drafts are to be checked, keys and values
+//! that nobody fetches, and reports of devices that do not exist.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -18,6 +18,9 @@ use crate::process::{CloudProcess, cpu_program, models_folder};
 
 /// The command that lets devices get keys and values in place of a prefill.
 pub const GIVE_KV: [&str; 5] = ["scenes", "set", "doc-qa", "--kv", "f16"];
+
+/// The option of a service whose KV cache is full after some hundred questions, so that it grows no more.
+pub const SMALL_CACHE: &str = "--kv-tokens=4096";
 
 /// The model of every service here.
 fn model() -> PathBuf {
@@ -40,8 +43,8 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Starts a service with a key for each of these tenants; without names, it needs no keys. Its database is
-    /// in `folder`. `before` are commands of `baton-cloud` that run before it starts.
+    /// Starts a service with a key for each of these tenants; without names, it needs no keys. Its database
+    /// is in `folder`. `before` are commands of `baton-cloud` that run before it starts.
     ///
     /// # Errors
     /// Fails if the program is not built, refuses a command, or does not start.
@@ -102,12 +105,13 @@ impl Tenants {
         let question = json!({
             "protocol": 1, "request_id": id, "scene": "doc-qa-full", "model": "default", "verify": true,
             "segments": [{ "role": "user", "text": "Hi", "refine": false }], "assist_tokens": 1,
-            "tokenizer_sha256": self.tokenizer, "sampling": { "temperature": 10, "seed": id.as_u128() as u32 },
+            "tokenizer_sha256": self.tokenizer,
         });
         let (status, text) = self.post(tenant, "/v1/assist", &question).await?;
         ensure!(status == 200, "{status}: {text}");
-        let first = text.split("event: first\ndata: ").nth(1).and_then(|rest| rest.lines().next());
-        let first: Value = serde_json::from_str(first.context("there is no first token")?)?;
+        let first = text.split("event: first\n").nth(1).and_then(|rest| rest.split("data: ").nth(1));
+        let first = first.and_then(|rest| rest.lines().next()).context("there is no first token")?;
+        let first: Value = serde_json::from_str(first).context("read the first token")?;
         Ok(first["verify"].is_object().then_some(id))
     }
 
@@ -128,6 +132,17 @@ impl Tenants {
     /// # Errors
     /// Fails if there is no answer.
     pub async fn abandon_handoff(&self, tenant: usize, at: usize) -> anyhow::Result<Option<u64>> {
+        let device = json!({ "class": "laptop", "model": "demo", "kv": self.kv });
+        let text = self.ask(tenant, at, device).await?;
+        let bytes = text.split("\"kv\":{\"bytes\":").nth(1).and_then(|rest| rest.split(',').next());
+        Ok(bytes.and_then(|bytes| bytes.parse().ok()))
+    }
+
+    /// Asks about a document; returns the events of the answer.
+    ///
+    /// # Errors
+    /// Fails if there is no answer.
+    pub async fn ask(&self, tenant: usize, at: usize, device: Value) -> anyhow::Result<String> {
         let sentences = "The harbour keeps a list of all ships, and of their masters. ".repeat(30);
         let question = json!({
             "protocol": 1, "request_id": Uuid::new_v4(), "scene": "doc-qa", "model": "default",
@@ -135,12 +150,11 @@ impl Tenants {
                 { "role": "user", "text": sentences, "refine": true },
                 { "role": "user", "text": format!("\n\nQuestion {at}: What does the harbour keep?") },
             ],
-            "assist_tokens": 1, "device": { "class": "laptop", "model": "demo", "kv": self.kv },
+            "assist_tokens": 1, "device": device,
         });
         let (status, text) = self.post(tenant, "/v1/assist", &question).await?;
         ensure!(status == 200, "{status}: {text}");
-        let bytes = text.split("\"kv\":{\"bytes\":").nth(1).and_then(|rest| rest.split(',').next());
-        Ok(bytes.and_then(|bytes| bytes.parse().ok()))
+        Ok(text)
     }
 
     /// Reports as a device of class `phone` that it answers with a pair of one model, and perhaps could not

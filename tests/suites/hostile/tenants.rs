@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use baton_e2e::hostile::streams::figures_when;
-use baton_e2e::hostile::tenants::{GIVE_KV, Tenants};
+use baton_e2e::hostile::tenants::{GIVE_KV, SMALL_CACHE, Tenants};
+use serde_json::Value;
 
 /// A guard against hangs.
 const HANG: Duration = Duration::from_secs(120);
@@ -53,19 +54,19 @@ async fn memory_of_handoffs_that_nobody_reads_goes_back_to_the_system() {
         return println!("skipped: hostile: memory of handoffs: only Linux says how much a process has");
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let tenants = Tenants::start(folder.path(), &[], &[&GIVE_KV], &["--threads=2"]).await;
+    let tenants = Tenants::start(folder.path(), &[], &[&GIVE_KV], &["--threads=2", SMALL_CACHE]).await;
     let tenants = tenants.expect("the service starts");
     let memory = || tenants.cloud.memory_bytes().expect("its memory");
-    for at in 0..10 {
-        tenants.abandon_handoff(0, at).await.expect("an answer");
+    for at in 0..150 {
+        tenants.ask(0, at, Value::Null).await.expect("an answer");
     }
     let before = memory();
     let mut bytes = 0;
     for at in 0..ABANDONED {
-        bytes += tenants.abandon_handoff(0, 100 + at).await.expect("an answer").unwrap_or(0);
+        bytes += tenants.abandon_handoff(0, 1000 + at).await.expect("an answer").unwrap_or(0);
     }
     assert!(bytes > 16 << 20 && memory() > before + bytes / 2, "{bytes} bytes are parked");
-    let parked = |figures: &serde_json::Value| figures["handoff_bytes"].as_u64();
+    let parked = |figures: &Value| figures["handoff_bytes"].as_u64();
     figures_when(tenants.server, |figures| parked(figures) == Some(0)).await.expect("they are forgotten");
     let after = memory();
     assert!(after < before + bytes / 4, "{before} bytes before, {after} after, {bytes} were parked");

@@ -7,9 +7,9 @@
 use super::{BLOCK_TOKENS, KvError, KvTable, SeqId};
 
 impl KvTable {
-    /// Gives up the claim of a sequence to its full blocks. Until [`Self::pin`], only its ids may be read, and
-    /// it may be released. A sequence of which keys and values were evicted stays as it is: its blocks are not
-    /// in the tree.
+    /// Gives up the claim of a sequence to its full blocks. Until [`Self::pin`], only its ids may be read,
+    /// and it may be released. A sequence of which keys and values were evicted stays as it is: its blocks
+    /// are not in the tree.
     pub(crate) fn unpin(&mut self, seq: SeqId) {
         let Self { pool, seqs, .. } = self;
         let Some(sequence) = seqs.get_mut(&seq) else { return };

@@ -1,7 +1,7 @@
 //! Sequences that are kept after their answers, for the next answer of the same conversation.
 //!
-//! The prefix tree keeps whole blocks of what was computed; a kept sequence also has the last, partial one. It
-//! claims no other: its blocks are evicted in their turn, so it takes the room of nobody else's prefixes.
+//! The prefix tree keeps whole blocks of what was computed; a kept sequence also has the last, partial one.
+//! It claims no other: its blocks are evicted in their turn, so it takes the room of nobody else's prefixes.
 //! Never: keeps more sequences than allowed, or for longer. Always: a kept sequence is given up before a
 //! running one lacks room, that of the owner with the most first.
 
