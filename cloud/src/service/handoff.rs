@@ -31,7 +31,7 @@ const HANDOFFS_MAX: usize = 1024;
 /// How long a handoff is parked, from its offer on.
 const PARKED_MAX: Duration = Duration::from_secs(30);
 /// The most bytes that a reader gets at once.
-const READ_BYTES_MAX: usize = 512 << 10;
+const READ_BYTES_MAX: usize = 1 << 20;
 
 /// Who asked, as a digest of the credentials, and the request's id.
 pub(crate) type HandoffName = ([u8; 32], Uuid);
