@@ -76,7 +76,8 @@ fn greets_and_loops(one: Agent, installed: &Path, hi: &Recorder, looped: &Record
     assert!(said.contains(DONE), "{one:?}: {said}");
     let has_result = exchanged.iter().any(|exchange| exchange.body.contains(RESULT));
     assert!(has_result, "{one:?} sent no result of its tool");
-    println!("ok {}: {} requests, none refused", one.name(), exchanged.len());
+    let ignored = exchanged.last().map(|exchange| exchange.ignored.as_str()).unwrap_or_default();
+    println!("ok {}: {} requests, none refused; ignored: {ignored}", one.name(), exchanged.len());
 }
 
 fn is_named() -> bool {

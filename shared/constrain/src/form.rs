@@ -10,6 +10,9 @@ use crate::{Constraint, ConstraintError, Grammar, Grammars, tools};
 /// How long to search for the tool whose schema cannot be followed. After that, the error names no tool.
 const BLAME_MAX: Duration = Duration::from_millis(200);
 
+/// An answer of fewer tokens has no room for a thought beside its form.
+const ROOM_TOKENS_MIN: usize = 256;
+
 /// Why no answer can have the form that a request demands.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{err}")]
@@ -18,6 +21,11 @@ pub struct FormError {
     pub field: String,
     /// The cause.
     pub err: ConstraintError,
+}
+
+/// Returns how many tokens may be thinking in an answer of at most `answer_tokens` that has a form.
+pub fn thought_tokens(answer_tokens: usize) -> usize {
+    if answer_tokens < ROOM_TOKENS_MIN { 0 } else { answer_tokens / 2 }
 }
 
 /// Compiles the form that the answer must have; returns `None` if it may be any text. `markup` is how the

@@ -13,6 +13,7 @@ mod absent;
 mod form;
 #[cfg(feature = "llguidance")]
 mod guided;
+#[cfg(feature = "llguidance")]
 mod thought;
 pub mod tools;
 
@@ -25,10 +26,9 @@ use serde_json::{Map, Value, json};
 
 #[cfg(not(feature = "llguidance"))]
 pub use self::absent::{Constraint, Grammars};
-pub use self::form::{FormError, constraint};
+pub use self::form::{FormError, constraint, thought_tokens};
 #[cfg(feature = "llguidance")]
 pub use self::guided::{Constraint, Grammars};
-pub use self::thought::thought_tokens;
 
 /// The most bytes of a schema or a grammar.
 pub const GRAMMAR_BYTES_MAX: usize = 64 * 1024;

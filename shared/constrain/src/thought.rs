@@ -9,13 +9,6 @@ use crate::{ConstraintError, Grammar, compact};
 
 /// What closes a thought.
 const CLOSE: &str = "</think>";
-/// An answer of fewer tokens has no room for a thought beside its form.
-const ROOM_TOKENS_MIN: usize = 256;
-
-/// Returns how many tokens may be thinking in an answer of at most `answer_tokens` that has a form.
-pub fn thought_tokens(answer_tokens: usize) -> usize {
-    if answer_tokens < ROOM_TOKENS_MIN { 0 } else { answer_tokens / 2 }
-}
 
 impl Grammar {
     /// Returns the grammar of a thought that ends by itself, with this form behind it.
@@ -102,6 +95,7 @@ impl Thought {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::thought_tokens;
 
     const WORDS: [&[u8]; 5] = [b"hm", b" </th", b"ink>\n", b"{}", b"</think>"];
 

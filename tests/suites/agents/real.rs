@@ -1,7 +1,7 @@
 //! Agents of others, and how each is told to use the program: all from its own folder, with a key that opens
 //! nothing, without telemetry and without updates.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
@@ -85,7 +85,7 @@ fn node(installed: &Path, script: &str) -> Command {
     command
 }
 
-fn write(path: &PathBuf, text: &str) {
+fn write(path: &Path, text: &str) {
     std::fs::create_dir_all(path.parent().expect("it lies in a folder")).expect("make a folder");
     std::fs::write(path, text).expect("write a configuration");
 }
