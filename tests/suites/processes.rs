@@ -4,6 +4,9 @@
 //!
 //! Speeds are emulated, so that a cut happens in the middle of an answer; no test checks a time.
 
+#[cfg(target_os = "linux")]
+#[path = "processes/chat.rs"]
+mod chat;
 #[path = "processes/conversations.rs"]
 mod conversations;
 #[path = "processes/damaged.rs"]

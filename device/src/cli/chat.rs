@@ -1,5 +1,6 @@
 //! `baton chat`: a conversation on the terminal.
 
+mod editor;
 mod lines;
 
 use super::conversations::file;
@@ -15,12 +16,16 @@ use baton_openai::ChatMessage;
 use baton_protocol::Role;
 use baton_terminal::{chain, err, errln};
 use clap::Args;
-use lines::Lines;
-use std::io::IsTerminal;
+use editor::Editor;
+use lines::{Lines, checked};
+use rustyline::error::ReadlineError;
+use std::io::{ErrorKind, IsTerminal as _};
 
 /// Text below the options.
 pub(super) const HELP: &str = "\
 Ctrl-C ends an answer. At the prompt, Ctrl-C drops the line, and a second Ctrl-C leaves. Ctrl-D leaves.
+On a terminal, pasted text is one message, of any number of lines; arrows move in it and bring earlier questions back,
+and Ctrl-R searches them. Without a terminal each line of standard input is a question.
 On a terminal, /again writes the last answer again, and /edit TEXT asks TEXT in place of the last question.
 `baton conversations` lists, finds and prints what was kept.
 Exit status: 0; 130 after Ctrl-C at the prompt; 143 after a request to terminate; 1 if something failed; 2 for a wrong
@@ -66,9 +71,11 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
     }
     let system = args.system.clone().unwrap_or_else(|| scene.settings.system.clone());
     let mut talk = Talk::begin(&args, system).await?;
-    let mut prompt = Prompt::start().context("read standard input")?;
-    while let Some(line) = prompt.line(interrupts).await? {
-        let Some(line) = talk.question(line, prompt.is_terminal) else { continue };
+    // A person can go on after an error; a program that reads the answers must be told.
+    let is_terminal = std::io::stdin().is_terminal();
+    let mut prompt = Prompt::start(&talk)?;
+    while let Some(line) = prompt.line(is_terminal, interrupts).await? {
+        let Some(line) = talk.question(line, is_terminal) else { continue };
         let messages = &mut talk.messages;
         messages.push(ChatMessage::new(Role::User, line));
         let tokenizer = opened.agent.tokenizer();
@@ -77,7 +84,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         let Shown { report, stopped } = match terminal::show(&opened, asked, false, interrupts).await {
             Ok(shown) => shown,
             // If a question cannot be asked, the conversation goes on; if an answer cannot be shown, it ends.
-            Err(err) if err.is::<crate::agent::AgentError>() && prompt.is_terminal => {
+            Err(err) if err.is::<crate::agent::AgentError>() && is_terminal => {
                 errln!("error: {}", chain(err.as_ref()));
                 messages.pop();
                 continue;
@@ -89,14 +96,13 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             terminal::print_trace(&report);
         }
         match &report.error {
-            // A person can go on after an error; a program that reads the answers must be told.
-            Some(error) if !prompt.is_terminal => bail!("{}", error.message),
+            Some(error) if !is_terminal => bail!("{}", error.message),
             Some(error) => errln!("error: {}", error.message),
             None => {}
         }
         talk.answered(&report).await;
         match stopped {
-            Some(signal) if signal == Signal::Terminate || !prompt.is_terminal => bail!(Stopped(signal)),
+            Some(signal) if signal == Signal::Terminate || !is_terminal => bail!(Stopped(signal)),
             _ => {}
         }
     }
@@ -185,49 +191,98 @@ impl Talk {
 }
 
 /// The source of questions.
-struct Prompt {
-    lines: Lines,
-    /// A person types on a terminal: there is a prompt, and a bad line does not end the conversation.
-    is_terminal: bool,
+enum Prompt {
+    /// A person at a terminal.
+    Editor(Editor),
+    /// A pipe, a file, or a terminal that cannot move its cursor.
+    Lines(Lines),
 }
 
 impl Prompt {
-    fn start() -> std::io::Result<Self> {
-        Ok(Self { lines: Lines::start()?, is_terminal: std::io::stdin().is_terminal() })
+    fn start(talk: &Talk) -> anyhow::Result<Self> {
+        if !Editor::is_possible() {
+            return Ok(Self::Lines(Lines::start().context("read standard input")?));
+        }
+        let questions = talk.messages.iter().filter(|message| message.role == Role::User);
+        Ok(Self::Editor(Editor::start(questions.map(|message| message.text.as_str()))?))
     }
 
-    /// Returns the next line; `None` at the end of input. On a terminal, Ctrl-C drops the line, and a second
-    /// one leaves.
-    async fn line(&mut self, interrupts: &Interrupts) -> anyhow::Result<Option<String>> {
+    /// Returns the next line; `None` at the end of input. On a terminal, a bad line is told and does not end
+    /// the conversation, Ctrl-C drops the line, and a second one leaves.
+    async fn line(&mut self, is_terminal: bool, interrupts: &Interrupts) -> anyhow::Result<Option<String>> {
         let mut interrupted = false;
         loop {
             // From the prompt on, a signal is for this loop.
             let mut watch = interrupts.watch();
-            if self.is_terminal {
-                err!("> ");
-            }
-            tokio::select! {
-                line = self.lines.next() => match line {
-                    Some(Err(wrong)) if self.is_terminal => errln!("error: {}", chain(&wrong)),
-                    Some(line) => return Ok(Some(line?)),
-                    None => {
-                        if self.is_terminal {
-                            errln!();
-                        }
-                        return Ok(None);
+            let read = tokio::select! {
+                read = self.read(is_terminal) => read,
+                signal = watch.signal() => match self {
+                    Self::Lines(lines) if signal == Signal::Interrupt && is_terminal && !interrupted => {
+                        // The terminal has dropped the typed text, so drop what was read of it.
+                        lines.drop_line();
+                        errln!();
+                        Read::Interrupted
                     }
-                },
-                signal = watch.signal() => {
-                    if signal == Signal::Terminate || interrupted || !self.is_terminal {
+                    _ => {
                         baton_terminal::leave();
                         bail!(Stopped(signal));
                     }
+                },
+            };
+            match read {
+                Read::Line(line) => return Ok(Some(line)),
+                Read::Bad(wrong) if is_terminal => errln!("error: {}", chain(&*wrong)),
+                Read::Bad(wrong) | Read::Failed(wrong) => return Err(wrong),
+                Read::End => return Ok(None),
+                Read::Interrupted if interrupted => bail!(Stopped(Signal::Interrupt)),
+                Read::Interrupted => {
                     interrupted = true;
-                    // The terminal has dropped the typed text, so drop what was read of it.
-                    self.lines.drop_line();
-                    errln!("\n(Ctrl-C again, or Ctrl-D, leaves)");
+                    errln!("(Ctrl-C again, or Ctrl-D, leaves)");
                 }
             }
         }
     }
+
+    async fn read(&mut self, is_terminal: bool) -> Read {
+        match self {
+            Self::Lines(lines) => {
+                if is_terminal {
+                    err!("> ");
+                }
+                match lines.next().await {
+                    Some(Ok(line)) => Read::Line(line),
+                    Some(Err(wrong)) => Read::Bad(wrong.into()),
+                    None => {
+                        if is_terminal {
+                            errln!();
+                        }
+                        Read::End
+                    }
+                }
+            }
+            Self::Editor(editor) => match editor.next().await {
+                Some(Ok(line)) => checked(line).map_or_else(|wrong| Read::Bad(wrong.into()), Read::Line),
+                Some(Err(ReadlineError::Interrupted)) => Read::Interrupted,
+                Some(Err(ReadlineError::Eof)) | None => Read::End,
+                // The bytes of a key, or of a paste, are not UTF-8.
+                Some(Err(ReadlineError::Io(err))) if err.kind() == ErrorKind::InvalidData => {
+                    Read::Bad(anyhow::anyhow!("what was typed is not UTF-8 text"))
+                }
+                Some(Err(err)) => Read::Failed(anyhow::Error::from(err).context("read the terminal")),
+            },
+        }
+    }
+}
+
+/// What came of a wait for a line.
+enum Read {
+    Line(String),
+    /// A line that is no text.
+    Bad(anyhow::Error),
+    /// No more lines can be read.
+    Failed(anyhow::Error),
+    /// Ctrl-C.
+    Interrupted,
+    /// The end of input.
+    End,
 }

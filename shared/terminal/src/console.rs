@@ -6,8 +6,8 @@ use std::str;
 
 /// Removes the progress line: back to the line's start, erase to its end.
 const ERASE: &[u8] = b"\r\x1b[K";
-/// Characters of the progress line, which must fit a terminal of 80 columns.
-const STATUS_CHARS: usize = 78;
+/// Columns that the progress line leaves free at the end of a terminal's line: some terminals wrap there.
+const FREE_COLUMNS: usize = 2;
 
 /// Text that arrives in pieces, which may end inside a character.
 #[derive(Debug, Default)]
@@ -99,12 +99,14 @@ impl Console {
         shown
     }
 
-    /// Returns the bytes to write on standard error to show a progress line.
-    pub(crate) fn status(&mut self, text: &str) -> Vec<u8> {
+    /// Returns the bytes to write on standard error to show a progress line, which fits a terminal of so many
+    /// columns: a line that wraps cannot be removed.
+    pub(crate) fn status(&mut self, text: &str, columns: usize) -> Vec<u8> {
         if !self.err_terminal || self.mid_line {
             return Vec::new();
         }
-        let line: String = clean(text).chars().filter(|&c| c != '\n').take(STATUS_CHARS).collect();
+        let fits = columns.saturating_sub(FREE_COLUMNS);
+        let line: String = clean(text).chars().filter(|&c| c != '\n').take(fits).collect();
         self.status = true;
         [ERASE, line.as_bytes()].concat()
     }
@@ -132,7 +134,7 @@ mod tests {
         let mut piped = Console::new(false, false);
         check(&piped.out(b"a\x1b[2Jb"), "a\x1b[2Jb");
         check(&piped.err(b"\x07"), "\x07");
-        check(&piped.status("40 %"), "");
+        check(&piped.status("40 %", 80), "");
     }
 
     #[test]
@@ -147,12 +149,19 @@ mod tests {
     #[test]
     fn notes_and_progress_have_lines_of_their_own() {
         let mut console = Console::new(true, true);
-        check(&console.status("prompt: 10 %"), "\r\x1b[Kprompt: 10 %");
-        check(&console.status("prompt: \x1b[20 %\n"), "\r\x1b[Kprompt: ␛[20 %");
+        check(&console.status("prompt: 10 %", 80), "\r\x1b[Kprompt: 10 %");
+        check(&console.status("prompt: \x1b[20 %\n", 80), "\r\x1b[Kprompt: ␛[20 %");
         check(&console.out(b"The answer"), "\r\x1b[KThe answer");
-        check(&console.status("prompt: 30 %"), "");
+        check(&console.status("prompt: 30 %", 80), "");
         check(&console.err(b"note: slow\n"), "\nnote: slow\n");
         check(&console.err(b"note: again\n"), "note: again\n");
         check(&console.clear_status(), "");
+    }
+
+    #[test]
+    fn the_progress_line_fits_the_terminal() {
+        let mut console = Console::new(true, true);
+        check(&console.status("prompt: 10 of 20 tokens", 12), "\r\x1b[Kprompt: 10");
+        check(&console.status("prompt: 10", 1), "\r\x1b[K");
     }
 }

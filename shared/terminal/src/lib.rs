@@ -11,11 +11,13 @@
 mod chain;
 mod clean;
 mod console;
+mod keys;
 mod panics;
 mod size;
 
 pub use chain::chain;
 pub use clean::clean;
+pub use keys::KeyInput;
 pub use panics::filter_panics;
 pub use size::size;
 
@@ -125,9 +127,18 @@ pub fn stderr_is_terminal() -> bool {
 /// Shows `text` as the progress line, replacing the previous one. It is removed before anything else is
 /// written. Does nothing if standard error is not a terminal or standard output is inside a line there.
 pub fn status(text: &str) {
-    let shown = console().status(text);
+    let shown = console().status(text, columns());
     // A failure to show progress must not stop the program.
     let _unseen = io::stderr().write_all(&shown);
+}
+
+/// Returns the width of the terminal of standard error; 80 if it is not known.
+fn columns() -> usize {
+    #[cfg(unix)]
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok().map(|size| usize::from(size.ws_col));
+    #[cfg(not(unix))]
+    let size = None;
+    size.filter(|&columns| columns > 0).unwrap_or(80)
 }
 
 /// Removes the progress line.
@@ -136,9 +147,10 @@ pub fn clear_status() {
     let _unseen = io::stderr().write_all(&shown);
 }
 
-/// Moves a terminal to a fresh line before the program ends at once. Does not wait for locks: a reader that
-/// does not read may block the thread that holds them.
+/// Moves a terminal to a fresh line before the program ends at once, and gives its keys back as they were.
+/// Does not wait for locks: a reader that does not read may block the thread that holds them.
 pub fn leave() {
+    keys::restore();
     if let Ok(mut console) = CONSOLE.try_lock() {
         let shown = console.err_is_terminal().then(|| [console.clear_status().as_slice(), b"\n"].concat());
         let _unseen = io::stderr().write_all(&shown.unwrap_or_default());

@@ -17,19 +17,19 @@ use baton_protocol::{ErrorBody, ErrorCode};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A folder with a document and the settings of `baton`.
-struct Place {
+pub(crate) struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("make a folder");
         std::fs::write(folder.path().join("doc.txt"), "The gate is red.\n\nThe key is blue.\n")
             .expect("write");
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -44,7 +44,7 @@ impl Place {
         options.map(str::to_owned).to_vec()
     }
 
-    fn baton(&self, command: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn baton(&self, command: &str, arguments: &[&str]) -> Command {
         let mut baton = cpu_program("baton").expect("the program is built");
         baton.arg(command).args(arguments).args(self.options()).stdin(Stdio::null());
         baton
@@ -336,7 +336,7 @@ fn refusing_cloud(words: &str) -> String {
 
 /// A program on its own terminal, made with `script`, which every Linux has.
 #[cfg(target_os = "linux")]
-struct Terminal {
+pub(crate) struct Terminal {
     child: Child,
     keys: ChildStdin,
     pieces: Receiver<Vec<u8>>,
@@ -346,12 +346,13 @@ struct Terminal {
 
 #[cfg(target_os = "linux")]
 impl Terminal {
-    fn start(command: &Command) -> Self {
+    pub(crate) fn start(command: &Command) -> Self {
         let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
         let line = std::iter::once(command.get_program()).chain(command.get_args()).map(quoted);
         let line = line.collect::<Vec<_>>().join(" ");
         let mut child = Command::new("script")
             .args(["-qefc", &line, "/dev/null"])
+            .env("TERM", "xterm")
             .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -364,7 +365,7 @@ impl Terminal {
 
     /// Waits until this text is shown, after the texts waited for before.
     #[track_caller]
-    fn wait_for(&mut self, text: &str) {
+    pub(crate) fn wait_for(&mut self, text: &str) {
         loop {
             let new = &self.shown[self.read..];
             if let Some(at) = new.windows(text.len()).position(|window| window == text.as_bytes()) {
@@ -378,50 +379,22 @@ impl Terminal {
         }
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush()).expect("press keys");
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.shown).into_owned()
     }
 
     /// Waits for the end; returns the status and all that was shown.
-    fn end(mut self) -> (Option<i32>, String) {
+    pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let status = ended(&mut self.child);
         while let Ok(piece) = self.pieces.recv_timeout(LIMIT) {
             self.shown.extend(piece);
         }
         (status.code(), self.text())
     }
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn ctrl_c_at_the_prompt_drops_the_line_and_a_second_one_leaves() {
-    let place = Place::new();
-    let chat = place.baton("chat", &["--no-cloud", "--instant", "--max-tokens", "4"]);
-    let mut terminal = Terminal::start(&chat);
-    terminal.wait_for("> ");
-    terminal.press("Hello there\n");
-    // After the first answer it is the same as before it.
-    terminal.wait_for("\n> ");
-    terminal.press("half of a li\x03");
-    terminal.wait_for("Ctrl-C again");
-    terminal.wait_for("> ");
-    terminal.press("Hi\n");
-    terminal.wait_for("\n> ");
-    terminal.press("\x03");
-    terminal.wait_for("Ctrl-C again");
-    terminal.press("\x03");
-    let (status, shown) = terminal.end();
-    assert_eq!(status, Some(130), "{shown}");
-    assert!(!shown.contains("error"), "{shown}");
-    // The end of input leaves too.
-    let mut terminal = Terminal::start(&chat);
-    terminal.wait_for("> ");
-    terminal.press("\x04");
-    assert_eq!(terminal.end().0, Some(0));
 }
 
 #[cfg(target_os = "linux")]

@@ -74,6 +74,14 @@ fn text(line: Vec<u8>) -> Result<String, DocumentError> {
     line_text(line).map(|text| text.trim_end_matches('\n').to_owned())
 }
 
+/// Checks a line that a person typed, as one of a pipe is checked.
+pub(super) fn checked(line: String) -> Result<String, DocumentError> {
+    if line.len() > TEXT_BYTES_MAX {
+        return Err(DocumentError::TooLarge { path: "-".into(), max: TEXT_BYTES_MAX as u64 });
+    }
+    text(line.into_bytes())
+}
+
 /// Lines of standard input.
 #[derive(Debug)]
 pub(super) struct Lines {
