@@ -11,6 +11,7 @@
 //!
 //! - what a tenant can learn about another tenant from response times;
 //! - the cost of streams whose readers went away, and of many wrong passwords;
+//! - how long the cloud is busy with answers whose devices have ended;
 //! - the delay by half-sent request heads, in both programs;
 //! - the memory that request bodies take;
 //! - concurrent requests against a daily quota;
@@ -18,6 +19,7 @@
 //! - documents that break the libraries of the agent that read them.
 
 mod abandoned;
+mod cancel;
 mod documents;
 mod heads;
 mod logins;
@@ -87,6 +89,8 @@ enum Section {
     Probe,
     /// Streams whose readers disconnected
     Abandoned,
+    /// Devices that end in the middle of an answer
+    Cancel,
     /// Half-sent request heads to the service and to the local API
     Heads,
     /// Memory that request bodies of every kind take (Linux only)
@@ -114,6 +118,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     if wanted(Section::Abandoned) {
         runtime.block_on(abandoned::run(&mut report))?;
+    }
+    if wanted(Section::Cancel) {
+        runtime.block_on(cancel::run(&mut report, args.quick))?;
     }
     if wanted(Section::Heads) {
         runtime.block_on(heads::run(&mut report, args.quick))?;

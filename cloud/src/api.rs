@@ -201,7 +201,7 @@ fn guarded_routes(book: &AccessBook) -> OpenApiRouter<App> {
     let scenes = OpenApiRouter::default().routes(routes!(scenes::list)).routes(routes!(scenes::show));
     let assist = OpenApiRouter::default()
         .routes(routes!(assist::assist))
-        .routes(routes!(assist::resume))
+        .routes(routes!(assist::resume, assist::end))
         .routes(routes!(verify::verify))
         .routes(routes!(handoff::fetch))
         .routes(routes!(feedback::give))

@@ -327,6 +327,7 @@ impl CloudService {
         if let Some(payer) = payer {
             prepared.reserve(payer, Some(assist::name(request)))?;
         }
+        prepared.reader.observer.key = terms.asker.map(|asker| (asker, request.request_id));
         let id = (terms.owner, request.request_id);
         if verify::is_verified(served, scene, request) {
             let parts = OpenParts {

@@ -228,6 +228,7 @@ function item(message, at) {
     row.append(make("div", { className: "documents", textContent: `With ${message.documents.map(({ name }) => name).join(", ")}` }));
   }
   row.append(make("div", { className: "text", textContent: message.text }));
+  for (const note of message.notes ?? []) row.append(make("div", { className: "note", textContent: note }));
   if (message.error) row.append(make("div", { className: "error", textContent: message.error }));
   if (message.role === "assistant") {
     if (message.citations?.length) row.append(evidenceOf(message));
@@ -320,7 +321,7 @@ async function answer() {
   const times = [];
   const begun = performance.now();
   const since = () => performance.now() - begun;
-  let [source, tokens, record, cited] = [null, 0, undefined, undefined];
+  let [source, tokens, record, cited, notes, finish] = [null, 0, undefined, undefined, [], undefined];
   try {
     for await (const event of events(await ask("v1/chat/completions", body, running.signal))) {
       if (event.error) throw new Error(event.error.message);
@@ -333,6 +334,8 @@ async function answer() {
       source = event.baton?.source ?? choice?.baton?.source ?? source;
       record = event.baton?.record ?? choice?.baton?.record ?? record;
       cited = event.baton?.citations ?? choice?.baton?.citations ?? cited;
+      notes = event.baton?.notes ?? choice?.baton?.notes ?? notes;
+      finish = choice?.finish_reason ?? finish;
       const text = choice?.delta?.content;
       if (choice?.delta?.reasoning_content) say("The model is thinking");
       if (!text) continue;
@@ -354,6 +357,8 @@ async function answer() {
     message.facts = { source, record, first: times[0], gap: Math.max(0, ...gaps), rate, total: times.at(-1), times: times.map(Math.round) };
   }
   if (cited) message.citations = quoted(cited, body.messages, message.text);
+  message.notes = notes.map((note) => note.message);
+  if (finish === "length") message.notes.push(`The answer was cut at ${tokens} tokens. Allow more in the options, or ask it to go on.`);
   running = null;
   window.onpagehide = null;
   say("");

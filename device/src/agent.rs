@@ -1,7 +1,7 @@
 //! Drives the relay core: performs its effects with a real clock, the cloud client and the engine's thread.
 //!
-//! Makes no decisions itself. Joins every task it starts; if an answer is dropped, the cloud is cancelled and
-//! the engine stops.
+//! Makes no decisions itself. Joins every task it starts. As soon as the cloud is not wanted any more it is told
+//! so, also if the answer is dropped; the engine stops then.
 
 mod ahead;
 mod audit;
@@ -42,7 +42,7 @@ pub use route::{RouteOptions, RouteReport};
 use running::{Running, RunningAnswers};
 use stream::{CloudStream, DraftCheck};
 
-use crate::client::{CloudClient, Feedback, OutgoingDraft, OutgoingRequest};
+use crate::client::{CloudClient, Feedback, OpenRequest, OutgoingDraft, OutgoingRequest};
 use crate::fleet::PairLease;
 use crate::local::{EngineCommand, Reports};
 use crate::prefix::Kept;
@@ -61,7 +61,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-use tokio::task::JoinSet;
 
 /// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -164,8 +163,8 @@ pub struct Agent {
     turn: Semaphore,
     forms: Forms,
     prompts: AtomicU64,
-    /// The cloud refused requests as overloaded until this time.
-    cloud_paused_until: Mutex<Option<Instant>>,
+    /// Until when the cloud asked not to be called, and its reason.
+    cloud_paused: Mutex<Option<(Instant, String)>>,
     /// Times of the cloud's recent answers.
     recent: Mutex<Recent>,
     network: Option<String>,
@@ -178,8 +177,6 @@ pub struct Agent {
     routes: Option<Arc<Routes>>,
     /// Where answers are recorded, if they are.
     recorder: Option<Recorder>,
-    /// Figures of answers on their way to the cloud.
-    figures: Mutex<JoinSet<()>>,
     /// Which turns are audited, if any are.
     audits: Option<Audits>,
     /// The reading of the last conversation, while nothing is asked.
@@ -210,14 +207,13 @@ impl Agent {
             turn: Semaphore::new(answers),
             forms: Forms::default(),
             prompts: AtomicU64::new(1),
-            cloud_paused_until: Mutex::new(None),
+            cloud_paused: Mutex::new(None),
             recent: Mutex::default(),
             network: None,
             memory: Memory::default(),
             names: PrivateNames::default(),
             routes: None,
             recorder: None,
-            figures: Mutex::default(),
             audits: None,
             reading: Mutex::default(),
             running: RunningAnswers::default(),
@@ -321,26 +317,18 @@ impl Agent {
         if let Some(question) = drawn {
             self.audit_later(question, &report);
         }
-        self.tell_figures(feedback);
+        if let Some((cloud, feedback)) = self.cloud.as_ref().zip(feedback) {
+            cloud.tell_feedback(feedback);
+        }
         Ok(report)
     }
 
-    /// Sends the figures of an answer, if the cloud wants them. Nothing waits for that.
-    fn tell_figures(&self, feedback: Option<Feedback>) {
-        let Some((cloud, feedback)) = self.cloud.clone().zip(feedback) else { return };
-        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
-        while figures.try_join_next().is_some() {}
-        figures.spawn(async move {
-            // The answer is whole, whether the cloud takes its figures or not.
-            let _refused = cloud.feedback(&feedback).await;
-        });
-    }
-
-    /// Waits until the figures of all answers are sent, at most the time of a request. A program that ends
-    /// calls it.
-    pub async fn figures_sent(&self) {
-        let mut figures = std::mem::take(&mut *self.figures.lock().unwrap_or_else(PoisonError::into_inner));
-        while figures.join_next().await.is_some() {}
+    /// Waits until the cloud was told which requests are over, and the figures that it wants; but not long. A
+    /// program that ends calls it when its answers have ended.
+    pub async fn flush(&self) {
+        if let Some(cloud) = &self.cloud {
+            cloud.flush().await;
+        }
     }
 
     /// Waits until this device may compute one more answer, and tells the reader so. The cloud's answers need
@@ -384,6 +372,7 @@ impl Agent {
             while let Some(event) = queue.pop_front() {
                 let now = Millis::from(origin.elapsed());
                 self.remember_pause(&event);
+                lines.hear(&event);
                 for effect in prepared.core.step(event, now) {
                     match effect {
                         RelayEffect::Ask => {
@@ -429,6 +418,9 @@ impl Agent {
                         }
                     }
                 }
+                if !prepared.core.wants_cloud() {
+                    lines.request = None;
+                }
             }
             let sleep = wake.map(|at| (at - Millis::from(origin.elapsed())).to_duration());
             queue.push_back(next_event(&mut lines, &mut reports, sleep, events).await);
@@ -449,7 +441,7 @@ impl Agent {
         Some((Commands::begin(answer), reports))
     }
 
-    fn ask(&self, prepared: &mut Prepared) -> Result<CloudStream, CloudFault> {
+    fn ask(&self, prepared: &mut Prepared) -> Result<(CloudStream, OpenRequest), CloudFault> {
         let Some(request) = &prepared.request else {
             return Err(prepared.redacted.as_ref().err().cloned().unwrap_or_else(no_cloud));
         };
@@ -458,7 +450,7 @@ impl Agent {
         }
         let client = self.client()?;
         prepared.is_sent = true;
-        Ok(CloudStream::open(client.clone(), request.clone()))
+        Ok((CloudStream::open(client.clone(), request.clone()), OpenRequest::new(client, request)))
     }
 
     /// Sends a draft of the answer to the cloud.
@@ -474,10 +466,12 @@ impl Agent {
     /// Returns the cloud client, or a fault if there is none or the pause that it asked for is not over.
     fn client(&self) -> Result<&CloudClient, CloudFault> {
         let client = self.cloud.as_ref().ok_or_else(no_cloud)?;
-        let paused = *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(left) = paused.and_then(|until| until.checked_duration_since(Instant::now())) {
+        let paused = self.cloud_paused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((until, reason)) = paused
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
             let retry_after_ms = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-            return Err(CloudFault::Overloaded { status: 0, retry_after_ms });
+            return Err(CloudFault::Overloaded { status: 0, reason, retry_after_ms });
         }
         Ok(client)
     }
@@ -487,7 +481,7 @@ impl Agent {
         prepared: &mut Prepared,
         accepted: &str,
         tokens_max: usize,
-    ) -> Result<CloudStream, CloudFault> {
+    ) -> Result<(CloudStream, OpenRequest), CloudFault> {
         let client = self.client()?;
         let redacted = prepared.redacted.as_ref().map_err(Clone::clone)?;
         let tokens_max = u32::try_from(tokens_max).ok();
@@ -496,7 +490,8 @@ impl Agent {
         let request = OutgoingRequest::new(&continuation)
             .map_err(|err| CloudFault::Malformed { reason: err.to_string() })?;
         prepared.continued = Some((continuation, request.clone()));
-        Ok(CloudStream::open(client.clone(), request))
+        let open = OpenRequest::new(client, &request);
+        Ok((CloudStream::open(client.clone(), request), open))
     }
 
     /// Remembers for how long an overloaded cloud asked not to be called.
@@ -507,11 +502,11 @@ impl Agent {
         {
             lease.refused();
         }
-        if let CloudFault::Overloaded { status, retry_after_ms: Some(ms) } = fault
+        if let CloudFault::Overloaded { status, reason, retry_after_ms: Some(ms) } = fault
             && *status != 0
         {
-            let until = Instant::now() + Duration::from_millis(*ms);
-            *self.cloud_paused_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+            let pause = (Instant::now() + Duration::from_millis(*ms), reason.clone());
+            *self.cloud_paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(pause);
         }
     }
 }

@@ -6,11 +6,13 @@
 
 mod feedback;
 mod kv;
+mod open;
 mod outgoing;
 mod roots;
 mod sse;
 
 pub use feedback::Feedback;
+pub use open::{OpenRequest, Remains};
 pub use outgoing::{OutgoingDraft, OutgoingError, OutgoingRequest};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};
 
@@ -28,7 +30,9 @@ use reqwest::header::{
 use reqwest::{Response, StatusCode, Url};
 use roots::{ANDROID_ROOTS, roots_in};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use uuid::Uuid;
 
 /// Tells a gateway the scene, because it cannot read compressed bodies. Requests of one scene share a prefix,
@@ -42,6 +46,8 @@ const DEVICE_ID_BYTES: std::ops::RangeInclusive<usize> = 8..=128;
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time to send the figures of an answer.
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest time that a program that ends waits until the cloud was told what it must know.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most bytes of a scene or an error body.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 /// Longest time to connect.
@@ -92,6 +98,8 @@ pub struct CloudClient {
     base: Url,
     resumes: bool,
     device_id: Option<HeaderValue>,
+    /// Held for reading by each open request and each message that nothing waits for.
+    pending: Arc<RwLock<()>>,
 }
 
 impl CloudClient {
@@ -131,7 +139,20 @@ impl CloudClient {
             // The system's verifier answers to apps alone.
             builder = builder.tls_certs_only(roots_in(&ANDROID_ROOTS.map(Path::new)));
         }
-        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base, resumes: true, device_id: None })
+        let http = builder.build().map_err(ClientError::Setup)?;
+        Ok(Self { http, base, resumes: true, device_id: None, pending: Arc::default() })
+    }
+
+    /// Makes [`Self::flush`] wait until the result is dropped. Returns none if it waits already.
+    fn pending(&self) -> Option<OwnedRwLockReadGuard<()>> {
+        Arc::clone(&self.pending).try_read_owned().ok()
+    }
+
+    /// Waits until no request is open and the cloud was told all that nothing else waits for, but not long. A
+    /// program that ends calls it when its answers have ended.
+    pub async fn flush(&self) {
+        // What is not sent by then is lost; the cloud ends what has no reader by itself.
+        let _late = tokio::time::timeout(FLUSH_TIMEOUT, self.pending.write()).await;
     }
 
     /// Makes the client not resume streams that are cut.
@@ -209,8 +230,8 @@ impl CloudClient {
         format!("{}{path}", self.base.origin().ascii_serialization())
     }
 
-    /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection,
-    /// which frees the cloud's slot.
+    /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection. If
+    /// the request may be resumed, only [`OpenRequest`] frees the cloud's slot then.
     ///
     /// # Errors
     /// [`CloudFault`] if there is no stream.
@@ -237,17 +258,19 @@ impl CloudClient {
         Ok(assist_events(response.bytes_stream(), request.checksum()))
     }
 
-    /// Resumes the stream of `request_id` after the token with index `seen`.
+    /// Resumes the stream of this request after the token with index `seen`.
     ///
     /// # Errors
     /// [`CloudFault`] if the cloud no longer keeps the stream, or cannot be reached.
     pub async fn resume(
         &self,
-        request_id: Uuid,
+        request: &OutgoingRequest,
         seen: u32,
     ) -> Result<impl Stream<Item = Result<AssistEvent, CloudFault>> + use<>, CloudFault> {
+        let request_id = request.request_id();
         let url = self.url(&format!("v1/assist/{request_id}"))?;
         let get = self.http.get(url).header("last-event-id", seen.to_string());
+        let get = get.header(SCENE_HEADER, request.scene());
         let response = accepted(get.send().await.map_err(unreachable)?, "text/event-stream").await?;
         let checksum = StreamChecksum::of_resumed(request_id, Some(seen));
         Ok(assist_events(response.bytes_stream(), checksum))
@@ -269,6 +292,16 @@ impl CloudClient {
         let response = accepted(post.send().await.map_err(unreachable)?, "application/json").await?;
         let body = bounded_body(response).await?;
         serde_json::from_slice(&body).map_err(|err| CloudFault::Malformed { reason: err.to_string() })
+    }
+
+    /// Sends the figures of an answer in the background. The answer is whole, whether the cloud takes them or
+    /// not.
+    pub fn tell_feedback(&self, feedback: Feedback) {
+        let (client, pending) = (self.clone(), self.pending());
+        tokio::spawn(async move {
+            let _refused = client.feedback(&feedback).await;
+            drop(pending);
+        });
     }
 
     /// Sends the figures of an answer of an experiment. Sends nothing if the device has no name: nobody then

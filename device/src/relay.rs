@@ -34,8 +34,8 @@ pub(crate) use cloud::fault_of;
 pub use event::{KvNews, Progress, RelayEffect, RelayEvent, Source};
 pub use form::FormGuard;
 pub use kv::KvTerms;
-pub(crate) use note::TOO_LONG;
 pub use note::{AnswerError, CloudFault, Note};
+pub(crate) use note::{CLOUD_OVERLOADED, TOO_LONG, time_text};
 pub use outcome::{CloudMark, CloudTiming, Ending, KvTrace, Outcome, Shown, Timeline, Verification};
 pub use transcript::TextRules;
 
@@ -193,6 +193,12 @@ impl RelayCore {
     /// Returns the times and counts so far.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Returns whether anything of the cloud's is still wanted: its stream, checks of drafts, or its keys and
+    /// values.
+    pub fn wants_cloud(&self) -> bool {
+        self.cloud.active() || self.verifies() || self.kv.is_fetching()
     }
 
     /// Returns whether [`RelayEffect::Finish`] was returned.

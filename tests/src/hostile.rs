@@ -5,6 +5,7 @@
 //! that took.
 
 pub mod bodies;
+pub mod cancel;
 pub mod documents;
 pub mod logins;
 pub mod quota;

@@ -160,6 +160,15 @@ impl AgentProcess {
         self.child.id().context("baton serve has ended")
     }
 
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// Fails if it does not end in time.
+    pub async fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        let ended = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
+        ended.context("baton serve does not stop in time")?.context("wait for baton serve")
+    }
+
     /// Returns its exit status, if it has ended.
     ///
     /// # Errors

@@ -5,6 +5,8 @@
 //! Timeouts are short, set by options of the service; no test checks a time. How much later the neighbour's
 //! first tokens come is measured by `./x bench hostile`.
 
+#[path = "hostile/cancel.rs"]
+mod cancel;
 #[path = "hostile/heads.rs"]
 mod heads;
 #[path = "hostile/logins.rs"]

@@ -17,6 +17,8 @@ mod doctor;
 mod experiments;
 #[path = "processes/handoff.rs"]
 mod handoff;
+#[path = "processes/limits.rs"]
+mod limits;
 #[path = "processes/models.rs"]
 mod models;
 #[path = "processes/privacy.rs"]

@@ -61,7 +61,7 @@ const TEST: &str = "\
 
   ./x test                         lint and every suite
   ./x test slow                    what ./x test leaves out because it takes long: fuzz, arm64, targets, dist,
-                                   real, and all of clients, documents, gpu, ring and upstream
+                                   real, and all of agents, clients, documents, gpu, hostile, ring, upstream
   ./x test --list                  the names of all suites; builds nothing
   ./x test tidy                    one suite; only what it needs is built
   ./x test kernels                 every suite of the packages in the folder kernels/

@@ -56,7 +56,7 @@ const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 /// fetches for minutes.
 const BY_NAME: &[&str] = &["dist", "real"];
 /// Suites that run more if they are named.
-const MORE_BY_NAME: &[&str] = &["agents", "clients", "documents", "gpu", "ring", "upstream"];
+const MORE_BY_NAME: &[&str] = &["agents", "clients", "documents", "gpu", "hostile", "ring", "upstream"];
 
 /// What `./x test NAME` also does, by programs that cargo does not know as tests.
 const PARTS: &[&str] = &["slow", "fuzz", "arm64", "targets", "loaded"];

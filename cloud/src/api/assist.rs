@@ -1,9 +1,10 @@
-//! `POST /v1/assist`: one request, one event stream. `GET /v1/assist/{id}`: resumes that stream.
+//! `POST /v1/assist`: one request, one event stream. `GET /v1/assist/{id}` resumes that stream, and `DELETE`
+//! ends the request.
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::Response;
 use baton_openai::{ErrorReply, FieldError};
 use baton_protocol::{AssistEvent, AssistRequest, ErrorCode, ProgressEvent, StreamChecksum};
@@ -19,6 +20,8 @@ use crate::gate::Permit;
 use crate::service::Terms;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// Tells why a request does not begin that its client has ended.
+const ENDED: &str = "the request was ended by DELETE; a new request needs a new `request_id`";
 
 /// Assists a device.
 ///
@@ -26,7 +29,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// further token up to L, and one `end` or `error`. Before the first token, a `progress` is sent about every
 /// two seconds. Their data are `MaskBody`, `FirstBody`, `TokenBody`, `EndBody`, `ErrorReply` and
 /// `ProgressBody`, each with a last field `crc`. Comments (`: ping`) keep the connection alive. Closing the
-/// connection cancels the answer.
+/// connection cancels the answer; with `resume`, once ten seconds have passed without a reader.
 ///
 /// `crc` is the running checksum of the reply: a CRC-32, as eight hex digits. It covers the inflated body of
 /// the request, and then each event so far: its name, a line feed, its data without this field, and a line
@@ -112,6 +115,10 @@ async fn accept(
         answer.watch(permit);
         answer.watch(lease);
         drop(held);
+        // Looked for behind the beginning: an end that comes from now on finds the answer and cancels it.
+        if kept.is_ended(owner, request.request_id) {
+            return Err(ApiError::new(ErrorCode::Gone, ENDED));
+        }
         if !request.resume {
             return Ok(Source::Live(answer));
         }
@@ -157,6 +164,39 @@ pub(super) async fn resume(
     };
     let frames = AssistFrames(StreamChecksum::of_resumed(id, seen));
     sse::response(reader, frames, &app.limits).await
+}
+
+/// Ends a request that its client wants no more, at any time: while it waits, computes or writes, and while the
+/// client goes on with its answer.
+///
+/// Its answer is cancelled. Drafts are checked no more, and what is kept of the answer and of its keys and
+/// values is given up. A request of this id that comes within ten seconds is not begun (410). Only requests of
+/// the same key end. The reply is the same if there is none, so that a client need not know how far its request
+/// has come.
+#[utoipa::path(
+    delete,
+    path = "/v1/assist/{id}",
+    tag = "assist",
+    params(("id" = Uuid, Path, description = "the `request_id`")),
+    responses(
+        (status = 204, description = "nothing of this request runs or is kept any more"),
+        (status = "4XX", description = "refused", body = ErrorReply),
+        (status = "5XX", description = "the service is stopping or has failed", body = ErrorReply),
+    ),
+    security(("key" = [])),
+)]
+pub(super) async fn end(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    id: PathId,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    let id = request_uuid(id)?;
+    let owner = Owner::of(&headers);
+    // In this order: a request that begins meanwhile is found by one of both.
+    app.kept.end(owner, id);
+    app.service.end_assist(caller.owner(), (owner.digest(), id));
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Writes events as frames, each with the checksum of the reply so far.

@@ -1,13 +1,16 @@
 //! Keeps answers whose readers may come back: while they are written, and ten seconds beyond.
 //!
 //! A request with `resume` goes on without its reader, up to [`crate::service::stream::UNREAD_TOKENS_MAX`]
-//! unread tokens like any answer. Then it waits without a slot, and ends if no reader comes for ten
-//! seconds. Its events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues after the last event
-//! seen. The same request sent again gets the same stream. Always: bounded in number and bytes. Ended
-//! answers are dropped first, and an answer for which there is no room is not kept. An answer is found only
-//! with the key that asked for it.
+//! unread tokens like any answer. If no reader comes for ten seconds it ends, whether it waits for a slot,
+//! computes its prompt or writes. Its events stay here: `GET /v1/assist/{id}` with `Last-Event-ID` continues
+//! after the last event seen. The same request sent again gets the same stream. A request that its client has
+//! ended is remembered as long, so that it does not begin if it comes behind its end. Always: bounded in
+//! number and bytes. Ended answers are dropped first, and an answer for which there is no room is not kept.
+//! An answer is found only with the key that asked for it.
 
 use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -29,7 +32,7 @@ pub(super) struct KeptLimits {
     pub(super) answers_max: usize,
     /// The most bytes of their events.
     pub(super) bytes_max: usize,
-    /// How long an answer is kept after its end, and how long a full answer waits for a reader.
+    /// How long an answer is kept after its end, and how long it goes on without a reader.
     pub(super) after_end: Duration,
 }
 
@@ -87,13 +90,16 @@ struct Book {
 /// One kept answer.
 #[derive(Debug)]
 struct Kept {
-    asked: Asked,
+    /// `None` if the client has ended the request: nobody finds its answer any more.
+    asked: Option<Asked>,
     state: Mutex<State>,
     /// How far the furthest reader has read.
     mark: ReadMark,
     progress: Option<ProgressSource>,
     /// The number of events.
     count: watch::Sender<usize>,
+    /// Readers that have come so far.
+    readers: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -123,7 +129,29 @@ impl KeptAnswers {
     /// Returns a reader of the answer with this id, starting after the token `seen`.
     pub(super) fn find(&self, owner: Owner, id: Uuid, seen: Option<u32>) -> Option<KeptReader> {
         let kept = self.lock().answers.get(&(owner, id)).cloned()?;
+        kept.asked?;
         Some(Kept::reader(kept, seen))
+    }
+
+    /// Notes that the client has ended this request. What is kept of its answer is forgotten. Whoever reads it
+    /// reads on.
+    pub(super) fn end(&self, owner: Owner, id: Uuid) {
+        let name = (owner, id);
+        let mut book = self.lock();
+        book.forget_old_ends(self.limits.after_end);
+        if let Some(kept) = book.answers.get(&name).cloned() {
+            book.forget(name, &kept);
+        }
+        if book.answers.len() < self.limits.answers_max || book.drop_ended(owner) {
+            book.answers.insert(name, Arc::new(Kept::ended()));
+        }
+    }
+
+    /// Returns whether the client has ended this request, within the time that ended answers are kept.
+    pub(super) fn is_ended(&self, owner: Owner, id: Uuid) -> bool {
+        let mut book = self.lock();
+        book.forget_old_ends(self.limits.after_end);
+        book.answers.get(&(owner, id)).is_some_and(|kept| kept.asked.is_none())
     }
 
     /// Keeps an answer if there is room, and returns a reader from its beginning. Returns the answer itself
@@ -143,15 +171,14 @@ impl KeptAnswers {
         {
             let mut book = self.lock();
             if let Some(there) = book.answers.get(&name) {
-                let same = there.asked == asked;
+                let same = there.asked == Some(asked);
                 return if same { Ok(Kept::reader(there.clone(), None)) } else { Err(Box::new(answer)) };
             }
             if book.answers.len() >= self.limits.answers_max && !book.drop_ended(owner) {
                 return Err(Box::new(answer));
             }
             let (mark, progress) = (answer.keeps_unread(), answer.progress().cloned());
-            let count = watch::Sender::new(0);
-            kept = Arc::new(Kept { asked, state: Mutex::default(), mark, progress, count });
+            kept = Arc::new(Kept { mark, progress, ..Kept::new(Some(asked)) });
             book.answers.insert(name, kept.clone());
         }
         let reader = Kept::reader(kept.clone(), None);
@@ -169,12 +196,16 @@ impl KeptAnswers {
 
     /// Records every event of an answer. Cancels the answer if it is abandoned.
     async fn take_over(&self, name: Name, kept: &Arc<Kept>, mut answer: AssistStream) {
+        // One wait for the whole answer: it does not begin again with each event.
+        let mut abandoned = pin!(kept.abandoned(self.limits.after_end));
+        let mut is_abandoned = false;
         loop {
             let batch = tokio::select! {
                 batch = answer.next_batch() => batch,
-                () = kept.abandoned(self.limits.after_end) => {
+                () = &mut abandoned, if !is_abandoned => {
                     answer.cancel();
-                    answer.next_batch().await
+                    is_abandoned = true;
+                    continue;
                 }
             };
             let Some(batch) = batch else { return };
@@ -221,6 +252,12 @@ impl Book {
         }
     }
 
+    /// Forgets requests that their clients ended longer ago than this.
+    fn forget_old_ends(&mut self, after: Duration) {
+        let is_old = |kept: &Kept| kept.lock().ended_at.is_some_and(|at| at.elapsed() >= after);
+        self.answers.retain(|_, kept| kept.asked.is_some() || !is_old(kept));
+    }
+
     /// Forgets the answer that ended first: this owner's answers before those of others. Returns false if no
     /// answer has ended.
     fn drop_ended(&mut self, owner: Owner) -> bool {
@@ -235,17 +272,38 @@ impl Book {
 }
 
 impl Kept {
+    fn new(asked: Option<Asked>) -> Kept {
+        Kept {
+            asked,
+            state: Mutex::default(),
+            mark: ReadMark::default(),
+            progress: None,
+            count: watch::Sender::new(0),
+            readers: AtomicUsize::new(0),
+        }
+    }
+
+    /// Makes what stands for a request that its client has ended.
+    fn ended() -> Kept {
+        let kept = Kept::new(None);
+        kept.end();
+        kept
+    }
+
     fn reader(kept: Arc<Kept>, seen: Option<u32>) -> KeptReader {
         let count = kept.count.subscribe();
+        kept.readers.fetch_add(1, Ordering::Relaxed);
         KeptReader { kept, count, next: 0, tokens: 0, seen }
     }
 
-    /// Returns once the answer is full and has had no reader for this long.
+    /// Returns once the answer has had no reader for this long.
     async fn abandoned(&self, wait: Duration) {
         loop {
             self.count.closed().await;
+            let came = self.readers.load(Ordering::Relaxed);
             tokio::time::sleep(wait).await;
-            if self.mark.is_full() && self.count.receiver_count() == 0 {
+            // A reader may have come and gone meanwhile.
+            if self.readers.load(Ordering::Relaxed) == came && self.count.receiver_count() == 0 {
                 return;
             }
         }
@@ -271,7 +329,7 @@ impl Kept {
 impl KeptReader {
     /// Returns whether this is the answer to that request.
     pub(super) fn answers(&self, asked: Asked) -> bool {
-        self.kept.asked == asked
+        self.kept.asked == Some(asked)
     }
 
     /// Returns the source of the answer's progress, if it has one.
@@ -333,195 +391,4 @@ fn bytes_of(event: &AssistEvent) -> usize {
 const POISONED: &str = "nothing panics while it holds this lock";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::service::stream::{EventSink, UNREAD_TOKENS_MAX};
-    use baton_generate::scheduler::JobId;
-    use baton_protocol::{EndEvent, EndReason, TokenEvent};
-
-    const ID: Uuid = Uuid::from_u128(1);
-    const ASKED: Asked = Asked([7; 32]);
-
-    fn owner(key: &str) -> Owner {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
-        Owner::of(&headers)
-    }
-
-    fn token(index: u32) -> AssistEvent {
-        AssistEvent::Token(TokenEvent { index, id: 7, text: "x".into() })
-    }
-
-    fn end() -> AssistEvent {
-        AssistEvent::End(EndEvent { reason: EndReason::Cap, usage: Default::default(), timing: None })
-    }
-
-    fn answer() -> (EventSink, AssistStream) {
-        AssistStream::new(JobId(1), 100, None)
-    }
-
-    async fn rest(reader: &mut KeptReader) -> Vec<AssistEvent> {
-        let mut events = Vec::new();
-        while let Some(batch) = reader.next_batch().await {
-            events.extend(batch);
-        }
-        events
-    }
-
-    #[tokio::test]
-    async fn an_answer_goes_on_without_its_reader_and_is_taken_up_again() {
-        let kept = KeptAnswers::default();
-        let (sink, stream) = answer();
-        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
-        sink.send(vec![token(0), token(1)]);
-        assert_eq!(reader.next_batch().await.unwrap(), [token(0), token(1)]);
-        drop(reader);
-        sink.send(vec![token(2)]);
-        assert!(!sink.cancel().is_set(), "nobody reads, and it goes on");
-        let mut again = kept.find(owner("a"), ID, Some(0)).unwrap();
-        assert_eq!(again.next_batch().await.unwrap()[0], token(1));
-        sink.send(vec![token(3), end()]);
-        drop(sink);
-        assert_eq!(rest(&mut again).await.last(), Some(&end()));
-        // Another key, another id, and then the whole stream again.
-        assert!(kept.find(owner("b"), ID, None).is_none());
-        assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
-        let mut whole = kept.find(owner("a"), ID, None).unwrap();
-        assert_eq!(rest(&mut whole).await, [token(0), token(1), token(2), token(3), end()]);
-        let mut only_end = kept.find(owner("a"), ID, Some(3)).unwrap();
-        assert_eq!(rest(&mut only_end).await, [end()]);
-        assert!(kept.lock().bytes > 0);
-    }
-
-    /// Something that lives as long as an answer's stream.
-    #[derive(Debug)]
-    struct Place(#[expect(dead_code, reason = "its end is what counts")] tokio::sync::oneshot::Sender<()>);
-
-    impl crate::service::stream::StreamWatch for Place {
-        fn event(&mut self, _: &AssistEvent) {}
-    }
-
-    #[tokio::test]
-    async fn a_place_is_free_when_the_reader_hears_of_the_end() {
-        let kept = KeptAnswers::default();
-        let (sink, mut stream) = answer();
-        let (place, mut free) = tokio::sync::oneshot::channel();
-        stream.watch(Place(place));
-        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
-        sink.send(vec![token(0)]);
-        assert_eq!(reader.next_batch().await.unwrap(), [token(0)]);
-        assert_eq!(free.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty));
-        sink.send(vec![token(1), end()]);
-        assert_eq!(reader.next_batch().await.unwrap(), [token(1), end()]);
-        assert_eq!(free.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
-        assert!(kept.find(owner("a"), ID, None).is_some(), "and the answer is still kept");
-    }
-
-    #[tokio::test]
-    async fn an_answer_that_is_full_and_has_no_reader_is_given_up() {
-        let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
-        let tokens = |from: u32, n: usize| (from..).take(n).map(token).collect::<Vec<_>>();
-        let kept = KeptAnswers::new(soon);
-        let (sink, stream) = AssistStream::new(JobId(1), 1000, None);
-        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
-        sink.send(tokens(0, UNREAD_TOKENS_MAX - 1));
-        assert!(!sink.unread().park(), "it may write one more");
-        sink.send(tokens(UNREAD_TOKENS_MAX as u32 - 1, 1));
-        assert!(sink.unread().park() && sink.unread().is_parked() && !sink.unread().unpark());
-        // Its reader reads, so it can go on.
-        assert_eq!(reader.next_batch().await.unwrap().len(), BATCH_EVENTS_MAX);
-        assert!(sink.unread().unpark() && !sink.unread().is_parked());
-        drop(reader);
-        sink.send(tokens(UNREAD_TOKENS_MAX as u32, UNREAD_TOKENS_MAX));
-        assert!(sink.unread().park());
-        let given_up = async {
-            while !sink.cancel().is_set() {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), given_up).await.expect("nobody comes");
-    }
-
-    #[tokio::test]
-    async fn what_has_ended_is_forgotten() {
-        let soon = KeptLimits { after_end: Duration::from_millis(1), ..KeptLimits::default() };
-        let kept = KeptAnswers::new(soon);
-        let (sink, stream) = answer();
-        let _reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
-        sink.send(vec![token(0), end()]);
-        drop(sink);
-        let gone = async {
-            while kept.find(owner("a"), ID, None).is_some() {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("it is forgotten");
-        assert_eq!(kept.lock().bytes, 0);
-    }
-
-    #[tokio::test]
-    async fn a_name_stands_for_one_answer() {
-        let kept = KeptAnswers::default();
-        let ((first, first_stream), (second, second_stream)) = (answer(), answer());
-        let _one = kept.keep(owner("a"), ID, ASKED, first_stream).unwrap();
-        let mut two = kept.keep(owner("a"), ID, ASKED, second_stream).unwrap();
-        assert!(second.cancel().is_set(), "the later one is given up");
-        first.send(vec![token(0), end()]);
-        drop(first);
-        assert_eq!(rest(&mut two).await, [token(0), end()]);
-        // Another request with the same id gets no part of it.
-        let (_other, other_stream) = answer();
-        assert!(kept.keep(owner("a"), ID, Asked([8; 32]), other_stream).is_err());
-        let reader = kept.find(owner("a"), ID, None).unwrap();
-        assert!(reader.answers(ASKED) && !reader.answers(Asked([8; 32])));
-    }
-
-    #[tokio::test]
-    async fn what_is_kept_is_bounded() {
-        let limits = KeptLimits { answers_max: 2, ..KeptLimits::default() };
-        let kept = KeptAnswers::new(limits);
-        let (running, stream) = answer();
-        let _running = kept.keep(owner("a"), Uuid::from_u128(1), ASKED, stream).unwrap();
-        let (ended, stream) = answer();
-        let mut ended_reader = kept.keep(owner("a"), Uuid::from_u128(2), ASKED, stream).unwrap();
-        let (third, stream) = answer();
-        let Err(stream) = kept.keep(owner("a"), Uuid::from_u128(3), ASKED, stream) else {
-            panic!("both run")
-        };
-        ended.send(vec![end()]);
-        drop(ended);
-        rest(&mut ended_reader).await;
-        assert!(
-            kept.keep(owner("a"), Uuid::from_u128(3), ASKED, *stream).is_ok(),
-            "what has ended gives way"
-        );
-        assert!(kept.find(owner("a"), Uuid::from_u128(2), None).is_none());
-        drop((running, third));
-
-        // The owner who fills the room loses an answer first, even if another owner's answer ended earlier.
-        let kept = KeptAnswers::new(limits);
-        for (key, id) in [("a", 1), ("b", 2)] {
-            let (sink, stream) = answer();
-            let mut reader = kept.keep(owner(key), Uuid::from_u128(id), ASKED, stream).unwrap();
-            sink.send(vec![end()]);
-            drop(sink);
-            rest(&mut reader).await;
-        }
-        let (_sink, stream) = answer();
-        let _third = kept.keep(owner("b"), Uuid::from_u128(3), ASKED, stream).unwrap();
-        assert!(kept.find(owner("a"), Uuid::from_u128(1), None).is_some());
-        assert!(kept.find(owner("b"), Uuid::from_u128(2), None).is_none());
-
-        let one = bytes_of(&token(0));
-        let kept = KeptAnswers::new(KeptLimits { bytes_max: 2 * one, ..KeptLimits::default() });
-        let (sink, stream) = answer();
-        let mut reader = kept.keep(owner("a"), ID, ASKED, stream).unwrap();
-        sink.send(vec![token(0), token(1)]);
-        reader.next_batch().await.unwrap();
-        sink.send(vec![token(2), end()]);
-        drop(sink);
-        assert_eq!(rest(&mut reader).await, [token(2), end()], "its reader sees everything");
-        assert!(kept.find(owner("a"), ID, None).is_none(), "but nobody else does");
-        assert_eq!(kept.lock().bytes, 0);
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use baton_protocol::MaskEvent;
 
 use crate::observe::metrics::{Ended, Metrics};
-use crate::observe::requests::{LiveRequest, RequestEnd};
+use crate::observe::requests::{LiveRequest, RequestEnd, RequestKey};
 use crate::observe::trace::{RequestTrace, TraceParent, Traces};
 use baton_generate::scheduler::{CloseReason, Closed};
 
@@ -21,6 +21,8 @@ pub(crate) struct Observer {
     pub(crate) parent: Option<TraceParent>,
     /// The request's id; empty if it has none.
     pub(crate) request: String,
+    /// By which its client ends it; `None` if it cannot.
+    pub(crate) key: Option<RequestKey>,
     /// The request's tenant; empty if it has none.
     pub(crate) tenant: String,
     /// The scene; `None` for the chat API.

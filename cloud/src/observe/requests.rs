@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use baton_generate::unread::CancelFlag;
+use uuid::Uuid;
 
 /// The most ended requests that are kept.
 pub const ENDED_MAX: usize = 2000;
@@ -41,10 +42,15 @@ struct Running {
     cancel: CancelFlag,
 }
 
+/// Who asked, as a digest of the credentials, and the `request_id`.
+pub(crate) type RequestKey = ([u8; 32], Uuid);
+
 /// What is known of a request when it begins to wait.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NewRequest {
     pub(crate) id: String,
+    /// By which its client ends it; `None` if it cannot.
+    pub(crate) key: Option<RequestKey>,
     pub(crate) tenant: String,
     pub(crate) scene: Option<String>,
     pub(crate) arm: Option<String>,
@@ -265,6 +271,14 @@ impl RequestBook {
             cancelled += 1;
         }
         cancelled
+    }
+
+    /// Sets the cancel flag of every running request of this key; returns their number. Their hosts must be
+    /// woken then.
+    pub(crate) fn end(&self, key: RequestKey) -> usize {
+        let kept = self.lock();
+        let of_key = kept.running.values().filter(|running| running.record.begun.key == Some(key));
+        of_key.map(|running| running.cancel.set()).count()
     }
 
     /// Takes a request off those that run. If it has ended and was not refused, keeps it among those that

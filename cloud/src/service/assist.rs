@@ -268,6 +268,7 @@ impl Draft {
             traces: served.traces.clone(),
             parent: self.trace,
             request: String::new(),
+            key: None,
             tenant: String::new(),
             scene: self.scene,
             arm: self.first.experiment.as_ref().map(|arm| format!("{}/{}", arm.id, arm.arm)),

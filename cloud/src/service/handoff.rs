@@ -18,9 +18,9 @@ use bytes::Bytes;
 use memmap2::MmapMut;
 use tokio::sync::watch;
 use tracing::debug;
-use uuid::Uuid;
 
 use crate::observe::metrics::Metrics;
+use crate::observe::requests::RequestKey;
 
 /// The most bytes of all handoffs together.
 const BYTES_MAX: u64 = 512 << 20;
@@ -33,8 +33,8 @@ const PARKED_MAX: Duration = Duration::from_secs(30);
 /// The most bytes that a reader gets at once.
 const READ_BYTES_MAX: usize = 1 << 20;
 
-/// Who asked, as a digest of the credentials, and the request's id.
-pub(crate) type HandoffName = ([u8; 32], Uuid);
+/// The request whose keys and values they are.
+pub(crate) type HandoffName = RequestKey;
 
 /// What a model's keys and values are like.
 #[derive(Debug)]
@@ -321,6 +321,7 @@ impl Drop for Parking {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uuid::Uuid;
 
     fn offer(handoffs: &Handoffs, request: u128, tenant: u128) -> Offer {
         Offer {

@@ -1,7 +1,9 @@
 //! The record of this replica's requests: what is listed in it, and what operators ask of it.
 
 use super::CloudService;
-use crate::observe::requests::{KnownRequests, NewRequest, RequestEntry, RequestQuery, RequestsFound};
+use crate::observe::requests::{
+    KnownRequests, NewRequest, RequestEntry, RequestKey, RequestQuery, RequestsFound,
+};
 use crate::service::reader::Prepared;
 use crate::store::now_ms;
 
@@ -14,6 +16,7 @@ impl CloudService {
         }
         let begun = NewRequest {
             id: reader.observer.request.clone(),
+            key: reader.observer.key,
             tenant: reader.observer.tenant.clone(),
             scene: reader.observer.scene.clone(),
             arm: reader.observer.arm.clone(),
@@ -52,5 +55,17 @@ impl CloudService {
             self.wake_hosts();
         }
         cancelled
+    }
+
+    /// Ends an assist request that its client wants no more. What runs of it is cancelled, its drafts are
+    /// checked no more, and its keys and values are given up. `owner` is the caller's, as in [`Terms`].
+    ///
+    /// [`Terms`]: super::Terms
+    pub fn end_assist(&self, owner: u128, key: RequestKey) {
+        if self.inner.requests.end(key) > 0 {
+            self.wake_hosts();
+        }
+        self.inner.open.forget((owner, key.1));
+        self.inner.handoffs.forget(&key);
     }
 }

@@ -23,6 +23,7 @@ use baton_generate::speculation::K_MAX;
 use baton_protocol::{
     AssistRequest, VerifyOffer, VerifyPolicy, VerifyReply, VerifyRequest, VerifyTiming, answer_digest,
 };
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::check::{Check, CheckResult, Checked};
@@ -59,6 +60,8 @@ pub(crate) struct OpenAnswer {
     clock: Clock,
     metrics: Arc<Metrics>,
     state: Mutex<State>,
+    /// Whether the device has ended its request.
+    is_ended: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +112,15 @@ impl OpenAnswer {
             clock: served.clock.clone(),
             metrics: served.metrics.clone(),
             state: Mutex::default(),
+            is_ended: watch::Sender::new(false),
         }
+    }
+
+    /// Waits until the device has ended its request.
+    async fn ended(&self) {
+        let mut is_ended = self.is_ended.subscribe();
+        // The sender lives as long as this.
+        let _so = is_ended.wait_for(|is_ended| *is_ended).await;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -293,9 +304,13 @@ impl OpenAnswers {
         Ok(answer.clone())
     }
 
-    /// Forgets an answer that was not accepted.
+    /// Forgets an answer that was not accepted, or that the device has ended. Drafts that are being checked
+    /// are given up.
     pub(super) fn forget(&self, id: OpenId) {
-        self.answers().remove(&id);
+        let gone = self.answers().remove(&id);
+        if let Some(answer) = gone {
+            answer.is_ended.send_replace(true);
+        }
     }
 
     /// Returns the number of answers.
@@ -415,7 +430,10 @@ impl DraftCheck {
         match self.0 {
             Progress::Known(reply) => Ok(*reply),
             Progress::Runs { open, request, behind, mut result } => {
-                let checked = result.wait().await?;
+                let checked = tokio::select! {
+                    checked = result.wait() => checked?,
+                    () = open.ended() => return Err(ServiceError::NotOpen),
+                };
                 Ok(open.learn(&request, behind, &checked))
             }
         }

@@ -324,3 +324,59 @@ async fn a_cut_stream_is_taken_up_again() {
     server.idle().await;
     assert_eq!(server.get(&format!("/v1/assist/{}", plain.request_id)).await.status, 410);
 }
+
+#[tokio::test]
+async fn a_client_ends_its_request_in_every_phase() {
+    let options = ServiceOptions { slots: 1, ..slow() };
+    let server = Server::with(options, None, HttpLimits::default(), ApiLimits::default()).await;
+    let resumable = |id: u128, tokens| {
+        let request_id = uuid::Uuid::from_u128(id);
+        AssistRequest { request_id, resume: true, ..request("doc-qa", &document(5), tokens) }
+    };
+    let path = |request: &AssistRequest| format!("/v1/assist/{}", request.request_id);
+    let holds = async |running: usize, waiting: usize| {
+        let held = async {
+            loop {
+                let stats = server.service.stats();
+                if (stats.running, stats.waiting) == (running, waiting) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(HANG, held).await.expect("it comes to that");
+    };
+    // While it writes, and its connection stays open: the reader hears of the end.
+    let writes = resumable(1, 1500);
+    let mut open = server.open("POST", "/v1/assist", &[], &body(&writes)).await;
+    open.until("event: token").await;
+    let other = server.send("DELETE", &path(&writes), &[("authorization", "Bearer other")], b"").await;
+    assert_eq!((other.status, server.service.stats().running), (204, 1), "it is not theirs");
+    assert_eq!(server.send("DELETE", &path(&writes), &[], b"").await.status, 204);
+    assert_eq!(end(&open.read_all().await.events()).reason, EndReason::Cancelled);
+    server.idle().await;
+    assert_eq!(server.get(&path(&writes)).await.status, 410, "nothing is kept");
+    // While it waits for a slot, with and without `resume`.
+    let running = server.open("POST", "/v1/assist", &[], &body(&resumable(2, 1500))).await;
+    holds(1, 0).await;
+    for (id, resume) in [(3, true), (4, false)] {
+        let waits = AssistRequest { resume, ..resumable(id, 5) };
+        let open = server.open("POST", "/v1/assist", &[], &body(&waits)).await;
+        holds(1, 1).await;
+        assert_eq!(server.send("DELETE", &path(&waits), &[], b"").await.status, 204);
+        holds(1, 0).await;
+        assert_eq!(end(&open.read_all().await.events()).reason, EndReason::Cancelled);
+    }
+    // A request that comes behind its end does not begin. The next one of the client does.
+    let late = resumable(5, 5);
+    assert_eq!(server.send("DELETE", &path(&late), &[], b"").await.status, 204);
+    let refused = server.send("POST", "/v1/assist", &[], &body(&late)).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (410, &json!("gone")));
+    holds(1, 0).await;
+    assert_eq!(server.send("DELETE", &path(&resumable(2, 1500)), &[], b"").await.status, 204);
+    drop(running);
+    server.idle().await;
+    let next = server.send("POST", "/v1/assist", &[], &body(&resumable(6, 5))).await;
+    assert_eq!(tokens(&next.events()).len(), 5);
+    assert_eq!(server.send("DELETE", "/v1/assist/not-a-uuid", &[], b"").await.status, 400);
+}

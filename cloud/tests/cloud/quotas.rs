@@ -116,6 +116,24 @@ fn a_prompt_whose_answer_nobody_waits_for_is_charged_as_far_as_it_was_computed()
 }
 
 #[tokio::test]
+async fn a_request_that_its_client_ends_is_charged_for_what_was_computed() {
+    let (server, gate) = server(Some(1_000_000)).await;
+    let asked = AssistRequest { resume: true, ..numbered(1, 1500) };
+    let body = serde_json::to_vec(&asked).unwrap();
+    let mut open = server.open("POST", "/v1/assist", &[], &body).await;
+    open.until("event: token").await;
+    assert!(gate.deltas()[0].reserved > 0);
+    assert_eq!(
+        server.send("DELETE", &format!("/v1/assist/{}", asked.request_id), &[], b"").await.status,
+        204
+    );
+    let usage = end(&open.read_all().await.events()).usage;
+    assert!(usage.completion_tokens > 0, "{usage:?}");
+    assert_eq!(charged(&gate), usage.prompt_tokens + usage.completion_tokens);
+    assert_eq!((gate.deltas()[0].reserved, gate.deltas()[0].running), (0, 0), "nothing stays set aside");
+}
+
+#[tokio::test]
 async fn one_request_is_charged_once() {
     for resume in [false, true] {
         let (server, gate) = server(None).await;

@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use super::AnswerEvent;
 use super::handoff::{self, KvFetch};
 use super::stream::{CloudMessage, CloudStream, DraftCheck};
+use crate::client::OpenRequest;
 use crate::local::Reports;
 use crate::relay::{CloudFault, RelayEvent};
 
@@ -15,6 +16,8 @@ use crate::relay::{CloudFault, RelayEvent};
 pub(super) struct Lines {
     /// The cloud's stream.
     pub(super) cloud: Option<CloudStream>,
+    /// The request, as long as the cloud is wanted. Without it the cloud is told that it is over.
+    pub(super) request: Option<OpenRequest>,
     /// A draft that is being checked.
     pub(super) check: Option<DraftCheck>,
     /// Keys and values that are on their way.
@@ -23,13 +26,24 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Takes a stream that was opened; returns the event if there is none.
-    pub(super) fn opened(&mut self, opened: Result<CloudStream, CloudFault>) -> Option<RelayEvent> {
+    pub(super) fn opened(
+        &mut self,
+        opened: Result<(CloudStream, OpenRequest), CloudFault>,
+    ) -> Option<RelayEvent> {
         match opened {
-            Ok(stream) => {
+            Ok((stream, request)) => {
                 self.cloud = Some(stream);
+                self.request = Some(request);
                 None
             }
             Err(fault) => Some(RelayEvent::CloudLost(fault)),
+        }
+    }
+
+    /// Notes what an event says of the request.
+    pub(super) fn hear(&mut self, event: &RelayEvent) {
+        if let Some(request) = &mut self.request {
+            request.hear(event);
         }
     }
 
@@ -50,6 +64,7 @@ impl Lines {
         self.check = None;
         self.close_kv().await;
         self.close_cloud().await;
+        self.request = None;
     }
 }
 
@@ -60,7 +75,7 @@ pub(super) async fn next_event(
     sleep: Option<Duration>,
     events: &mpsc::Sender<AnswerEvent>,
 ) -> RelayEvent {
-    let Lines { cloud, check, kv } = lines;
+    let Lines { cloud, check, kv, .. } = lines;
     let cloud_message = async {
         match cloud {
             Some(stream) => stream.messages.recv().await,

@@ -82,6 +82,9 @@ pub struct ErrorText {
     pub code: &'static str,
     /// One sentence for a person.
     pub message: String,
+    /// When to ask again, in milliseconds, if the cloud says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
 }
 
 impl AnswerReport {
@@ -91,7 +94,11 @@ impl AnswerReport {
         let shown_at: Vec<Millis> = timeline.shown.iter().map(|s| Millis::new(s.at_ms)).collect();
         let gaps = GapStats::of(&shown_at);
         let error = match &ending {
-            Ending::Failed(err) => Some(ErrorText { code: err.code(), message: err.to_string() }),
+            Ending::Failed(err) => Some(ErrorText {
+                code: err.code(),
+                message: err.to_string(),
+                retry_after_ms: err.retry_after_ms(),
+            }),
             _ => None,
         };
         Self {

@@ -26,6 +26,7 @@ pub(super) enum CloudMessage {
     Lost(CloudFault),
 }
 
+/// The events of a request. Dropping it closes the connection.
 pub(super) struct CloudStream {
     pub(super) messages: mpsc::Receiver<CloudMessage>,
     task: JoinHandle<()>,
@@ -67,10 +68,16 @@ impl CloudStream {
     }
 
     /// Closes the connection and joins the task.
-    pub(super) async fn close(self) {
+    pub(super) async fn close(mut self) {
         self.task.abort();
         // A cancelled task always ends with a cancellation error.
-        let _cancelled = self.task.await;
+        let _cancelled = (&mut self.task).await;
+    }
+}
+
+impl Drop for CloudStream {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 
@@ -100,7 +107,7 @@ async fn forward_events(
         let Some(seen) = seen.filter(|_| mendable) else { return Err(fault) };
         // A cloud that no longer keeps the stream refuses at once; the limit is for a cloud that does not
         // answer.
-        match tokio::time::timeout(RESUME_LIMIT, client.resume(request.request_id(), seen)).await {
+        match tokio::time::timeout(RESUME_LIMIT, client.resume(request, seen)).await {
             Ok(Ok(rest)) => events = rest.boxed(),
             Ok(Err(_)) | Err(_) => return Err(fault),
         }

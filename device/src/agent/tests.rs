@@ -1,6 +1,8 @@
 //! Tests the agent against a scripted cloud on loopback, with a model of random weights.
 
+mod cancel;
 mod evidence;
+mod fake;
 mod receipt;
 mod ring;
 mod route;
@@ -14,78 +16,9 @@ use baton_engine::pace_emulation::PassCost;
 use baton_engine::{Engine, EngineOptions};
 use baton_protocol::{Markup, PastCall, Role, Tool, ToolChoice};
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-/// A cloud that answers requests with fixed bytes and keeps the requests.
-pub(crate) struct FakeCloud {
-    pub(crate) url: String,
-    seen: Arc<Mutex<Vec<Vec<u8>>>>,
-}
-
-impl FakeCloud {
-    pub(crate) async fn start(response: String) -> Self {
-        Self::answering(vec![response]).await
-    }
-
-    /// Answers each request with the next response; the last response is repeated.
-    pub(crate) async fn answering(responses: Vec<String>) -> Self {
-        Self::serving(responses, false).await
-    }
-
-    /// Answers the first request with `begun`, whose connection stays open, and each later one with `whole`.
-    async fn answering_and_holding(begun: String, whole: String) -> Self {
-        Self::serving(vec![begun, whole], true).await
-    }
-
-    async fn serving(responses: Vec<String>, holds_first: bool) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
-        let log = seen.clone();
-        tokio::spawn(async move {
-            let mut held = Vec::new();
-            while let Ok((mut socket, _)) = listener.accept().await {
-                let request = whole_request(&mut socket).await;
-                let seen = {
-                    let mut log = log.lock().unwrap();
-                    log.push(request);
-                    log.len()
-                };
-                // The client may have closed the connection; all errors are fine.
-                let response = &responses[seen.min(responses.len()) - 1];
-                let _sent = socket.write_all(response.as_bytes()).await;
-                if holds_first && held.is_empty() {
-                    held.push(socket);
-                } else {
-                    let _closed = socket.shutdown().await;
-                }
-            }
-        });
-        Self { url, seen }
-    }
-
-    pub(crate) fn requests(&self) -> Vec<String> {
-        self.seen.lock().unwrap().iter().map(|r| String::from_utf8_lossy(r).into_owned()).collect()
-    }
-}
-
-/// Reads a request with its body: a reply to half of one would end the connection.
-async fn whole_request(socket: &mut TcpStream) -> Vec<u8> {
-    let mut request = Vec::new();
-    loop {
-        let text = String::from_utf8_lossy(&request).to_ascii_lowercase();
-        if let Some((head, _)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-            if request.len() >= head.len() + 4 + length.unwrap_or(0) {
-                return request;
-            }
-        }
-        if socket.read_buf(&mut request).await.unwrap_or(0) == 0 {
-            return request;
-        }
-    }
-}
+pub(crate) use fake::FakeCloud;
 
 /// Makes a response of server-sent events: these texts as tokens, and an end.
 pub(crate) fn stream(texts: &[&str]) -> String {
@@ -218,6 +151,8 @@ async fn an_overloaded_cloud_is_left_alone_as_long_as_it_asks() {
     for _ in 0..3 {
         let (report, _) = ask(&agent, question("Say it.", RelayMode::Relay)).await;
         assert_eq!((report.error.clone(), codes(&report)), (None, vec!["cloud_overloaded"]));
+        let note = report.notes[0].to_string();
+        assert!(note.starts_with("the cloud takes no request now: busy; try again in 6"), "{note}");
     }
     assert_eq!(cloud.requests().len(), 1, "asked once, then not before it may be asked again");
 }

@@ -298,7 +298,8 @@ pub(super) fn failure(report: &AnswerReport, written: &str, dialect: Dialect) ->
         if error.code == TOO_LONG && dialect == Dialect::OpenAi {
             message.push_str("; with `truncation`: `auto` the prompt is shortened");
         }
-        ApiError::Answer { message, code: error.code, written: written.to_owned() }
+        let retry_after_ms = error.retry_after_ms;
+        ApiError::Answer { message, code: error.code, written: written.to_owned(), retry_after_ms }
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::agent::AgentError;
 use crate::documents::Unreadable;
 use crate::models::PullError;
-use crate::relay::TOO_LONG;
+use crate::relay::{CLOUD_OVERLOADED, TOO_LONG};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
@@ -58,7 +58,7 @@ pub(super) enum ApiError {
     #[error("{}", baton_terminal::chain(.0))]
     Pull(PullError),
     #[error("{message}")]
-    Answer { message: String, code: &'static str, written: String },
+    Answer { message: String, code: &'static str, written: String, retry_after_ms: Option<u64> },
     #[error(transparent)]
     Agent(#[from] AgentError),
 }
@@ -91,6 +91,7 @@ impl ApiError {
             Self::Busy { .. } | Self::Bodies | Self::Pulling => ErrorCode::Overloaded,
             Self::Stopping => ErrorCode::Unavailable,
             Self::Answer { code, .. } if *code == TOO_LONG => ErrorCode::PromptTooLong,
+            Self::Answer { code, .. } if *code == CLOUD_OVERLOADED => ErrorCode::Overloaded,
             Self::Answer { .. } | Self::Agent(_) | Self::Records(_) => ErrorCode::Internal,
         }
     }
@@ -102,7 +103,9 @@ impl ApiError {
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Answer { code, .. } if *code != TOO_LONG => StatusCode::BAD_GATEWAY,
+            Self::Answer { code, .. } if ![TOO_LONG, CLOUD_OVERLOADED].contains(code) => {
+                StatusCode::BAD_GATEWAY
+            }
             _ => http_status(status(self.code())),
         }
     }
@@ -118,6 +121,7 @@ impl ApiError {
             Self::Busy { .. } | Self::Bodies | Self::Stopping | Self::Pulling => {
                 body.error.retry_after_ms = Some(RETRY_AFTER_MS);
             }
+            Self::Answer { retry_after_ms, .. } => body.error.retry_after_ms = *retry_after_ms,
             _ => (),
         }
         let reply = ErrorReply::from(&body);

@@ -1,7 +1,7 @@
 //! `baton ask DOC QUESTION`: answers one question about a document.
 
 use super::interrupts::{Interrupts, Stopped};
-use super::open::{Use, note_unused, open, question, scene_of};
+use super::open::{Opened, Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, citations, document, terminal};
 use crate::agent::AnswerReport;
@@ -92,14 +92,28 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
         asked_by: Some("baton ask"),
     };
     let opened = open(&args.common, &used, interrupts).await?;
+    let answered = answered(&args, &opened, document, report_file, interrupts).await;
+    // The cloud is told what is over, also if the answer could not be shown.
+    opened.agent.flush().await;
+    answered
+}
+
+/// Asks, and shows the answer.
+async fn answered(
+    args: &AskArgs,
+    opened: &Opened,
+    document: String,
+    report_file: Option<File>,
+    interrupts: &Interrupts,
+) -> anyhow::Result<()> {
     note_unused(&args.answer, opened.mode);
-    let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
+    let (scene, note) = scene_of(opened, args.answer.scene.as_deref().unwrap_or("doc-qa")).await?;
     if let Some(note) = &note {
         errln!("note: {note}");
     }
     let segments = document_segments(&scene, document, &args.question);
     let asked = question(&args.answer, opened.mode, scene, segments.clone());
-    let Shown { mut report, stopped } = terminal::show(&opened, asked, args.json, interrupts).await?;
+    let Shown { mut report, stopped } = terminal::show(opened, asked, args.json, interrupts).await?;
     report.notes.splice(0..0, note);
     if args.answer.trace {
         terminal::print_trace(&report);
@@ -111,7 +125,6 @@ pub(super) async fn run(args: AskArgs, interrupts: &Interrupts) -> anyhow::Resul
     if let Some((path, file)) = args.report.as_deref().zip(report_file) {
         write_report(&report, file).with_context(|| format!("write `{}`", path.display()))?;
     }
-    opened.agent.figures_sent().await;
     match (&report.error, stopped) {
         (_, Some(signal)) => bail!(Stopped(signal)),
         (Some(error), None) => bail!("{}", error.message),

@@ -5,7 +5,7 @@ mod lines;
 
 use super::conversations::file;
 use super::interrupts::{Interrupts, Signal, Stopped};
-use super::open::{Use, note_unused, open, question, scene_of};
+use super::open::{Opened, Use, note_unused, open, question, scene_of};
 use super::terminal::Shown;
 use super::{AnswerArgs, CommonArgs, citations, terminal};
 use crate::agent::AnswerReport;
@@ -64,13 +64,21 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         asked_by: (!args.private).then_some("baton chat"),
     };
     let opened = open(&args.common, &used, interrupts).await?;
+    let talked = talk(&args, &opened, interrupts).await;
+    // The cloud is told what is over, however the conversation ends.
+    opened.agent.flush().await;
+    talked
+}
+
+/// Asks line by line, until there is none.
+async fn talk(args: &ChatArgs, opened: &Opened, interrupts: &Interrupts) -> anyhow::Result<()> {
     note_unused(&args.answer, opened.mode);
-    let (scene, note) = scene_of(&opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
+    let (scene, note) = scene_of(opened, args.answer.scene.as_deref().unwrap_or("chat")).await?;
     if let Some(note) = note {
         errln!("note: {note}");
     }
     let system = args.system.clone().unwrap_or_else(|| scene.settings.system.clone());
-    let mut talk = Talk::begin(&args, system).await?;
+    let mut talk = Talk::begin(args, system).await?;
     // A person can go on after an error; a program that reads the answers must be told.
     let is_terminal = std::io::stdin().is_terminal();
     let mut prompt = Prompt::start(&talk)?;
@@ -81,7 +89,7 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
         let tokenizer = opened.agent.tokenizer();
         let segments = mark(messages, |text| tokenizer.encode(text).len());
         let asked = question(&args.answer, opened.mode, scene.clone(), segments.clone());
-        let Shown { report, stopped } = match terminal::show(&opened, asked, false, interrupts).await {
+        let Shown { report, stopped } = match terminal::show(opened, asked, false, interrupts).await {
             Ok(shown) => shown,
             // If a question cannot be asked, the conversation goes on; if an answer cannot be shown, it ends.
             Err(err) if err.is::<crate::agent::AgentError>() && is_terminal => {
@@ -106,7 +114,6 @@ pub(super) async fn run(args: ChatArgs, interrupts: &Interrupts) -> anyhow::Resu
             _ => {}
         }
     }
-    opened.agent.figures_sent().await;
     Ok(())
 }
 

@@ -157,6 +157,7 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     let unloading = tokio::spawn(unload_when_idle(current.clone(), args.keep_alive));
     let auditing = audits.then(|| tokio::spawn(audit_when_idle(current.clone())));
     let app = current.app();
+    let last = current.clone();
     let replacing = opened.managed.map(|managed| {
         let lease = managed.lease();
         let replace = Replace { common: args.common, used, settings: opened.settings, lease, current };
@@ -167,6 +168,8 @@ pub(super) async fn run(args: ServeArgs, interrupts: &Interrupts) -> anyhow::Res
     for task in [Some(stopping), Some(unloading), auditing, replacing].into_iter().flatten() {
         task.abort();
     }
+    // Agents that were replaced share its client.
+    last.state().agent.flush().await;
     Ok(())
 }
 

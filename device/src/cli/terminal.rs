@@ -6,7 +6,8 @@ mod progress;
 use super::interrupts::{Interrupts, Signal};
 use super::open::Opened;
 use crate::agent::{AnswerEvent, AnswerReport, Question};
-use crate::relay::Source;
+use crate::api::ANSWER_TOKENS_MAX;
+use crate::relay::{Note, Source};
 use anyhow::Context;
 use baton_terminal::{errln, out, outln};
 use progress::ProgressLine;
@@ -31,6 +32,7 @@ pub(super) async fn show(
     quiet: bool,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Shown> {
+    let tokens_max = question.tokens_max;
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let mut watch = interrupts.watch();
     let progress = ProgressLine::begin();
@@ -58,11 +60,26 @@ pub(super) async fn show(
     let (report, printed) = tokio::join!(answer, print);
     baton_terminal::clear_status();
     let stopped = printed.context("write the answer")?;
-    let report = report?;
+    let mut report = report?;
     if !quiet {
         outln!().context("write the answer")?;
     }
+    if let Some(note) = cut(&report, tokens_max) {
+        errln!("note: {note}");
+        report.notes.push(note);
+    }
     Ok(Shown { report, stopped })
+}
+
+/// Returns the note on an answer that was cut before its end.
+fn cut(report: &AnswerReport, tokens_max: usize) -> Option<Note> {
+    let tokens = report.timeline.shown.len();
+    let is_cut = report.ending == "length";
+    let largest = usize::try_from(ANSWER_TOKENS_MAX).unwrap_or(usize::MAX);
+    is_cut.then(|| match tokens >= tokens_max && tokens < largest {
+        true => Note::CutAtLimit { tokens, more: tokens.saturating_mul(4).min(largest) },
+        false => Note::CutForRoom { tokens },
+    })
 }
 
 fn print_event(event: AnswerEvent, quiet: bool, progress: &ProgressLine) -> std::io::Result<()> {

@@ -200,9 +200,14 @@ async fn statuses_become_faults() {
     let json = "content-type: application/json\r\n";
     let body = r#"{"error":{"code":"overloaded","message":"busy","retry_after_ms":800}}"#;
     let fault = assist_fault(http("429 Too Many Requests", json, body)).await;
-    assert_eq!(fault, CloudFault::Overloaded { status: 429, retry_after_ms: Some(800) });
+    assert_eq!(
+        fault,
+        CloudFault::Overloaded { status: 429, reason: "busy".into(), retry_after_ms: Some(800) }
+    );
+    assert_eq!(fault.to_string(), "the cloud takes no request now: busy; try again in 1 s");
     let fault = assist_fault(http("503 Unavailable", "retry-after: 2\r\n", "down")).await;
-    assert_eq!(fault, CloudFault::Overloaded { status: 503, retry_after_ms: Some(2000) });
+    let reason = "status 503".to_owned();
+    assert_eq!(fault, CloudFault::Overloaded { status: 503, reason, retry_after_ms: Some(2000) });
     let fault = assist_fault(http("401 Unauthorized", json, "{}")).await;
     assert_eq!(fault, CloudFault::SignIn { status: 401 });
     let fault =

@@ -163,14 +163,15 @@ fn told(first: &FirstEvent) -> CloudMark {
 
 /// Returns the fault that an `error` event or body means.
 pub(crate) fn fault_of(status: u16, error: &ErrorDetail) -> CloudFault {
+    let message = || error.message.chars().take(MESSAGE_CHARS_MAX).collect::<String>();
     match (status, error.code) {
         (401 | 403, _) | (_, ErrorCode::Unauthorized | ErrorCode::Forbidden) => CloudFault::SignIn { status },
         (429 | 503, _) | (_, ErrorCode::Overloaded | ErrorCode::Unavailable) => {
             let retry_after_ms = error.retry_after_ms.map(|ms| ms.min(RETRY_AFTER_MS_MAX));
-            CloudFault::Overloaded { status, retry_after_ms }
+            CloudFault::Overloaded { status, reason: message(), retry_after_ms }
         }
         (_, code) => {
-            let message = error.message.chars().take(MESSAGE_CHARS_MAX).collect();
+            let message = message();
             CloudFault::Refused { status, code: code.to_string(), message }
         }
     }

@@ -21,10 +21,13 @@ pub enum CloudFault {
         status: u16,
     },
     /// The cloud has no room: HTTP 429 or 503.
-    #[error("the cloud is overloaded (status {status})")]
+    #[error("the cloud takes no request now{}{}", reason_text(.reason), again_text(.retry_after_ms.as_ref()))]
     Overloaded {
-        /// HTTP status, or 0 for an error event.
+        /// HTTP status, or 0 for an error event and for a request that was not sent, because the cloud asked
+        /// not to be called yet.
         status: u16,
+        /// The service's message.
+        reason: String,
         /// How long it asks not to be called, in milliseconds.
         retry_after_ms: Option<u64>,
     },
@@ -96,7 +99,37 @@ pub enum CloudFault {
     },
 }
 
+fn reason_text(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+}
+
+fn again_text(retry_after_ms: Option<&u64>) -> String {
+    let time = retry_after_ms.and_then(|ms| time_text(*ms as f64));
+    time.map_or_else(String::new, |time| format!("; try again in {time}"))
+}
+
+/// Formats a time in milliseconds with the precision of an estimate; returns `None` if it is not a valid time.
+pub(crate) fn time_text(ms: f64) -> Option<String> {
+    let seconds = ms / 1e3;
+    if !seconds.is_finite() || seconds < 0.0 {
+        return None;
+    }
+    Some(match seconds {
+        0.0..1.5 => "1 s".to_owned(),
+        1.5..90.0 => format!("{seconds:.0} s"),
+        _ => format!("{:.0} min", (seconds / 60.0).min(999.0)),
+    })
+}
+
 impl CloudFault {
+    /// Returns when the cloud may be asked again, in milliseconds, if it says so.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            Self::Overloaded { retry_after_ms, .. } => *retry_after_ms,
+            _ => None,
+        }
+    }
+
     /// Returns whether the prompt does not fit the cloud's model.
     pub(super) fn is_too_long(&self) -> bool {
         matches!(self, Self::Refused { code, .. } if code == ErrorCode::PromptTooLong.as_str())
@@ -112,7 +145,7 @@ impl CloudFault {
         match self {
             Self::Unreachable { .. } => "cloud_unreachable",
             Self::SignIn { .. } => "sign_in",
-            Self::Overloaded { .. } => "cloud_overloaded",
+            Self::Overloaded { .. } => CLOUD_OVERLOADED,
             Self::Refused { .. } => "cloud_refused",
             Self::NotAnEventStream { .. } => "not_an_event_stream",
             Self::Malformed { .. } => "cloud_malformed",
@@ -214,6 +247,25 @@ pub enum Note {
         /// Its name.
         adapter: String,
     },
+    /// The answer has as many tokens as it may have, and is not whole.
+    #[error(
+        "the answer was cut at {tokens} tokens, the most that it may have; for more, pass --max-tokens {more}"
+    )]
+    CutAtLimit {
+        /// Its tokens.
+        tokens: usize,
+        /// A larger limit.
+        more: usize,
+    },
+    /// There was no room for more of the answer.
+    #[error(
+        "the answer was cut at {tokens} tokens, because there was no room for more: ask about less, or give this \
+         device more room (--kv-tokens)"
+    )]
+    CutForRoom {
+        /// Its tokens.
+        tokens: usize,
+    },
     /// Private values were replaced before the request was sent.
     #[error("{count} private values were replaced before anything was sent")]
     Redacted {
@@ -237,6 +289,8 @@ impl Note {
             Self::Unverified { .. } => "unverified",
             Self::SceneNotFetched { .. } => "scene_not_fetched",
             Self::AdapterMissing { .. } => "adapter_missing",
+            Self::CutAtLimit { .. } => "cut_at_limit",
+            Self::CutForRoom { .. } => "cut_for_room",
             Self::Redacted { .. } => "redacted",
         }
     }
@@ -291,6 +345,8 @@ pub enum AnswerError {
     },
 }
 
+/// The name of a fault that goes by with time.
+pub(crate) const CLOUD_OVERLOADED: &str = "cloud_overloaded";
 /// OpenAI's name for a prompt that does not fit.
 pub(crate) const TOO_LONG: &str = "context_length_exceeded";
 
@@ -302,6 +358,14 @@ impl AnswerError {
             Self::Cloud(fault) if fault.is_too_long() => TOO_LONG,
             Self::Cloud(fault) => fault.code(),
             Self::Device { .. } | Self::DeviceAndCloud { .. } => "device_failed",
+        }
+    }
+
+    /// Returns when to ask again, in milliseconds, if it is known.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            Self::Cloud(fault) => fault.retry_after_ms(),
+            Self::TooLong { .. } | Self::Device { .. } | Self::DeviceAndCloud { .. } => None,
         }
     }
 }

@@ -136,6 +136,11 @@ impl RelayCore {
         self.verifier.as_ref().filter(|verifier| !verifier.is_over)
     }
 
+    /// Returns whether drafts of this answer are checked now.
+    pub(super) fn verifies(&self) -> bool {
+        self.verifying().is_some()
+    }
+
     /// Returns whether drafts of this answer are checked, or were until the line was lost.
     pub(super) fn drafts(&self) -> bool {
         self.verifier.is_some()

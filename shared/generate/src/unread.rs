@@ -161,11 +161,6 @@ impl ReadMark {
         self.wake();
     }
 
-    /// Returns whether the answer must wait until somebody reads.
-    pub fn is_full(&self) -> bool {
-        self.counts.as_ref().is_some_and(|counts| counts.unread() >= counts.max)
-    }
-
     /// Wakes the host if the answer is parked: it was read, or cancelled.
     pub fn wake(&self) {
         let parked = self.counts.as_ref().is_some_and(|counts| counts.parked.load(Ordering::SeqCst));
@@ -200,13 +195,13 @@ mod tests {
         unread.written(MAX - 1);
         assert_eq!(unread.reading(), None, "there is room for one more");
         unread.written(1);
-        assert!(mark.is_full());
+        assert_eq!(unread.room(), 0);
         assert_eq!(unread.reading(), Some(Reading::Park));
         mark.read_up_to(MAX / 2 - 1);
         assert_eq!(unread.reading(), None, "more than half is unread");
         mark.read_up_to(MAX / 2);
         assert_eq!(unread.reading(), Some(Reading::Unpark));
-        assert_eq!((unread.reading(), unread.room(), mark.is_full()), (None, MAX / 2, false));
+        assert_eq!((unread.reading(), unread.room()), (None, MAX / 2));
         mark.read_up_to(1);
         assert_eq!(unread.room(), MAX / 2, "what was read stays read");
     }

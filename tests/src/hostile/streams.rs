@@ -66,6 +66,28 @@ pub async fn abandon(server: SocketAddr, seed: u64) -> anyhow::Result<Uuid> {
     Ok(id)
 }
 
+/// Asks about a long letter, to be kept for a reader that resumes, and gives the question up while the service
+/// computes its prompt.
+///
+/// # Errors
+/// Fails if the question is not taken, or its end is refused.
+pub async fn give_up(server: SocketAddr, seed: u64, sentences: usize) -> anyhow::Result<()> {
+    let id = Uuid::new_v4();
+    let text =
+        format!("Letter {seed} of long ago. {}", "The harbour keeps a list of all ships. ".repeat(sentences));
+    let question = json!({
+        "protocol": 1, "request_id": id, "scene": "doc-qa-full", "model": "default", "resume": true,
+        "segments": [{ "role": "user", "text": text, "refine": false }], "assist_tokens": 512,
+    });
+    let asked = send(server, "POST /v1/assist", None, &question.to_string()).await?;
+    figures_when(server, |figures| figures["slots_used"].as_u64() > Some(0)).await?;
+    drop(asked);
+    let mut ended = send(server, &format!("DELETE /v1/assist/{id}"), None, "").await?;
+    let reply = rest(&mut ended).await?;
+    ensure!(reply.starts_with("HTTP/1.1 204"), "the end is refused: {reply}");
+    Ok(())
+}
+
 /// Returns the service's statistics.
 ///
 /// # Errors
@@ -95,6 +117,7 @@ pub async fn figures_when(server: SocketAddr, so: impl Fn(&Value) -> bool) -> an
     }
 }
 
+/// Sends a request, and returns the connection with its reply unread.
 pub(super) async fn send(
     server: SocketAddr,
     route: &str,

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use baton_device::client::Remains;
 use baton_device::local::{AnswerSpec, EngineCommand, EngineReport, PromptId};
 use baton_device::privacy::{PrivateNames, RedactedRequest, Redactor, Restorer};
 use baton_device::relay::{
@@ -84,6 +85,8 @@ pub(super) struct Answer {
     redacted: RedactedRequest,
     /// The request of the stream that is read.
     pub(super) request: Arc<AssistRequest>,
+    /// The request that the cloud was not told to end, and what remains of it there.
+    pub(super) open: Option<(Arc<AssistRequest>, Remains)>,
     /// Whether the cloud was asked to go on.
     pub(super) continued: bool,
     pub(super) inbox: VecDeque<RelayEvent>,
@@ -159,6 +162,7 @@ impl Answer {
             redactor,
             redacted,
             request,
+            open: None,
             continued: false,
             inbox: VecDeque::new(),
             paused_until: 0,

@@ -33,7 +33,7 @@ use super::scenario::CloudShape;
 
 /// The scene of all questions.
 pub(super) const SCENE: &str = "sim";
-/// How long a stream is kept after its end, and how long a full one waits for a reader.
+/// How long a stream is kept after its end, and how long one goes on without a reader.
 const KEPT_NS: u64 = 10_000_000_000;
 /// The digest of the credentials that all questions have.
 const ASKER: [u8; 32] = [1; 32];
@@ -68,6 +68,8 @@ pub(super) struct Up {
     pub(super) streams: BTreeMap<StreamNo, Stream>,
     pub(super) drains: bool,
     pub(super) drafts: Drafts,
+    /// Requests that their device has ended, and when.
+    ended: BTreeMap<Uuid, u64>,
     /// Sequences that may be kept for devices to go on with: one of each answer, and one for each draft that
     /// is checked beside another of the same answer.
     keepable: usize,
@@ -189,6 +191,7 @@ impl Cloud {
             streams,
             drains: false,
             drafts: Drafts::default(),
+            ended: BTreeMap::new(),
             keepable: 0,
         });
         true
@@ -230,6 +233,10 @@ impl Cloud {
         let now = self.now();
         let Some(up) = &mut self.up else { return Err(unreachable()) };
         let permit = up.gate.admit(&self.tenant).map_err(|err| refused(&ServiceError::from(err)))?;
+        if up.ended.get(&asked.request_id).is_some_and(|at| now < at + KEPT_NS) {
+            let message = "the device has ended it".to_owned();
+            return Err(CloudFault::Refused { status: 410, code: ErrorCode::Gone.to_string(), message });
+        }
         if let Some((no, _)) = up.kept(asked) {
             return Ok(no);
         }
@@ -255,6 +262,16 @@ impl Cloud {
         up.streams.insert(no, stream);
         up.keepable += usize::from(asked.verify);
         Ok(no)
+    }
+
+    /// Ends a request that its device wants no more.
+    pub(super) fn end(&mut self, asked: &AssistRequest) {
+        let now = self.now();
+        let Some(up) = &mut self.up else { return };
+        up.ended.insert(asked.request_id, now);
+        up.service.end_assist(Terms::default().owner, (ASKER, asked.request_id));
+        let streams = up.streams.values_mut();
+        streams.filter(|stream| stream.asked.request_id == asked.request_id).for_each(Stream::cancel);
     }
 
     /// Takes a draft.
@@ -370,8 +387,8 @@ impl Cloud {
                 }
                 stream.log.push(event);
             }
-            // A full stream without a reader is given up after a while.
-            if stream.is_full() && stream.readers == 0 && now > stream.since_ns + KEPT_NS {
+            // A stream without a reader is given up after a while.
+            if !stream.ended() && stream.readers == 0 && now > stream.since_ns + KEPT_NS {
                 stream.cancel();
             }
         }
@@ -510,12 +527,16 @@ pub(super) fn unreachable() -> CloudFault {
 fn refused(err: &ServiceError) -> CloudFault {
     let detail = err.to_body().error;
     match detail.code {
-        ErrorCode::Overloaded => {
-            CloudFault::Overloaded { status: 429, retry_after_ms: detail.retry_after_ms }
-        }
-        ErrorCode::Unavailable => {
-            CloudFault::Overloaded { status: 503, retry_after_ms: detail.retry_after_ms }
-        }
+        ErrorCode::Overloaded => CloudFault::Overloaded {
+            status: 429,
+            reason: detail.message,
+            retry_after_ms: detail.retry_after_ms,
+        },
+        ErrorCode::Unavailable => CloudFault::Overloaded {
+            status: 503,
+            reason: detail.message,
+            retry_after_ms: detail.retry_after_ms,
+        },
         code => CloudFault::Refused { status: 400, code: code.to_string(), message: detail.message },
     }
 }

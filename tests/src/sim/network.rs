@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_device::client::Remains;
 use baton_device::relay::{CloudFault, RelayEvent};
 use baton_protocol::{AssistEvent, AssistRequest};
 
@@ -52,8 +53,10 @@ impl World {
     pub(super) fn open(&mut self, number: usize, request: Arc<AssistRequest>, continued: bool) {
         let sent = super::answer::check_sent(&request);
         self.check(sent);
+        self.end_request(number);
         let conn = self.new_conn();
         let Some(answer) = self.answers.get_mut(&number) else { return };
+        answer.open = Some((Arc::clone(&request), Remains::of_sent()));
         answer.client.begin(conn);
         let nth = answer.client.opened;
         answer.client.opened += 1;
@@ -103,6 +106,17 @@ impl World {
                 let at = self.now + self.latency(question, conn + 1);
                 self.at(at, What::Arrive { question, conn, what: ToClient::Lost(fault) });
             }
+        }
+    }
+
+    /// The device tells the cloud that it wants nothing of a request any more, if anything remains of it.
+    pub(super) fn end_request(&mut self, number: usize) {
+        let Some(answer) = self.answers.get_mut(&number) else { return };
+        let Some((request, remains)) = answer.open.take() else { return };
+        if remains.any() {
+            // It may be faster than the request itself.
+            let latency = self.latency(number, self.now);
+            self.at(self.now + latency, What::End { request });
         }
     }
 

@@ -59,9 +59,15 @@ impl World {
             }
             let Some(answer) = self.answers.get_mut(&number) else { return };
             let now = Millis::new(self.now as f64 / 1e6);
+            if let Some((_, remains)) = &mut answer.open {
+                remains.hear(&event);
+            }
             let effects = answer.core.step(event, now);
             for effect in effects {
                 self.perform(number, effect);
+            }
+            if self.answers.get(&number).is_some_and(|answer| !answer.core.wants_cloud()) {
+                self.end_request(number);
             }
         }
     }

@@ -48,6 +48,8 @@ pub(super) enum What {
     Post { question: usize, conn: ConnNo, nth: usize, continued: bool, request: Arc<AssistRequest> },
     /// A request to go on with a stream arrives at the cloud.
     Get { question: usize, conn: ConnNo, nth: usize, seen: u32, request: Arc<AssistRequest> },
+    /// The cloud is told that a request is not wanted any more.
+    End { request: Arc<AssistRequest> },
     /// The limit of a try to resume is over.
     Limit { question: usize, conn: ConnNo, fault: CloudFault },
     /// Something arrives at a client.
@@ -285,6 +287,7 @@ impl World {
                 self.post(question, conn, nth, continued, &request);
             }
             What::Get { question, conn, nth, seen, request } => self.get(question, conn, nth, seen, &request),
+            What::End { request } => self.cloud.end(&request),
             What::Limit { question, conn, fault } => self.limit(question, conn, fault),
             What::Arrive { question, conn, what } => self.arrive(question, conn, what),
             What::Gone(conn) => self.gone(conn),

@@ -105,6 +105,24 @@ fn requests_are_found_by_id_and_by_what_they_are() {
 }
 
 #[test]
+fn a_client_ends_its_own_requests_only() {
+    let book = Arc::new(RequestBook::default());
+    let begin = |asker: u8, id: u128| {
+        let flag = CancelFlag::default();
+        let key = Some(([asker; 32], Uuid::from_u128(id)));
+        (book.begin(NewRequest { key, ..new("a") }, flag.clone()), flag)
+    };
+    let (ours, theirs, other) = (begin(1, 1), begin(2, 1), begin(1, 2));
+    let nobodys = CancelFlag::default();
+    let _nobodys = book.begin(new("a"), nobodys.clone());
+    assert_eq!(book.end(([1; 32], Uuid::from_u128(1))), 1);
+    assert!(ours.1.is_set() && !theirs.1.is_set() && !other.1.is_set() && !nobodys.is_set());
+    assert!(!ours.0.is_cancelled(), "no operator did it");
+    drop(ours);
+    assert_eq!(book.end(([1; 32], Uuid::from_u128(1))), 0);
+}
+
+#[test]
 fn every_running_request_of_an_id_is_cancelled() {
     let book = Arc::<RequestBook>::default();
     let (one, flag) = begin(&book, "a");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use baton_protocol::ProgressStage;
 
-use crate::relay::{Progress, Source};
+use crate::relay::{Progress, Source, time_text};
 
 /// Shorter waits are not shown.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -46,23 +46,10 @@ fn words(progress: &Progress) -> String {
             format!("{who} reads the prompt: {computed} of {total} tokens ({percent} %)")
         }
     };
-    match eta_ms.and_then(about) {
+    match eta_ms.and_then(time_text) {
         Some(time) => format!("{what}, about {time} left"),
         None => what,
     }
-}
-
-/// Formats a time with the precision of an estimate; returns `None` if it is not a valid time.
-fn about(ms: f64) -> Option<String> {
-    let seconds = ms / 1e3;
-    if !seconds.is_finite() || seconds < 0.0 {
-        return None;
-    }
-    Some(match seconds {
-        0.0..1.5 => "1 s".to_owned(),
-        1.5..90.0 => format!("{seconds:.0} s"),
-        _ => format!("{:.0} min", (seconds / 60.0).min(999.0)),
-    })
 }
 
 #[cfg(test)]

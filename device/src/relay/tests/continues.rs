@@ -50,7 +50,7 @@ fn a_cloud_that_was_not_there_or_too_slow_is_asked_again_by_a_device_that_fails(
     cut.truncate(6);
     cut.push(lost(420.0, CloudFault::Disconnected));
     let unreachable = CloudFault::Unreachable { reason: "no connection".into() };
-    let busy = CloudFault::Overloaded { status: 429, retry_after_ms: Some(800) };
+    let busy = CloudFault::Overloaded { status: 429, reason: "busy".into(), retry_after_ms: Some(800) };
     for (script, cloud, note) in [
         (vec![lost(30.0, unreachable)], 0, "cloud_unreachable"),
         (vec![lost(30.0, busy)], 0, "cloud_overloaded"),

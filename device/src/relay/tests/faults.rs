@@ -80,7 +80,7 @@ fn fault_4_a_cloud_that_stalls_is_cut_off_when_the_device_is_ready() {
 
 #[test]
 fn fault_5_refusals_are_answered_locally_at_once() {
-    let overloaded = CloudFault::Overloaded { status: 429, retry_after_ms: Some(800) };
+    let overloaded = CloudFault::Overloaded { status: 429, reason: "busy".into(), retry_after_ms: Some(800) };
     let outcome = check(vec![(30.0, lost(overloaded))], 0, &["cloud_overloaded"]);
     let whole_ms = 2.5 * outcome.timeline.prompt_tokens.unwrap() as f64;
     assert!(outcome.timeline.ttft_user_ms.unwrap() <= 30.0 + whole_ms + 50.0);

@@ -402,12 +402,17 @@ impl<E: VirtualEngine> Sim<E> {
                     self.text.push_str(&text);
                 }
                 RelayEffect::Tail { text } => self.text.push_str(&text),
-                RelayEffect::Note(note) => self.notes.push(note),
+                RelayEffect::Note(note) => {
+                    let is_alone = matches!(note, Note::CloudTooSlow | Note::WithoutCloud { .. });
+                    assert!(!(is_alone && self.core.wants_cloud()), "{note}: and the cloud is still wanted");
+                    self.notes.push(note);
+                }
                 RelayEffect::Progress(progress) => self.progress.push((self.now, progress)),
                 RelayEffect::WakeAt(at) => self.wake = at.map(Millis::as_f64),
                 RelayEffect::Finish(outcome) => {
                     assert_eq!(outcome.answer, self.text, "the outcome is what was shown");
                     assert_eq!(outcome.timeline.shown.len(), self.shown);
+                    assert!(!self.core.wants_cloud(), "nothing is wanted behind the end");
                     self.outcome = Some(*outcome);
                 }
             }
