@@ -35,7 +35,7 @@ pub use event::{KvNews, Progress, RelayEffect, RelayEvent, Source};
 pub use form::FormGuard;
 pub use kv::KvTerms;
 pub use note::{AnswerError, CloudFault, Note};
-pub(crate) use note::{CLOUD_OVERLOADED, TOO_LONG, time_text};
+pub(crate) use note::{CLOUD_OVERLOADED, INVALID, TOO_LONG, time_text};
 pub use outcome::{CloudMark, CloudTiming, Ending, KvTrace, Outcome, Shown, Timeline, Verification};
 pub use transcript::TextRules;
 

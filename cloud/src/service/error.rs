@@ -122,8 +122,8 @@ pub enum ServiceError {
         /// The whole budget.
         limit: usize,
     },
-    /// The model's template does not take these messages.
-    #[error("the messages do not fit the model's chat template")]
+    /// The model's template does not take these messages; in its words.
+    #[error(transparent)]
     Prompt(#[from] PromptError),
     /// The sampling parameters are out of their ranges.
     #[error(transparent)]

@@ -243,7 +243,15 @@ impl Preparation {
                 redactor.redact_request(&self.draft).map_err(|err| unchecked(&err))
             }
         };
-        let (whole, fitted) = self.tokenized(redacted.as_mut().ok());
+        let (whole, fitted) = match self.tokenized(redacted.as_mut().ok()) {
+            Ok(tokenized) => tokenized,
+            // The cloud's model has a template of its own.
+            Err(_) if redacted.is_ok() && self.again.is_none() => {
+                self.mode = RelayMode::CloudOnly;
+                (None, None)
+            }
+            Err(reason) => return Err(AgentError::Prompt(reason)),
+        };
         let (mode, route) = self.route(whole.as_ref(), redacted.as_ref().ok());
         if let (RelayMode::CloudOnly, Ok(redacted)) = (mode, &mut redacted) {
             redacted.for_cloud_alone(self.question.tokens_max);
@@ -293,22 +301,27 @@ impl Preparation {
     }
 
     /// Makes the tokens of the prompt as both models get it, and shortens it if the cloud would refuse it.
-    fn tokenized(&self, sent: Option<&mut RedactedRequest>) -> (Option<Prompt>, Option<Note>) {
+    ///
+    /// # Errors
+    /// Why the template of the device's model cannot lay out the messages.
+    fn tokenized(
+        &self,
+        sent: Option<&mut RedactedRequest>,
+    ) -> Result<(Option<Prompt>, Option<Note>), String> {
         let Some(model) = self.model.as_ref().filter(|_| self.question.own.is_none()) else {
-            return (None, None);
+            return Ok((None, None));
         };
         let (segments, tools) = match &sent {
             Some(sent) => (sent.segments(), sent.as_request().tools.as_ref()),
             None => (&self.question.segments[..], self.question.tools.as_ref()),
         };
-        // A prompt that cannot be laid out is told by the engine.
         let offered = tools.map_or(&[][..], |tools| &tools.tools);
-        let Ok(whole) = assembled(model, segments, offered) else { return (None, None) };
+        let whole = assembled(model, segments, offered)?;
         let fitted = sent.and_then(|sent| fit::fit(model, &self.question, sent, &whole));
-        match fitted {
+        Ok(match fitted {
             Some((shorter, note)) => (Some(shorter), Some(note)),
             None => (Some(whole), None),
-        }
+        })
     }
 
     /// Returns who answers.

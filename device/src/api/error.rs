@@ -3,7 +3,7 @@
 use crate::agent::AgentError;
 use crate::documents::Unreadable;
 use crate::models::PullError;
-use crate::relay::{CLOUD_OVERLOADED, TOO_LONG};
+use crate::relay::{CLOUD_OVERLOADED, INVALID, TOO_LONG};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
@@ -92,6 +92,7 @@ impl ApiError {
             Self::Stopping => ErrorCode::Unavailable,
             Self::Answer { code, .. } if *code == TOO_LONG => ErrorCode::PromptTooLong,
             Self::Answer { code, .. } if *code == CLOUD_OVERLOADED => ErrorCode::Overloaded,
+            Self::Answer { code, .. } if *code == INVALID => ErrorCode::InvalidRequest,
             Self::Answer { .. } | Self::Agent(_) | Self::Records(_) => ErrorCode::Internal,
         }
     }
@@ -103,7 +104,7 @@ impl ApiError {
             Self::NoSuchMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Answer { code, .. } if ![TOO_LONG, CLOUD_OVERLOADED].contains(code) => {
+            Self::Answer { code, .. } if ![TOO_LONG, INVALID, CLOUD_OVERLOADED].contains(code) => {
                 StatusCode::BAD_GATEWAY
             }
             _ => http_status(status(self.code())),

@@ -135,6 +135,11 @@ impl CloudFault {
         matches!(self, Self::Refused { code, .. } if code == ErrorCode::PromptTooLong.as_str())
     }
 
+    /// Returns whether the cloud refuses what was asked, such as messages that its model's template refuses.
+    fn is_invalid(&self) -> bool {
+        matches!(self, Self::Refused { code, .. } if code == ErrorCode::InvalidRequest.as_str())
+    }
+
     /// Returns whether this cloud would give the same answer however long one waits.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::SignIn { .. } | Self::Version { .. } | Self::Privacy { .. })
@@ -347,6 +352,8 @@ pub enum AnswerError {
 
 /// The name of a fault that goes by with time.
 pub(crate) const CLOUD_OVERLOADED: &str = "cloud_overloaded";
+/// The name of a request that the cloud refuses however often it is sent.
+pub(crate) const INVALID: &str = "invalid_request";
 /// OpenAI's name for a prompt that does not fit.
 pub(crate) const TOO_LONG: &str = "context_length_exceeded";
 
@@ -356,6 +363,7 @@ impl AnswerError {
         match self {
             Self::TooLong { .. } => TOO_LONG,
             Self::Cloud(fault) if fault.is_too_long() => TOO_LONG,
+            Self::Cloud(fault) if fault.is_invalid() => INVALID,
             Self::Cloud(fault) => fault.code(),
             Self::Device { .. } | Self::DeviceAndCloud { .. } => "device_failed",
         }

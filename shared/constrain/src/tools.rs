@@ -17,6 +17,10 @@ use serde_json::{Map, Value, json};
 pub use self::grammar::grammar;
 pub(crate) use self::grammar::is_free;
 
+/// Marks of calls that are not read here: those of Qwen3-Coder, GLM, MiniMax and Apriel. A model that was told
+/// of tools by such a template would write calls that come back as text.
+const NOT_READ: [&str; 4] = ["<function=", "<arg_key>", "<invoke name=", "<tool_calls>"];
+
 /// How tools are described to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolForm {
@@ -27,9 +31,10 @@ pub struct ToolForm {
 }
 
 impl ToolForm {
-    /// Returns the form that a model's template was made for.
+    /// Returns the form that a model's template was made for, if its calls can be read here; else our own.
     pub fn of(template: &ChatTemplate) -> ToolForm {
-        let knows_tools = template.mentions("tools");
+        let is_read = !NOT_READ.iter().any(|mark| template.mentions(mark));
+        let knows_tools = template.mentions("tools") && is_read;
         if knows_tools && template.mentions("<tool_call>") {
             ToolForm { markup: Markup::Tagged, by_template: true }
         } else if knows_tools && template.mentions("ipython") {
@@ -70,7 +75,7 @@ pub fn prompt(
         return assemble(tokenizer, template, &parts);
     }
     let (turns, tools) = ToolForm::of(template).lay_out(segments, tools);
-    assemble_with_tools(tokenizer, template, &turns, &tools)
+    assemble_with_tools(tokenizer, template, &turns, &tools, None)
 }
 
 /// Returns the segments of each message. Neighbours of one role are one message; calls end a message, and the

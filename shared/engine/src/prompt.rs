@@ -1,23 +1,26 @@
 //! Turns the segments of a request into the prompt's tokens, and records which tokens belong to which
 //! segment.
 //!
-//! The chat template is rendered with sentinels instead of the texts, and the result is cut at them. Its
-//! pieces and the texts are then encoded side by side as one text, as in training: a word may begin in the
-//! template and end in a message. Control tokens are found only in the template's pieces, so user text never
-//! becomes one, nor a part of one.
+//! The chat template sees the real texts. Each byte that it writes keeps its origin, so the result is cut into
+//! the template's own pieces and those of the conversation. They are encoded side by side as one text, as in
+//! training: a word may begin in the template and end in a message. Control tokens are found only in the
+//! template's pieces, so user text never becomes one, nor a part of one.
 //!
 //! Every token of a segment knows which bytes of the segment's text it stands for. A token that reaches into
-//! a segment from the template belongs to the segment; one that spans two segments belongs to the first.
-//! Templates that inspect a message see the sentinel between the white space around the text, which they may
-//! trim. The rest of a text is always kept.
+//! a segment from the template belongs to the segment; one that spans two segments belongs to the first. If
+//! the template writes a segment twice, or in pieces with control tokens between them, the longest piece is
+//! the segment.
 
+mod joined;
+mod system;
 mod tools;
 
 use std::ops::Range;
 
-use crate::template::{ChatTemplate, Message, TemplateError};
-use crate::tokenizer::{Piece, Placed, TokenId, Tokenizer, cover};
+use crate::template::{ChatTemplate, Entry, TemplateError};
+use crate::tokenizer::{TokenId, Tokenizer};
 
+use self::joined::Joined;
 pub use self::tools::{Turn, TurnText, assemble_with_tools};
 
 /// A part of the conversation.
@@ -66,19 +69,11 @@ pub enum PromptError {
         max: usize,
     },
     /// The template failed or refused the conversation.
-    #[error("lay out the prompt")]
+    #[error(transparent)]
     Template(#[from] TemplateError),
     /// The template left a message out, perhaps because it does not know the role.
     #[error("chat template leaves out segment {index} of role `{role}`")]
     SegmentLeftOut {
-        /// The segment.
-        index: usize,
-        /// Its role.
-        role: String,
-    },
-    /// The template wrote a message more than once.
-    #[error("chat template repeats segment {index} of role `{role}`")]
-    SegmentRepeated {
         /// The segment.
         index: usize,
         /// Its role.
@@ -91,18 +86,16 @@ pub enum PromptError {
 
 /// The most bytes of a role.
 const ROLE_BYTES_MAX: usize = 32;
-/// Beginning and end of a sentinel: private-use characters, which no template trims, splits or changes.
-const OPEN: char = '\u{e0b1}';
-const CLOSE: char = '\u{e0b3}';
 
 /// Renders the segments with the template and encodes them; the prompt ends at the beginning of the answer.
 ///
 /// A begin token is added if the tokenizer asks for one and the template did not write it. Cost: one
-/// rendering of the template, and encoding, linear in the texts.
+/// rendering of the template, and encoding, linear in the texts. If the template refuses system texts, they
+/// are sent in the first one, or in the first message of the user.
 ///
 /// # Errors
-/// If there are no segments, a role is not a name, the template fails, leaves a segment out or repeats one,
-/// or there are no tokens.
+/// If there are no segments, a role is not a name, the template fails, or there are no tokens. Also if it
+/// leaves a segment out; it may leave out what a model said, such as old thoughts.
 pub fn assemble(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -114,23 +107,46 @@ pub fn assemble(
     if let Some(index) = segments.iter().position(|s| !is_role(s.role)) {
         return Err(PromptError::BadRole { index, len: segments[index].role.len(), max: ROLE_BYTES_MAX });
     }
-    let mut texts: Vec<Framed<'_>> = segments.iter().map(|segment| Framed::whole(segment.text)).collect();
-    let messages = messages(segments, &mut texts);
-    let views: Vec<Message<'_>> = messages.iter().map(|(role, content)| Message { role, content }).collect();
-    let rendered = template.render(&views, true)?;
-    let joined = Joined::new(tokenizer, &rendered, &texts);
-    let mut found: Vec<Option<SegmentTokens>> = vec![None; segments.len()];
-    for (index, tokens) in joined.segments(tokenizer, &texts) {
-        if found[index].replace(tokens).is_some() {
-            return Err(PromptError::SegmentRepeated { index, role: segments[index].role.to_owned() });
+    let texts: Vec<&str> = segments.iter().map(|segment| segment.text).collect();
+    let mut entries: Vec<Entry<'_>> = Vec::new();
+    for (index, segment) in segments.iter().enumerate() {
+        match entries.last_mut() {
+            Some(last) if last.role == segment.role => last.content.push((Some(index), segment.text)),
+            _ => {
+                let content = vec![(Some(index), segment.text)];
+                entries.push(Entry { role: segment.role, content, fields: None });
+            }
         }
     }
-    let left_out =
-        |index: usize| PromptError::SegmentLeftOut { index, role: segments[index].role.to_owned() };
-    let found = found.into_iter().enumerate().map(|(i, s)| s.ok_or_else(|| left_out(i)));
-    let mut prompt = Prompt { segments: found.collect::<Result<_, _>>()?, ids: joined.ids() };
+    let rendered = system::lay_out(template, entries, &[], None)?;
+    let joined = Joined::new(tokenizer, &rendered, &texts);
+    let left_out = |index: usize| {
+        let PromptSegment { role, text } = segments[index];
+        joined.found[index].is_none() && role != "assistant" && !is_blank(text)
+    };
+    if let Some(index) = (0..segments.len()).find(|&index| left_out(index)) {
+        return Err(PromptError::SegmentLeftOut { index, role: segments[index].role.to_owned() });
+    }
+    prompt(tokenizer, joined)
+}
+
+/// Makes the prompt of its tokens. A segment that was not found has none, behind the one before it.
+fn prompt(tokenizer: &Tokenizer, joined: Joined) -> Result<Prompt, PromptError> {
+    let mut end = 0;
+    let mut segments = Vec::with_capacity(joined.found.len());
+    for found in joined.found {
+        let tokens = found.unwrap_or_else(|| SegmentTokens { tokens: end..end, spans: Vec::new() });
+        end = tokens.tokens.end;
+        segments.push(tokens);
+    }
+    let mut prompt = Prompt { segments, ids: joined.ids };
     begin(&mut prompt, tokenizer);
     if prompt.ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(prompt) }
+}
+
+/// Whether a template may leave a text out because it is white space.
+fn is_blank(text: &str) -> bool {
+    text.trim().is_empty()
 }
 
 /// Returns the tokens of a text that is continued as it is: no template, and control tokens that are written
@@ -148,181 +164,6 @@ pub fn verbatim(tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, Promp
 fn is_role(role: &str) -> bool {
     let is_name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-');
     (1..=ROLE_BYTES_MAX).contains(&role.len()) && role.bytes().all(is_name)
-}
-
-/// A text as templates see it: a sentinel between the white space at its ends.
-#[derive(Debug, Clone, Copy)]
-struct Framed<'a> {
-    before: &'a str,
-    core: &'a str,
-    after: &'a str,
-}
-
-impl<'a> Framed<'a> {
-    /// Puts all of the text behind the sentinel.
-    fn whole(text: &'a str) -> Framed<'a> {
-        Framed { before: "", core: text, after: "" }
-    }
-
-    /// Moves white space at the beginning out of the sentinel.
-    fn open_start(&mut self) {
-        let core = self.core.trim_start();
-        self.before = &self.core[..self.core.len() - core.len()];
-        self.core = core;
-    }
-
-    /// Moves white space at the end out of the sentinel.
-    fn open_end(&mut self) {
-        let core = self.core.trim_end();
-        self.after = &self.core[core.len()..];
-        self.core = core;
-    }
-
-    fn len(&self) -> usize {
-        self.before.len() + self.core.len() + self.after.len()
-    }
-
-    fn write(&self, index: usize, content: &mut String) {
-        content.push_str(self.before);
-        content.push_str(&sentinel(index));
-        content.push_str(self.after);
-    }
-}
-
-fn sentinel(index: usize) -> String {
-    format!("{OPEN}{index}{CLOSE}")
-}
-
-/// Returns messages with sentinels for texts; consecutive segments of one role share a message.
-fn messages<'a>(segments: &[PromptSegment<'a>], texts: &mut [Framed<'a>]) -> Vec<(&'a str, String)> {
-    let mut messages: Vec<(&str, String)> = Vec::new();
-    for (index, segment) in segments.iter().enumerate() {
-        let is_first = index == 0 || segments[index - 1].role != segment.role;
-        let is_last = segments.get(index + 1).is_none_or(|next| next.role != segment.role);
-        if is_first {
-            texts[index].open_start();
-            messages.push((segment.role, String::new()));
-        }
-        if is_last {
-            texts[index].open_end();
-        }
-        let (_, content) = messages.last_mut().expect("the first segment began a message");
-        texts[index].write(index, content);
-    }
-    messages
-}
-
-/// A prompt's tokens, and the position of the text of each sentinel.
-struct Joined {
-    tokens: Vec<Placed>,
-    /// In the order of the rendered prompt.
-    places: Vec<Place>,
-}
-
-/// The position of a text in the joined prompt.
-#[derive(Debug)]
-struct Place {
-    /// Index of the text.
-    index: usize,
-    /// First byte of the text after the white space at its beginning.
-    core: usize,
-    /// The text, with as much of the white space around it as the template has kept.
-    bytes: Range<usize>,
-}
-
-impl Joined {
-    fn new(tokenizer: &Tokenizer, rendered: &str, texts: &[Framed<'_>]) -> Joined {
-        let (mut pieces, mut places, mut at) = (Vec::new(), Vec::new(), 0);
-        for part in cut(rendered, texts.len()) {
-            let piece = match part {
-                Part::Template(text) => Piece { text, is_template: true },
-                Part::Segment(index) => Piece { text: texts[index].core, is_template: false },
-            };
-            let end = at + piece.text.len();
-            if let Part::Segment(index) = part {
-                places.push(Place { index, core: at, bytes: at..end });
-            }
-            pieces.push(piece);
-            at = end;
-        }
-        let joined: String = pieces.iter().map(|piece| piece.text).collect();
-        let mut last = 0;
-        for Place { index, bytes, .. } in &mut places {
-            let Framed { before, after, .. } = texts[*index];
-            if joined[last..bytes.start.max(last)].ends_with(before) {
-                bytes.start -= before.len();
-            }
-            if joined[bytes.end..].starts_with(after) {
-                bytes.end += after.len();
-            }
-            last = last.max(bytes.end);
-        }
-        Joined { tokens: tokenizer.encode_pieces(&pieces), places }
-    }
-
-    fn ids(&self) -> Vec<TokenId> {
-        self.tokens.iter().map(|token| token.id).collect()
-    }
-
-    /// Returns the tokens of each text, in the order of the rendered prompt.
-    fn segments(&self, tokenizer: &Tokenizer, texts: &[Framed<'_>]) -> Vec<(usize, SegmentTokens)> {
-        let mut next = 0;
-        let tokens_of = |place: &Place| {
-            let Range { start, end } = place.bytes;
-            // SentencePiece's space before a text stands for none of its bytes but belongs to the text. A
-            // control token may remove white space of a text but belongs to the template.
-            let is_before = |token: &Placed| {
-                tokenizer.is_control(token.id) || token.bytes.end <= start && token.bytes != (start..start)
-            };
-            while self.tokens.get(next).is_some_and(|token| token.bytes.start < end && is_before(token)) {
-                next += 1;
-            }
-            let first = next;
-            let is_own =
-                |token: &Placed| start < end && token.bytes.start < end && !tokenizer.is_control(token.id);
-            while self.tokens.get(next).is_some_and(is_own) {
-                next += 1;
-            }
-            let text = texts[place.index];
-            let within = |byte: usize| (byte + text.before.len()).saturating_sub(place.core).min(text.len());
-            let mut spans: Vec<Range<usize>> = self.tokens[first..next]
-                .iter()
-                .map(|token| within(token.bytes.start)..within(token.bytes.end))
-                .collect();
-            cover(&mut spans, text.len());
-            (place.index, SegmentTokens { tokens: first..next, spans })
-        };
-        self.places.iter().map(tokens_of).collect()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part<'t> {
-    Template(&'t str),
-    Segment(usize),
-}
-
-/// Cuts rendered text at its sentinels; text that only looks like a sentinel stays text.
-fn cut(rendered: &str, n_segments: usize) -> Vec<Part<'_>> {
-    let (mut parts, mut text_from, mut search_from) = (Vec::new(), 0, 0);
-    while let Some(open) = rendered[search_from..].find(OPEN).map(|at| search_from + at) {
-        let after = open + OPEN.len_utf8();
-        search_from = after;
-        let Some(close) = rendered[after..].find(CLOSE).map(|at| after + at) else { break };
-        let index = rendered[after..close].parse::<usize>().ok().filter(|&i| i < n_segments);
-        if let Some(index) = index {
-            if text_from < open {
-                parts.push(Part::Template(&rendered[text_from..open]));
-            }
-            parts.push(Part::Segment(index));
-            search_from = close + CLOSE.len_utf8();
-            text_from = search_from;
-        }
-    }
-    if text_from < rendered.len() {
-        parts.push(Part::Template(&rendered[text_from..]));
-    }
-    parts
 }
 
 /// Puts the begin token first if the tokenizer adds one and it is absent.
@@ -528,12 +369,74 @@ mod tests {
             assemble(&t, &template, &DOC_QA).unwrap_err().to_string()
         };
         assert_eq!(with("{{ messages[0].content }}"), "chat template leaves out segment 1 of role `user`");
-        assert_eq!(
-            with("{{ messages[0].content }}{{ messages[0].content }}"),
-            "chat template repeats segment 0 of role `system`"
-        );
-        assert_eq!(with("{{ raise_exception('no') }}"), "lay out the prompt");
+        assert_eq!(with("{{ raise_exception('no') }}"), "chat template refuses the messages: no");
         assert_eq!(with("\u{e0b1}9\u{e0b3}"), "chat template leaves out segment 0 of role `system`");
+    }
+
+    #[test]
+    fn templates_see_the_real_texts_and_each_token_knows_its_bytes() {
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let text = "Say \"x\" <|end|>";
+        for (of_content, whole, own) in [
+            ("m.content | length ~ ':' ~ m.content", "15:Say \"x\" <|end|>", "Say \"x\" <|end|>"),
+            ("m.content | upper", "SAY \"X\" <|END|>", "SAY \"X\" <|END|>"),
+            ("m.content | tojson", "\"Say \\\"x\\\" <|end|>\"", "Say \\\"x\\\" <|end|>"),
+            (
+                "m.content ~ '[' ~ m.content ~ ']'",
+                "Say \"x\" <|end|>[Say \"x\" <|end|>]",
+                "Say \"x\" <|end|>",
+            ),
+            ("m.content.split(' ')[2:] | join", "<|end|>", "<|end|>"),
+            ("m.content.replace('x', '<|user|>')", "Say \"<|user|>\" <|end|>", "\" <|end|>"),
+            ("'yes' if '<|end|>' in m.content else m.content", "yes", ""),
+        ] {
+            let source = format!("{{% for m in messages %}}{{{{ {of_content} }}}}{{% endfor %}}<|end|>");
+            let template = ChatTemplate::new(&source, "<s>", "</s>").unwrap();
+            let segments = [PromptSegment { role: "user", text }];
+            let Ok(prompt) = assemble(&t, &template, &segments) else {
+                assert_eq!(whole, "yes", "{of_content}");
+                continue;
+            };
+            assert_eq!(text_of(&t, &prompt.ids), format!("{whole}<|end|>"));
+            let found = &prompt.segments[0];
+            assert_eq!(text_of(&t, &prompt.ids[found.tokens.clone()]), own, "{of_content}");
+            assert!(prompt.ids[found.tokens.clone()].iter().all(|&id| !t.is_control(id)), "{of_content}");
+            assert_eq!(found.spans.last().map(|span| span.end), Some(text.len()), "{of_content}");
+            let controls = prompt.ids.iter().filter(|&&id| t.is_control(id)).count();
+            assert_eq!(controls, 1 + usize::from(whole.contains("<|user|>")), "{of_content}");
+        }
+        // What a template makes of two pieces of a text is no control token either.
+        let prompt = laid_out(&t, "{{ messages[0].content.replace('x', '') }}", &[("user", "<|exnd|>")]);
+        assert_eq!(text_of(&t, &prompt.ids), "<|end|>");
+        assert!(prompt.ids.iter().all(|&id| !t.is_control(id)));
+    }
+
+    #[test]
+    fn system_texts_that_a_template_refuses_are_sent_where_it_takes_them() {
+        let t = tokenizer(&byte_level_gguf("gpt-2"));
+        let body = "{% for m in messages %}{{ m.role }}: {{ m.content }}.{% endfor %}";
+        let chat = [("system", "A"), ("user", "b"), ("assistant", "c"), ("system", "D"), ("user", "e")];
+        let first_only = "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('late') }}{% endif %}{% endfor %}";
+        let none = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}{% endfor %}";
+        let silent = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role }}: {{ m.content }}.{% endif %}{% endfor %}";
+        for (source, want) in [
+            (body.to_owned(), "system: A.user: b.assistant: c.system: D.user: e."),
+            (format!("{first_only}{body}"), "system: A\n\nD.user: b.assistant: c.user: e."),
+            (format!("{none}{body}"), "user: A\n\nD\n\nb.assistant: c.user: e."),
+            (silent.to_owned(), "system: A\n\nD.user: b.assistant: c.user: e."),
+        ] {
+            let prompt = laid_out(&t, &source, &chat);
+            assert_eq!(text_of(&t, &prompt.ids), want);
+            for ((_, text), found) in chat.iter().zip(&prompt.segments) {
+                assert_eq!(text_of(&t, &prompt.ids[found.tokens.clone()]), *text, "{source}");
+            }
+        }
+        let parted = [("user", "b"), ("system", "D"), ("user", "e")];
+        let prompt = laid_out(&t, &format!("{none}{body}"), &parted);
+        assert_eq!(text_of(&t, &prompt.ids), "user: D\n\nb\n\ne.");
+        let template = ChatTemplate::new(&format!("{none}{body}"), "", "").unwrap();
+        let alone = assemble(&t, &template, &[PromptSegment { role: "system", text: "A" }]);
+        assert_eq!(alone.unwrap_err().to_string(), "chat template refuses the messages: none");
     }
 
     /// Returns tokenizer and template of one of the project's own models.

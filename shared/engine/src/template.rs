@@ -1,26 +1,43 @@
 //! Chat templates: the Jinja text in a model file that lays out a conversation.
 //!
-//! A template is an untrusted program. It runs without I/O and clock, with a limit of steps (fuel) and of
-//! recursion, and with a budget for every byte that it makes. It is parsed and run on a thread of its own
-//! with a deep stack, and always returns text or a typed error. Never changes message text by itself; never
-//! reads the time (`strftime_now` returns one fixed day).
+//! A template is an untrusted program. It runs without I/O and clock, with a limit of steps and of recursion,
+//! and with a budget for every byte that it makes or reads. It is parsed and run on a thread of its own with a
+//! deep stack, and always returns text or a typed error. Never changes message text by itself; never reads the
+//! time (`strftime_now` returns one fixed day).
 //!
-//! The budget is enforced by writing the parsed template out again ([`rewrite`]). Every operator, filter and
-//! slice that can make a value grow, or that walks through a whole value in one step, is replaced by a
-//! counting one. Called functions are counted too ([`runtime`], [`counted`]). The language is minijinja with
-//! the settings of Hugging Face's `apply_chat_template` (`trim_blocks`, `lstrip_blocks`) and the Python
-//! methods that real templates use.
+//! The language is Jinja2 as Hugging Face's `apply_chat_template` sets it up: a sandbox in which values do not
+//! change, `trim_blocks`, `lstrip_blocks`, loop controls, the tag `generation`, and `json.dumps` as `tojson`.
+//! minijinja parses it ([`source`]). It is run here ([`run`]), not by minijinja, for two reasons: each byte of
+//! a text must keep its origin ([`text`]) while templates test and cut it, so that no text of a conversation
+//! becomes a control token; and values must behave as Python's do ([`value`]).
 
-mod counted;
-mod lint;
+mod args;
+mod budget;
+mod filters;
+mod format;
+mod functions;
 mod methods;
-mod rewrite;
-mod runtime;
+mod ops;
+mod predicates;
+mod run;
+mod source;
+mod strings;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod text;
+mod value;
+mod write;
 
 use std::io;
 use std::thread;
+
+use minijinja::machinery::parse;
+use serde_json::{Map, Value as Json, json};
+
+use self::budget::{Budget, Outcome, Stop};
+use self::run::Run;
+use self::text::{Origin, Source, Text};
+use self::value::Value;
 
 /// The most bytes of a template's source.
 pub const SOURCE_BYTES_MAX: usize = 256 << 10;
@@ -47,7 +64,7 @@ pub enum TemplateError {
     #[error("chat template uses {what}, which is not supported")]
     Unsupported {
         /// The construct.
-        what: &'static str,
+        what: String,
     },
     /// The template itself refused the conversation (`raise_exception`).
     #[error("chat template refuses the messages: {message}")]
@@ -68,8 +85,11 @@ pub enum TemplateError {
         max: u64,
     },
     /// The template failed in another way (undefined names, wrong types, deep recursion).
-    #[error("render chat template")]
-    Render(#[source] Box<minijinja::Error>),
+    #[error("chat template fails on the messages: {message}")]
+    Failed {
+        /// What failed, as Python says it.
+        message: String,
+    },
     /// The template's thread could not be started.
     #[error("start the template's thread")]
     Thread(#[source] io::Error),
@@ -87,21 +107,34 @@ pub struct Message<'a> {
     pub content: &'a str,
 }
 
-/// A conversation with tools, in the form that Hugging Face's templates expect. Messages are objects with
-/// `role` and `content`, and optionally `tool_calls`, `tool_call_id` or `name`. Tools are objects with `type`
-/// and `function`. Arguments of calls are objects, not text.
+/// A conversation in the form that Hugging Face's templates expect. Messages are objects with `role` and
+/// `content`, and optionally `tool_calls`, `tool_call_id`, `name` or `reasoning_content`. Tools are objects with
+/// `type` and `function`. Arguments of calls are objects, not text.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolChat<'a> {
     /// The messages, including calls and results.
-    pub messages: &'a [serde_json::Value],
+    pub messages: &'a [Json],
     /// The tools that may be called; the template sees `none` if there are none.
-    pub tools: &'a [serde_json::Value],
+    pub tools: &'a [Json],
+    /// Further variables for the template, such as `enable_thinking`, if there are any.
+    pub variables: Option<&'a Map<String, Json>>,
+}
+
+/// A message whose texts keep their origin.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry<'a> {
+    /// The speaker's role.
+    pub(crate) role: &'a str,
+    /// The pieces of its text, each with its index among the texts whose tokens are wanted.
+    pub(crate) content: Vec<(Option<usize>, &'a str)>,
+    /// Further fields.
+    pub(crate) fields: Option<&'a Map<String, Json>>,
 }
 
 /// A checked chat template.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    /// The rewritten source.
+    /// The source as the parser reads it.
     source: String,
     bos: String,
     eos: String,
@@ -118,10 +151,9 @@ impl ChatTemplate {
             return Err(TemplateError::SourceTooLong { len, max });
         }
         let source = on_deep_stack(|| {
-            lint::check(source)?;
-            let rewritten = rewrite::bounded(source)?;
-            runtime::check(&rewritten)?;
-            Ok(rewritten)
+            let prepared = source::prepared(source)?;
+            source::check(&parsed(&prepared)?)?;
+            Ok(prepared)
         })?;
         Ok(ChatTemplate { source, bos: bos.to_owned(), eos: eos.to_owned() })
     }
@@ -135,7 +167,10 @@ impl ChatTemplate {
         messages: &[Message<'_>],
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        on_deep_stack(|| runtime::render(self, messages, add_generation_prompt))
+        let entry = |message: &Message<'_>| json!({ "role": message.role, "content": message.content });
+        let messages: Vec<Json> = messages.iter().map(entry).collect();
+        let chat = ToolChat { messages: &messages, tools: &[], variables: None };
+        self.render_with_tools(chat, add_generation_prompt)
     }
 
     /// Lays out a conversation with tools; with `add_generation_prompt`, up to the beginning of the answer.
@@ -147,7 +182,75 @@ impl ChatTemplate {
         chat: ToolChat<'_>,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        on_deep_stack(|| runtime::render_with_tools(self, chat, add_generation_prompt))
+        let bytes = chat.messages.iter().map(json_bytes).sum();
+        let messages = |budget: &Budget| from_list(chat.messages, budget);
+        let size = InputSize { messages: chat.messages.len(), bytes };
+        let text = self.run(size, messages, Some(chat.tools), chat.variables, add_generation_prompt)?;
+        Ok(text.as_str().to_owned())
+    }
+
+    /// Lays out a conversation up to the beginning of the answer; every byte keeps its origin.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub(crate) fn lay_out(
+        &self,
+        messages: &[Entry<'_>],
+        tools: &[Json],
+        variables: Option<&Map<String, Json>>,
+    ) -> Result<Text, TemplateError> {
+        let fields =
+            |entry: &Entry<'_>| entry.fields.map_or(0, |fields| fields.values().map(json_bytes).sum());
+        let texts = |entry: &Entry<'_>| entry.content.iter().map(|(_, text)| text.len()).sum::<usize>();
+        let bytes = messages.iter().map(|entry| texts(entry) + fields(entry)).sum();
+        let size = InputSize { messages: messages.len(), bytes };
+        let values = |budget: &Budget| {
+            let values = messages.iter().map(|entry| from_entry(entry, budget));
+            Value::list(values.collect::<Outcome<_>>()?, budget)
+        };
+        match self.run(size, values, Some(tools), variables, true) {
+            // Some templates loop over `tools` and fail if it is none; without the name there is no loop.
+            Err(TemplateError::Failed { .. }) if tools.is_empty() => {
+                self.run(size, values, None, variables, true)
+            }
+            laid_out => laid_out,
+        }
+    }
+
+    fn run(
+        &self,
+        size: InputSize,
+        messages: impl FnOnce(&Budget) -> Outcome<Value> + Send,
+        given_tools: Option<&[Json]>,
+        variables: Option<&Map<String, Json>>,
+        add_generation_prompt: bool,
+    ) -> Result<Text, TemplateError> {
+        let tools = given_tools.unwrap_or_default();
+        let bytes = size.bytes + tools.iter().map(json_bytes).sum::<usize>();
+        on_deep_stack(|| {
+            let template = parsed(&self.source)?;
+            let budget = Budget::new(size.messages + tools.len(), bytes);
+            let lay_out = || {
+                let mut values = Vec::new();
+                for (name, value) in variables.into_iter().flatten() {
+                    values.push((name.as_str(), from_json(value, &budget)?));
+                }
+                let tools = if tools.is_empty() { Value::None } else { from_list(tools, &budget)? };
+                values.push(("messages", messages(&budget)?));
+                values.push(("add_generation_prompt", Value::Bool(add_generation_prompt)));
+                values.push(("bos_token", Value::text(self.bos.as_str())));
+                values.push(("eos_token", Value::text(self.eos.as_str())));
+                values.extend(given_tools.map(|_| ("tools", tools)));
+                values.push(("documents", Value::None));
+                Run::new(&budget, values).template(&template)
+            };
+            lay_out().map_err(|stop| match stop {
+                Stop::Raised(message) => TemplateError::Raised { message },
+                Stop::Steps => TemplateError::OutOfFuel { max: budget.steps_max },
+                Stop::Bytes => TemplateError::TooLarge { max: budget.bytes_max },
+                Stop::Failed(message) => TemplateError::Failed { message },
+            })
+        })
     }
 
     /// Whether the template's source contains this text. It shows which form of tool calls a model was
@@ -166,4 +269,59 @@ fn on_deep_stack<T: Send>(
         let handle = builder.spawn_scoped(scope, work).map_err(TemplateError::Thread)?;
         handle.join().unwrap_or(Err(TemplateError::Panicked))
     })
+}
+
+/// The size of a conversation, for its limits.
+#[derive(Debug, Clone, Copy)]
+struct InputSize {
+    messages: usize,
+    bytes: usize,
+}
+
+fn parsed(source: &str) -> Result<minijinja::machinery::ast::Stmt<'_>, TemplateError> {
+    parse(source, "chat_template", source::syntax()).map_err(|err| TemplateError::Parse(Box::new(err)))
+}
+
+fn json_bytes(json: &Json) -> usize {
+    json.to_string().len()
+}
+
+fn from_list(list: &[Json], budget: &Budget) -> Outcome<Value> {
+    Value::list(list.iter().map(|json| from_json(json, budget)).collect::<Outcome<_>>()?, budget)
+}
+
+/// Converts a JSON value of the conversation, with its fields in their order.
+fn from_json(json: &Json, budget: &Budget) -> Outcome<Value> {
+    Ok(match json {
+        Json::Null => Value::None,
+        Json::Bool(truth) => Value::Bool(*truth),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::Int(number.into()),
+            (None, Some(number)) => Value::Int(number.into()),
+            (None, None) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::made(Text::input(text)),
+        Json::Array(items) => from_list(items, budget)?,
+        Json::Object(fields) => {
+            let entry = |(name, value): (&String, &Json)| {
+                Ok((Value::made(Text::input(name)), from_json(value, budget)?))
+            };
+            Value::map(fields.iter().map(entry).collect::<Outcome<_>>()?, budget)?
+        }
+    })
+}
+
+/// Converts a message; its texts keep their index, its role is a name.
+fn from_entry(entry: &Entry<'_>, budget: &Budget) -> Outcome<Value> {
+    let mut content = Text::default();
+    for &(index, text) in &entry.content {
+        let source = index.map(|index| Source { index, start: 0, len: text.len() });
+        content.push(text, Origin::Input(source));
+    }
+    let mut fields =
+        vec![(Value::text("role"), Value::text(entry.role)), (Value::text("content"), Value::made(content))];
+    for (name, value) in entry.fields.into_iter().flatten() {
+        fields.push((Value::text(name.as_str()), from_json(value, budget)?));
+    }
+    Value::map(fields, budget)
 }

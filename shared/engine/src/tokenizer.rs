@@ -279,6 +279,11 @@ impl Tokenizer {
         self.vocab.bytes(id)
     }
 
+    /// Whether pieces of a prompt are encoded one by one, so that no word crosses their ends.
+    pub(crate) fn encodes_pieces_alone(&self) -> bool {
+        matches!(self.encoder, Encoder::Json(_))
+    }
+
     /// Whether the token is a control token: user text never becomes it, and it is never shown.
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocab.is_control(id)

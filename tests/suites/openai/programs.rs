@@ -1,5 +1,6 @@
 //! The two programs, started with one model, and how they are asked.
 
+use std::path::Path;
 use std::time::Duration;
 
 use baton_e2e::http::client;
@@ -70,18 +71,22 @@ pub(crate) fn laid_out(question: &str) -> (Value, String) {
 
 /// Starts the cloud service and the device agent, without a connection between them.
 pub(crate) async fn start() -> (Program, Program) {
-    let model = models_folder().join("demo-device.gguf");
-    let cloud = CloudProcess::start(&model, &["--api-key".into(), KEY.into()]).await;
+    start_with(&models_folder().join("demo-device.gguf"), "demo-device").await
+}
+
+/// As [`start`], with a model file and the name that the cloud gives it.
+pub(crate) async fn start_with(model: &Path, name: &'static str) -> (Program, Program) {
+    let cloud = CloudProcess::start(model, &["--api-key".into(), KEY.into()]).await;
     let cloud = cloud.expect("the cloud starts");
     let folder = tempfile::tempdir().expect("make a folder");
     let mut command = Command::from(cpu_program("baton").expect("the program is built"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--no-cloud", "--key", KEY]);
-    command.arg("--model").arg(&model).arg("--config-dir").arg(folder.path());
+    command.arg("--model").arg(model).arg("--config-dir").arg(folder.path());
     let device = AgentProcess::start(&mut command).await.expect("the agent starts");
     let (cloud_url, device_url) = (format!("http://{}", cloud.address()), device.url().to_owned());
     let device = Process::Device { _device: device, _folder: folder };
     (
-        Program::new("cloud", "demo-device", cloud_url, Process::Cloud { _cloud: cloud }),
+        Program::new("cloud", name, cloud_url, Process::Cloud { _cloud: cloud }),
         Program::new("device", "baton", device_url, device),
     )
 }
@@ -113,6 +118,12 @@ impl Program {
     pub(crate) async fn send(&self, row: &RawRow) -> Reply {
         let request = self.request(row.method.clone(), row.path);
         self.read(request.header("content-type", row.content_type).body(row.body)).await
+    }
+
+    /// Posts JSON to a path of any dialect.
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Reply {
+        let request = self.request(Method::POST, path);
+        self.read(request.header("content-type", "application/json").body(body.to_string())).await
     }
 
     /// Gets an object.

@@ -51,6 +51,9 @@ fn templates_with_tools_see_what_they_expect() {
     assert_eq!(form, ToolForm { markup: Markup::Tagged, by_template: true });
     let llama = "{% if tools %}ipython{% endif %}";
     assert_eq!(ToolForm::of(&ChatTemplate::new(llama, "", "").unwrap()).markup, Markup::Bare);
+    // Qwen3-Coder's calls cannot be read, so it is told of our own form.
+    let coder = "{% if tools %}<tool_call><function=f>{% endif %}";
+    assert!(!ToolForm::of(&ChatTemplate::new(coder, "", "").unwrap()).by_template);
     let (turns, tools) = form.lay_out(&conversation(), &[weather()]);
     assert_eq!(tools[0]["function"]["description"], "of a city");
     let call = &turns[2].fields["tool_calls"][0];

