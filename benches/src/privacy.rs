@@ -3,7 +3,8 @@
 //! turns.
 //!
 //! Names of people, places and organisations have lines of their own (`names.rs`), in English, German,
-//! Spanish and Chinese. Real text with marked names is measured by `--real`.
+//! Spanish and Chinese. Real text with marked names is measured by `--real`. Strings of public texts that are
+//! no names are read from the folder `BATON_NAMES`.
 //!
 //! Lines are made from templates and generators that share nothing with the detectors. There are two parts.
 //! The first part (`seen`) may be used to improve the detectors. The templates of the second part (`unseen`)
@@ -13,6 +14,7 @@ mod chats;
 mod corpus;
 mod ids;
 mod names;
+mod public;
 mod real;
 mod recorder;
 mod score;
@@ -21,6 +23,7 @@ mod unseen;
 mod values;
 
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -31,7 +34,7 @@ use crate::report::Report;
 use chats::Outcome;
 use corpus::{Line, lines};
 use names::{NameLine, NameScore};
-use score::Score;
+use score::{Scene, Score};
 
 /// Options of `baton-bench privacy`.
 #[derive(Debug, clap::Args)]
@@ -46,6 +49,9 @@ pub(crate) struct Args {
     /// language, as `FILE:en` (may be repeated)
     #[arg(long, value_name = "FILE:LANG")]
     real: Vec<String>,
+    /// Print only what is replaced in a text file, outside conversations (may be repeated)
+    #[arg(long, value_name = "FILE")]
+    text: Vec<PathBuf>,
     /// Print the lines of the first part with wrong results
     #[arg(long)]
     wrong: bool,
@@ -56,9 +62,12 @@ pub(crate) struct Args {
 
 const RECALL_MIN: f64 = 0.99;
 const PRECISION_MIN: f64 = 0.97;
-/// The same for names, by language, on the part that no detector was written for.
+/// The same for names in conversations, by language, on the part that no detector was written for.
 const NAMES_RECALL_MIN: f64 = 0.85;
 const NAMES_PRECISION_MIN: f64 = 0.9;
+/// The least recall of places, and of names elsewhere, where words that no list has are no names by
+/// themselves.
+const OTHER_RECALL_MIN: f64 = 0.75;
 const LINES_MIN: f64 = 2000.0;
 /// Length of the timed texts in bytes.
 const TIMED_BYTES: usize = 1 << 20;
@@ -68,6 +77,10 @@ const MS_PER_MIB_MAX: f64 = 1500.0;
 /// Runs the bench.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut report = Report::new("privacy");
+    if !args.text.is_empty() {
+        args.text.iter().try_for_each(|file| public::print(&mut report, file))?;
+        return Ok(report);
+    }
     let seen = lines(&seen::SEEN, args.seed);
     let unseen = lines(&unseen::UNSEEN, args.seed ^ 0x5eed);
     let parts = [("seen", Score::of(&seen)?), ("unseen", Score::of(&unseen)?)];
@@ -82,8 +95,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if args.wrong {
         parts[0].1.wrong.iter().for_each(|line| report.note(line));
     }
-    named(&mut report, "seen", &names::SEEN, &seen_names, args.wrong)?;
-    named(&mut report, "unseen", &names::UNSEEN, &unseen_names, false)?;
+    for scene in [Scene::Conversation, Scene::Other] {
+        named(&mut report, "seen", scene, &seen_names, args.wrong)?;
+        named(&mut report, "unseen", scene, &unseen_names, false)?;
+    }
+    match std::env::var_os(public::FOLDER) {
+        Some(folder) => public::measure(&mut report, Path::new(&folder), args.wrong)?,
+        None => report.note(format!("skipped: strings of public texts: {} is not set", public::FOLDER)),
+    }
     for file in &args.real {
         real::measure(&mut report, file)?;
     }
@@ -140,14 +159,18 @@ fn scored(report: &mut Report, part: &str, score: &Score) {
 fn named(
     report: &mut Report,
     part: &str,
-    files: &[(&'static str, &str)],
+    scene: Scene,
     lines: &[NameLine],
     wrong: bool,
 ) -> anyhow::Result<()> {
+    let place = match scene {
+        Scene::Conversation => "in a conversation",
+        Scene::Other => "elsewhere",
+    };
     let mut rows = Vec::new();
     let mut figures = Vec::new();
-    for (language, _) in files {
-        let score = NameScore::of(language, lines)?;
+    for (language, _) in &names::UNSEEN {
+        let score = NameScore::of(language, lines, scene)?;
         let names = score.listed.and(score.unlisted).and(score.orgs);
         let shares = [
             names,
@@ -169,13 +192,15 @@ fn named(
             "harmless": score.harmless.of, "harmless_unchanged": score.harmless.hits,
         }));
         if part == "unseen" {
+            let least = if scene == Scene::Conversation { NAMES_RECALL_MIN } else { OTHER_RECALL_MIN };
             for (name, share, least) in [
-                ("names: recall", names, NAMES_RECALL_MIN),
+                ("names: recall", names, least),
                 ("names: precision", score.names_right, NAMES_PRECISION_MIN),
-                ("places: recall", score.places, NAMES_RECALL_MIN),
+                ("places: recall", score.places, OTHER_RECALL_MIN),
                 ("places: precision", score.places_right, NAMES_PRECISION_MIN),
             ] {
-                report.check_at_least(format!("{part}: {language}: {name}"), share.rate(), least);
+                let claim = format!("{part}: {language}: {name}, {place}");
+                report.check_at_least(claim, share.rate(), least);
             }
         }
         if wrong {
@@ -194,8 +219,8 @@ fn named(
         "organisations",
         "harmless lines unchanged",
     ];
-    report.table(&format!("{part}: names"), &header, &rows);
-    report.data(&format!("{part} names"), figures);
+    report.table(&format!("{part}: names, {place}"), &header, &rows);
+    report.data(&format!("{part} names, {place}"), figures);
     Ok(())
 }
 

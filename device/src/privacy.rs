@@ -3,8 +3,9 @@
 //! Only [`Redactor`] makes [`Redacted`] text and a [`RedactedRequest`], and the cloud client takes nothing
 //! else, so nothing unchecked can be sent. Each text is brought to a normal form, and detectors find values
 //! in it. A second pass looks for every value that is known from other messages, options or earlier requests
-//! ([`Memory`]). The device works on the same redacted text as the cloud, because mask, corrector and
-//! takeover must agree. [`Restorer`] puts the values back as the last step before display.
+//! ([`Memory`]). A device that helps the cloud works on the same redacted text, because mask, corrector and
+//! takeover must agree; one that answers alone reads the text as it was given. [`Restorer`] puts the values
+//! back as the last step before display.
 //!
 //! Never does I/O, never logs a value. What always holds: `restore(redact(x)) == x` for every string `x`. The
 //! same value has the same placeholder within one redactor. A detector that fails makes the whole redaction
@@ -29,6 +30,7 @@
 //! another sentence. The same holds if its word is only in the header row of an HTML table or of columns
 //! aligned by spaces.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,16 +42,18 @@ mod known;
 mod normal;
 mod origin;
 mod private_names;
+mod replaced;
 mod request;
 mod restore;
 mod table;
 mod turn;
 
-pub use detect::{BuiltIn, DetectError, Detector, Found};
+pub use detect::{BuiltIn, Certainty, DetectError, Detector, Found};
 pub use kind::EntityKind;
 pub use known::{Memory, REMEMBERED_MAX};
 pub use origin::{Origin, Span};
 pub use private_names::{OWN_CHARS_MIN, PrivateNames};
+pub use replaced::Replaced;
 pub use request::{PublicName, RedactedRequest};
 pub use restore::{Quoting, Restorer};
 pub use table::PlaceholderTable;
@@ -143,6 +147,8 @@ pub struct Redactor {
     table: PlaceholderTable,
     memory: Memory,
     names: PrivateNames,
+    /// Names of functions, fields and models of the request, in lower case. They are not private.
+    public: HashSet<String>,
     /// Whether only values with a form of their own are replaced, and the user's list.
     only_forms: bool,
 }
@@ -159,8 +165,14 @@ impl fmt::Debug for Redactor {
     }
 }
 
-/// A value found in the original text: its bytes and its kind.
-type Finding = (Range<usize>, EntityKind);
+/// A value found in the original text.
+#[derive(Debug, Clone)]
+struct Finding {
+    /// Its bytes.
+    range: Range<usize>,
+    kind: EntityKind,
+    certainty: Certainty,
+}
 
 /// A part of a text, and what the detectors found in it.
 struct Checked<'a> {
@@ -174,17 +186,28 @@ struct Checked<'a> {
 
 impl Checked<'_> {
     /// Returns a found value in normal form.
-    fn value(&self, (range, kind): &Finding) -> (EntityKind, String) {
-        (*kind, Normal::new(&self.part[range.clone()]).text().to_owned())
+    fn value(&self, found: &Finding) -> (EntityKind, String) {
+        (found.kind, Normal::new(&self.part[found.range.clone()]).text().to_owned())
     }
 
-    /// Returns all findings, known values included, as ranges of the whole text.
-    fn with_known(self, known: &known::Matcher, names: bool) -> Vec<Finding> {
-        let mut again = known.find(self.normal.text());
-        again.retain(|(_, kind)| names || !kind.is_name());
-        let again = again.into_iter().map(|(range, kind)| (self.normal.original(&range), kind));
+    /// Returns all findings, known values included, as ranges of the whole text. `is_wanted`: whether a known
+    /// value of a kind is looked for.
+    fn with_known(
+        self,
+        known: &known::Matcher,
+        is_wanted: impl Fn(EntityKind, &str) -> bool,
+    ) -> Vec<Finding> {
+        let text = self.normal.text();
+        let mut again = known.find(text);
+        again.retain(|(range, kind)| is_wanted(*kind, &text[range.clone()]));
+        let again = again.into_iter().map(|(range, kind)| Finding {
+            range: self.normal.original(&range),
+            kind,
+            certainty: Certainty::Shown,
+        });
         let all = self.found.iter().cloned().chain(again);
-        all.map(|(range, kind)| (range.start + self.start..range.end + self.start, kind)).collect()
+        let moved = |range: Range<usize>| range.start + self.start..range.end + self.start;
+        all.map(|found| Finding { range: moved(found.range), ..found }).collect()
     }
 }
 
@@ -206,6 +229,7 @@ impl Redactor {
             table: PlaceholderTable::default(),
             memory: Memory::default(),
             names: PrivateNames::default(),
+            public: HashSet::new(),
             only_forms: false,
         }
     }
@@ -283,13 +307,22 @@ impl Redactor {
             let views = whole.into_iter().chain(parts);
             checked.push(views.map(|view| self.check(text, view)).collect::<Result<Vec<_>, _>>()?);
         }
-        let values =
-            checked.iter().flatten().flat_map(|view| view.found.iter().map(|found| view.value(found)));
+        let least = if self.names.guessed() { Certainty::Likely } else { Certainty::Shown };
+        let values = checked.iter().flatten().flat_map(|view| {
+            let sure = view.found.iter().filter(move |found| found.certainty >= least);
+            sure.map(move |found| view.value(found))
+        });
         let known = self.memory.learn(values);
         let names = self.finds_names();
+        let is_wanted =
+            |kind: EntityKind, value: &str| (names || !kind.is_name()) && !self.is_public(kind, value);
         let mut out = Vec::with_capacity(groups.len());
-        for ((views, text), texts) in checked.into_iter().zip(&joined).zip(groups) {
-            let found = merged(views.into_iter().flat_map(|view| view.with_known(&known, names)).collect());
+        let mut replaced = Vec::with_capacity(groups.len());
+        for views in checked {
+            let found = views.into_iter().flat_map(|view| view.with_known(&known, is_wanted)).collect();
+            replaced.push(merged(found));
+        }
+        for ((found, text), texts) in replaced.into_iter().zip(&joined).zip(groups) {
             let parts = parts(texts).into_iter();
             out.push(parts.map(|part| self.replace(text, &part, &found)).collect::<Result<Vec<_>, _>>()?);
         }
@@ -305,8 +338,8 @@ impl Redactor {
     ) -> Result<Redacted, RedactError> {
         let mut out = Replacing { text: String::with_capacity(part.len()), ..Replacing::default() };
         let mut from = part.start;
-        let first = found.partition_point(|(range, _)| range.end <= part.start);
-        for (range, kind) in &found[first..] {
+        let first = found.partition_point(|found| found.range.end <= part.start);
+        for Finding { range, kind, .. } in &found[first..] {
             if range.start >= part.end {
                 break;
             }
@@ -333,7 +366,11 @@ impl Redactor {
         if let Some(encoded) = Normal::with_encoded_spaces(text) {
             found.extend(self.detect(&encoded)?);
         }
-        found.extend(placeholder_ranges(text).map(|range| (range, EntityKind::Text)));
+        found.extend(placeholder_ranges(text).map(|range| Finding {
+            range,
+            kind: EntityKind::Text,
+            certainty: Certainty::Shown,
+        }));
         Ok(Checked { part: text, normal, start, found: merged(found) })
     }
 
@@ -357,9 +394,24 @@ impl Redactor {
                 return Err(RedactError::BadRange { detector: detector.name(), start, end });
             }
         }
-        let own = self.names.find_own(normal.text());
-        found.extend(own.into_iter().map(|range| Found { range, kind: EntityKind::Name }));
-        Ok(found.into_iter().map(|f| (normal.original(&f.range), f.kind)).collect())
+        let least = if self.names.guessed() { Certainty::Guessed } else { Certainty::Likely };
+        found.retain(|f| f.certainty >= least && !self.is_public(f.kind, &normal.text()[f.range.clone()]));
+        let own = self.names.find_own(normal.text()).into_iter();
+        found.extend(own.map(|range| Found { range, kind: EntityKind::Name, certainty: Certainty::Shown }));
+        Ok(found
+            .into_iter()
+            .map(|f| Finding { range: normal.original(&f.range), kind: f.kind, certainty: f.certainty })
+            .collect())
+    }
+
+    /// Checks whether a finding is a word that the request uses as the name of a function, a field or a
+    /// model. Only kinds that a plain word can be taken for count: a key or a number is never public.
+    fn is_public(&self, kind: EntityKind, value: &str) -> bool {
+        let wordlike = kind.is_name() || matches!(kind, EntityKind::User | EntityKind::Password);
+        wordlike
+            && !self.public.is_empty()
+            && !value.contains(|c: char| c.is_ascii_digit())
+            && value.split_whitespace().all(|word| self.public.contains(&word.to_lowercase()))
     }
 }
 
@@ -393,15 +445,16 @@ impl Replacing {
 
 /// Sorts the findings and merges those that overlap; a merged finding has the stronger kind.
 fn merged(mut found: Vec<Finding>) -> Vec<Finding> {
-    found.sort_by_key(|(range, _)| (range.start, range.end));
+    found.sort_by_key(|found| (found.range.start, found.range.end));
     let mut merged: Vec<Finding> = Vec::with_capacity(found.len());
-    for (range, kind) in found {
+    for next in found {
         match merged.last_mut() {
-            Some((last, last_kind)) if range.start < last.end => {
-                last.end = last.end.max(range.end);
-                *last_kind = (*last_kind).max(kind);
+            Some(last) if next.range.start < last.range.end => {
+                last.range.end = last.range.end.max(next.range.end);
+                last.kind = last.kind.max(next.kind);
+                last.certainty = last.certainty.max(next.certainty);
             }
-            _ => merged.push((range, kind)),
+            _ => merged.push(next),
         }
     }
     merged

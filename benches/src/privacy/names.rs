@@ -11,7 +11,7 @@ use std::ops::Range;
 use anyhow::{Context, ensure};
 
 use super::corpus::{Line, Planted};
-use super::score::{Finding, findings};
+use super::score::{Finding, Scene, findings};
 use super::values::Kind;
 use crate::random::Random;
 
@@ -212,10 +212,10 @@ pub(super) struct NameScore {
 
 impl NameScore {
     /// Scores the redactor on the lines of a language.
-    pub(super) fn of(language: &'static str, lines: &[NameLine]) -> anyhow::Result<NameScore> {
+    pub(super) fn of(language: &'static str, lines: &[NameLine], scene: Scene) -> anyhow::Result<NameScore> {
         let mut score = NameScore::default();
         for line in lines.iter().filter(|line| line.language == language) {
-            score.add(line, &findings(&line.text)?);
+            score.add(line, &findings(&line.text, scene)?);
         }
         Ok(score)
     }

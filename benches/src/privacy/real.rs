@@ -11,7 +11,7 @@ use std::ops::Range;
 use anyhow::{Context, ensure};
 use serde_json::json;
 
-use super::score::findings;
+use super::score::{Scene, findings};
 use crate::report::Report;
 
 /// The kinds of names in such files, and what the table calls them.
@@ -37,7 +37,8 @@ pub(super) fn measure(report: &mut Report, option: &str) -> anyhow::Result<()> {
     let mut hits = [(0u32, 0u32); KINDS.len()];
     let (mut found_count, mut right) = (0u32, 0u32);
     for sentence in &sentences {
-        let found = findings(&sentence.text).with_context(|| format!("a sentence of `{path}`"))?;
+        let found = findings(&sentence.text, Scene::Conversation)
+            .with_context(|| format!("a sentence of `{path}`"))?;
         for (kind, name) in &sentence.names {
             let Some(at) = KINDS.iter().position(|(tag, _)| tag == kind) else { continue };
             let mut letters = sentence.text[name.clone()].char_indices().filter(|(_, c)| c.is_alphanumeric());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Context, ensure};
-use baton_device::privacy::Redactor;
+use baton_device::privacy::{PrivateNames, Redactor};
 
 use super::corpus::Line;
 use super::values::Kind;
@@ -49,9 +49,17 @@ pub(super) struct Finding {
     pub label: String,
 }
 
+/// What a text belongs to: words that no list has may be names in a conversation only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scene {
+    Conversation,
+    Other,
+}
+
 /// Returns the ranges that the redactor replaces in `text`, found by comparing its output with the text.
-pub(super) fn findings(text: &str) -> anyhow::Result<Vec<Finding>> {
-    let mut redactor = Redactor::default();
+pub(super) fn findings(text: &str, scene: Scene) -> anyhow::Result<Vec<Finding>> {
+    let names = PrivateNames::default().guessing(scene == Scene::Conversation);
+    let mut redactor = Redactor::default().with_names(names);
     let redacted = redactor.redact(text).context("redact a line")?;
     let table = redactor.table();
     let mut found = Vec::new();
@@ -81,7 +89,7 @@ impl Score {
             Score { kinds: Kind::ALL.map(|kind| (kind, Counts::default())).to_vec(), ..Score::default() };
         score.lines = lines.len();
         for line in lines {
-            score.add(line, &findings(&line.text)?);
+            score.add(line, &findings(&line.text, Scene::Other)?);
         }
         Ok(score)
     }

@@ -21,6 +21,17 @@ mod path;
 mod phone;
 mod wallet;
 
+/// How sure a finding is, the least sure first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Certainty {
+    /// A name because no list has its words. It counts in conversations only.
+    Guessed,
+    /// A name because a list has one of its words. It is replaced where it was found.
+    Likely,
+    /// Its form or a word beside it shows what it is. It is also looked for in other texts.
+    Shown,
+}
+
 /// One finding of a detector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -28,6 +39,8 @@ pub struct Found {
     pub range: Range<usize>,
     /// Its kind.
     pub kind: EntityKind,
+    /// How sure it is.
+    pub certainty: Certainty,
 }
 
 /// Why a detector could not check a text.
@@ -151,8 +164,12 @@ macro_rules! pattern {
 use pattern;
 
 fn push(found: &mut Vec<Found>, kind: EntityKind, range: Range<usize>) {
+    push_as(found, Certainty::Shown, kind, range);
+}
+
+fn push_as(found: &mut Vec<Found>, certainty: Certainty, kind: EntityKind, range: Range<usize>) {
     if !range.is_empty() {
-        found.push(Found { range, kind });
+        found.push(Found { range, kind, certainty });
     }
 }
 

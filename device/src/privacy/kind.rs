@@ -63,8 +63,29 @@ impl EntityKind {
 
     /// Checks for a kind that names are found by, and not a form of its own. Names are looked for in the case
     /// in which they were written.
-    pub(super) fn is_name(self) -> bool {
+    pub fn is_name(self) -> bool {
         matches!(self, Self::Person | Self::Place | Self::Org)
+    }
+
+    /// Returns the words for one value and for several, for people.
+    pub fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::Text => ["text like a placeholder", "texts like placeholders"],
+            Self::Person | Self::Name => ["name", "names"],
+            Self::Place => ["place", "places"],
+            Self::Org => ["organisation", "organisations"],
+            Self::User => ["user name", "user names"],
+            Self::Phone => ["phone", "phones"],
+            Self::Ip => ["IP address", "IP addresses"],
+            Self::Mac => ["MAC address", "MAC addresses"],
+            Self::Card => ["card", "cards"],
+            Self::Id => ["ID", "IDs"],
+            Self::Email => ["e-mail address", "e-mail addresses"],
+            Self::Iban => ["IBAN", "IBANs"],
+            Self::Wallet => ["wallet", "wallets"],
+            Self::Password => ["password", "passwords"],
+            Self::Key => ["key", "keys"],
+        }
     }
 
     /// Returns the word inside the placeholder, for example `EMAIL` in `[EMAIL_1]`.

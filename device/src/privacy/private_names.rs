@@ -11,20 +11,25 @@ pub const OWN_CHARS_MIN: usize = 2;
 #[derive(Clone)]
 pub struct PrivateNames {
     detected: bool,
+    guessed: bool,
     own: Option<Arc<Matcher>>,
 }
 
 impl Default for PrivateNames {
     /// Names are looked for, and the user's list is empty.
     fn default() -> Self {
-        Self { detected: true, own: None }
+        Self { detected: true, guessed: false, own: None }
     }
 }
 
 impl std::fmt::Debug for PrivateNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let own = self.own.is_some();
-        f.debug_struct("PrivateNames").field("detected", &self.detected).field("own", &own).finish()
+        f.debug_struct("PrivateNames")
+            .field("detected", &self.detected)
+            .field("guessed", &self.guessed)
+            .field("own", &own)
+            .finish()
     }
 }
 
@@ -35,7 +40,19 @@ impl PrivateNames {
     pub fn new<S: AsRef<str>>(detected: bool, own: &[S]) -> Self {
         let long = |text: &&str| text.chars().filter(|c| c.is_alphanumeric()).count() >= OWN_CHARS_MIN;
         let own: Vec<&str> = own.iter().map(|text| text.as_ref().trim()).filter(long).collect();
-        Self { detected, own: (!own.is_empty()).then(|| Arc::new(Matcher::of_list(&own))) }
+        Self { detected, guessed: false, own: (!own.is_empty()).then(|| Arc::new(Matcher::of_list(&own))) }
+    }
+
+    /// Sets whether words that no list has may be names too, as in conversations. In other texts most such
+    /// words are terms.
+    #[must_use]
+    pub fn guessing(self, guessed: bool) -> Self {
+        Self { guessed, ..self }
+    }
+
+    /// Returns whether words that no list has may be names.
+    pub(super) fn guessed(&self) -> bool {
+        self.guessed
     }
 
     /// Returns whether names are looked for.

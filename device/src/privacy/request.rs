@@ -1,12 +1,17 @@
 //! Redacts a whole request. Every text that leaves the device passes through here, and is searched for the
 //! values found in any other text.
 
+use super::normal::Normal;
 use super::turn::{Turn, TurnTexts};
-use super::{Origin, RedactError, Redacted, Redactor};
+use super::{EntityKind, Origin, RedactError, Redacted, Redactor};
 use baton_generate::planted::{self, Bug};
 use baton_protocol::{AssistRequest, DeviceInfo, RefineOptions, Sampling, Segment, SentenceMap};
 use baton_refine::{pieces, rebuild};
 use uuid::Uuid;
+
+/// Fewest digits of a number in a schema that counts as private if another text has it as a private one. A
+/// shorter one, such as a PIN, may as well be a limit.
+const NUMBER_DIGITS_MIN: usize = 9;
 
 /// Where the texts about the device stand in a request.
 const DEVICE: &str = "/device/";
@@ -117,6 +122,7 @@ impl Redactor {
         } = request;
         let mut turn = Turn { segments: segments.clone(), tools: tools.clone(), format: format.clone() };
         let mut origins = Vec::new();
+        self.public = turn.texts().fixed.iter().chain([model]).map(|name| name.to_lowercase()).collect();
         if !planted::is(Bug::ValueSent) {
             origins = self.turn(&mut turn, &sampling.stop)?;
         }
@@ -190,15 +196,13 @@ impl Redactor {
         let mut texts: Vec<Vec<&str>> =
             by_speaker.iter().map(|run| run.iter().map(|segment| segment.text.as_str()).collect()).collect();
         let n_runs = texts.len();
-        texts.extend(fixed.iter().chain(&free).chain(stops).map(|text| vec![text.as_str()]));
+        texts.extend(free.iter().chain(stops).map(|text| vec![text.as_str()]));
         let groups: Vec<&[&str]> = texts.iter().map(Vec::as_slice).collect();
         let mut redacted = self.redact_groups(&groups)?.into_iter();
+        // The values of the other texts are known now.
+        fixed.iter().try_for_each(|text| self.check_name("tools", text))?;
         let segments: Vec<Redacted> = redacted.by_ref().take(n_runs).flatten().collect();
-        let mut others = redacted.flatten();
-        if others.by_ref().zip(&fixed).take(fixed.len()).any(|(after, before)| after.as_str() != before) {
-            return Err(RedactError::PrivateName { field: "tools" });
-        }
-        let of_others = turn.set_free(&mut others);
+        let of_others = turn.set_free(&mut redacted.flatten());
         let mut origins = Vec::with_capacity(turn.segments.len() + of_others.len());
         for (index, (segment, text)) in turn.segments.iter_mut().zip(segments).enumerate() {
             let (text, origin) = text.at(format!("/segments/{index}/text"));
@@ -280,12 +284,29 @@ impl Redactor {
     }
 
     fn public_name(&mut self, field: &'static str, name: &str) -> Result<PublicName, RedactError> {
-        // Such a name says what something is for, and a word in it must not look like a person.
+        self.check_name(field, name)?;
+        Ok(PublicName(name.to_owned()))
+    }
+
+    /// Checks a name that cannot have a placeholder. It says what something is for, so a word in it is no
+    /// person, also if another text has a person of that name. A secret is one wherever it stands.
+    fn check_name(&mut self, field: &'static str, name: &str) -> Result<(), RedactError> {
         self.only_forms = true;
-        let redacted = self.redact(name);
+        let normal = Normal::new(name);
+        let found = self.detect(&normal);
         self.only_forms = false;
-        match redacted?.as_str() == name {
-            true => Ok(PublicName(name.to_owned())),
+        let known = self.memory.learn(std::iter::empty()).find(normal.text());
+        let is_secret = |kind: EntityKind, value: &str| {
+            let digits = value.bytes().filter(u8::is_ascii_digit).count();
+            let is_number = value.bytes().all(|byte| !byte.is_ascii_alphabetic());
+            !kind.is_name()
+                && kind != EntityKind::User
+                && digits > 0
+                && (!is_number || digits >= NUMBER_DIGITS_MIN)
+        };
+        let secret = known.into_iter().any(|(range, kind)| is_secret(kind, &normal.text()[range]));
+        match found?.is_empty() && !secret {
+            true => Ok(()),
             false => Err(RedactError::PrivateName { field }),
         }
     }

@@ -36,6 +36,19 @@ impl PlaceholderTable {
         EntityKind::ALL.iter().filter_map(|kind| self.counts.get(kind).map(|&n| (*kind, n))).collect()
     }
 
+    /// Returns the names of people, places and organisations, in the order in which they were found.
+    pub fn names(&self) -> Vec<&str> {
+        let number = |placeholder: &str| {
+            let digits = placeholder.trim_end_matches(']').rsplit('_').next();
+            digits.and_then(|digits| digits.parse::<u32>().ok())
+        };
+        let names = self.placeholders.iter().filter(|((kind, _), _)| kind.is_name());
+        let mut names: Vec<_> =
+            names.map(|((kind, value), by)| (*kind, number(by), value.as_str())).collect();
+        names.sort_unstable();
+        names.into_iter().map(|(_, _, value)| value).collect()
+    }
+
     /// Returns kind and value of each entry, in no particular order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (EntityKind, &str)> {
         self.placeholders

@@ -2,6 +2,7 @@
 
 mod hard;
 mod names;
+mod terms;
 
 use super::*;
 use baton_protocol::{Role, Segment};
@@ -82,7 +83,7 @@ fn found(text: &str) -> Vec<(EntityKind, String)> {
         .unwrap()
         .found
         .into_iter()
-        .map(|(r, k)| (k, text[r].to_owned()))
+        .map(|found| (found.kind, text[found.range].to_owned()))
         .collect()
 }
 
@@ -268,7 +269,7 @@ impl Detector for BadRange {
         "bad-range"
     }
     fn find(&self, _: &str, found: &mut Vec<Found>) -> Result<(), DetectError> {
-        found.push(Found { range: 1..2, kind: EntityKind::Ip });
+        found.push(Found { range: 1..2, kind: EntityKind::Ip, certainty: Certainty::Shown });
         Ok(())
     }
 }

@@ -188,14 +188,17 @@ const COMMON_TOP: &[&str] = &[
     "jp", "uk", "eu",
 ];
 
-/// Returns where the domain that begins at `start` ends, if there is a domain with at least one dot.
+/// Returns where the domain that begins at `start` ends, if there is a domain with at least one dot, or the name
+/// of this machine.
 fn domain_end(text: &str, start: usize) -> Option<usize> {
     if text[start..].starts_with('[') {
         let close = text[start..].bytes().take(48).position(|b| b == b']')? + start;
         let inner = text[start + 1..close].trim_start_matches("IPv6:");
         return inner.parse::<std::net::IpAddr>().ok().map(|_| close + 1);
     }
-    let mut end = None;
+    let local = "localhost";
+    let host = text.get(start..start + local.len()).filter(|host| host.eq_ignore_ascii_case(local));
+    let mut end = host.map(|host| start + host.len()).filter(|&end| ends(text, end));
     let mut at = start;
     while at - start < DOMAIN_CHARS_MAX {
         let label = label_end(text, at);

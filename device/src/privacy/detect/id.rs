@@ -48,7 +48,7 @@ const FORMS: &[Form] = &[
     form(r"[0-9]{3}-[0-9]{2}-[0-9]{4}", Nothing, sum::us_ssn),
     form(r"[0-9]{3}[ -]?[0-9]{2}[ -]?[0-9]{4}", Word(US), |_| true),
     form(
-        r"(?i)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[A-D]",
+        r"(?i)(?:[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]|QQ)[ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[A-D]",
         Nothing,
         sum::uk_nino,
     ),

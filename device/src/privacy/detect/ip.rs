@@ -15,19 +15,16 @@ pattern!(
         r"(?:[^0-9a-z\n]|is|ist|est|id|address|adresse|wifi|wlan|lan|eth[0-9]){0,16}?([0-9a-f]{12})"
     )
 );
-/// Words before a number with dots that is not an address.
-const NUMBERED: &[&str] = &[
-    "version",
-    "versión",
-    "versione",
-    "versão",
-    "wersja",
-    "версия",
-    "版本",
-    "バージョン",
-    "release",
-    "build",
-];
+// Words before numbers with dots that are not addresses, and what may be between: other such numbers.
+pattern!(
+    NUMBERED,
+    concat!(
+        r"(?i)(?:(?:versi|versão|wersj|верси)\p{L}{0,4}|版本|バージョン|releases?|released|builds?|(?-u:\b)(?:v|ver|oids?|firmware|driver|kernel|changelog|upgrade|upgraded|update|updated|bump|bumped))",
+        r"(?:[\s:=,;v'\x22`*\[(/&+<>~^-]|[0-9]+(?:\.[0-9]+)+(?:[a-z0-9.+-]*)|number|is|was|from|to|and|or|und|oder|y|et|of|than|before|after|since){0,24}$"
+    )
+);
+/// Bytes before a number in which such words are looked for.
+const NUMBERED_BYTES: usize = 96;
 /// Words before the number of a section or figure; all parts of such a number are small.
 const PARTS: &[&str] = &[
     "section",
@@ -89,11 +86,20 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
     let prefix = head(text, range.start, 32).trim_end_matches([' ', ':', '=']).to_lowercase();
     let named = |words: &[&str]| words.iter().any(|word| prefix.ends_with(word));
     let small = || text[range.clone()].split('.').all(|part| part.len() <= 2);
-    let numbered = before(text, range.start) == Some('.') || named(NUMBERED) || named(PARTS) && small();
-    // Four single digits are mostly the number of a section or a version.
-    let short = range.len() == 7;
+    let line = head(text, range.start, NUMBERED_BYTES);
+    let line = line.rsplit('\n').next().unwrap_or_default();
+    let version = || NUMBERED.is_match(line) && !text[range.end..].starts_with(':');
+    let numbered = before(text, range.start) == Some('.')
+        || is_of_program(text, range)
+        || version()
+        || named(PARTS) && small();
+    // Four small numbers are mostly the number of a section, a version or an object.
+    let private = text[range.clone()].starts_with("10.");
+    let short = range.len() == 7 || small() && !private;
     let addressed = || {
-        after(text, range.end).is_some_and(|c| matches!(c, ':' | '/'))
+        let rest = &text[range.end..];
+        rest.starts_with([':', '/'])
+            || rest.starts_with(" - ")
             || prefix.ends_with(['@', '/', '['])
             || ADDRESSED.iter().any(|word| prefix.ends_with(word))
     };
@@ -102,6 +108,16 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
         && stands_alone(text, range)
         && text[range.clone()].replace(['[', ']', '(', ')'], "").parse::<Ipv4Addr>().is_ok()
         && (!short || addressed())
+}
+
+/// Checks whether a number is the version of a program: `Chrome/118.0.5993.70`, `>= 1.2.3.4`, `1.2.3.4-rc1`.
+fn is_of_program(text: &str, range: &Range<usize>) -> bool {
+    let (before, rest) = (&text[..range.start], &text[range.end..]);
+    let product = before.strip_suffix('/').is_some_and(|name| name.ends_with(|c: char| c.is_alphanumeric()));
+    let compared =
+        [">=", "<=", "==", "~=", "~>", "^"].iter().any(|sign| before.trim_end_matches(' ').ends_with(sign));
+    let suffix = rest.strip_prefix(['-', '+', '~']).is_some_and(|tail| tail.starts_with(char::is_alphabetic));
+    product || compared || suffix
 }
 
 /// Returns the address in this range, or after the first colon of it, as in `client:2001:db8::1`.

@@ -76,6 +76,8 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         let rest = &text[name.end()..];
         let rest = &rest[..rest.floor_char_boundary(VALUE_BYTES_MAX)];
         let Some((value, read, secret)) = assigned(rest) else { continue };
+        // The rest of a line of a protocol follows a path: `/private_key HTTP/1.1`.
+        let secret = secret && !rest[value.clone()].starts_with("HTTP/");
         read_to = name.end() + read;
         if !secret {
             continue;

@@ -22,13 +22,19 @@ mod words;
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         let words = words::words(text);
-        people::find(&words, found);
+        people::find(text, &words, found);
         firms::find(text, found);
         places::find(text, found);
     }
     if text.chars().any(chinese::is_han) {
         chinese::find(text, found);
     }
+}
+
+/// Checks for a word of a dictionary, or one of the common words of the languages.
+pub(super) fn is_word(text: &str) -> bool {
+    let letters = !text.is_empty() && text.chars().all(|c| c.is_alphabetic() || c == '-');
+    letters && (lists::lists().in_dictionary(text) || lists::lists().is_common(text, true))
 }
 
 /// A part of a person's name that may stand alone later.

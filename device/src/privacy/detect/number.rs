@@ -1,6 +1,6 @@
 //! Finds payment cards and bank accounts: numbers with checksums.
 
-use super::{Found, before, begins, ends, pattern, push};
+use super::{Found, before, begins, ends, head, pattern, push};
 use crate::privacy::EntityKind;
 use crate::privacy::checksum::{iban_len, luhn, mod97};
 use std::ops::Range;
@@ -12,6 +12,15 @@ const CARD_DIGITS: std::ops::RangeInclusive<usize> = 13..=19;
 const CARD_GROUPS: &[&[usize]] = &[&[4, 6, 5], &[4, 6, 4], &[6, 13], &[4, 4, 5], &[8, 8], &[6, 4, 6]];
 
 pattern!(GROUP, r"[0-9]+");
+pattern!(
+    CARD_WORD,
+    concat!(
+        r"(?i)(?:card|visa|mastercard|amex|american express|discover|maestro|credit|debit|payment|(?-u:\b)(?:cc|pan)(?-u:\b)|karte|tarjeta|carte|carta|cartão|kaart|karta|kartı|kort",
+        r"|карт|卡|カード|카드|कार्ड|بطاقة)"
+    )
+);
+/// Bytes before and after a number in which a word for cards shows that it is one.
+const CARD_WORD_BYTES: [usize; 2] = [64, 24];
 pattern!(IBAN_START, r"[A-Za-z]{2} ?[0-9]{2}");
 
 pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
@@ -39,6 +48,9 @@ pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
                 && bordered(text, group.start..end, false)
                 && !(decimal && lens.len() == 1)
                 && is_card(&digits, lens.len() > 1)
+                && (lens.len() == 1
+                    || is_one_number(text, &groups[first..first + lens.len()])
+                    || card_word(text, &(group.start..end)))
             {
                 best = Some(end);
             }
@@ -48,6 +60,43 @@ pub(super) fn cards(text: &str, found: &mut Vec<Found>) {
         }
     }
 }
+
+/// Checks for a word for cards near a number.
+fn card_word(text: &str, range: &Range<usize>) -> bool {
+    let [before, after] = CARD_WORD_BYTES;
+    let rest = &text[range.end..];
+    CARD_WORD.is_match(head(text, range.start, before))
+        || CARD_WORD.is_match(&rest[..rest.floor_char_boundary(after)])
+}
+
+/// Checks whether groups of digits are one number and not a row or a column of numbers. They have one
+/// separator, at most one line break, and do not rise in small steps or go on as groups of four.
+fn is_one_number(text: &str, groups: &[Range<usize>]) -> bool {
+    let (Some(first), Some(last)) = (groups.first(), groups.last()) else { return false };
+    let gaps = || groups.windows(2).map(|pair| &text[pair[0].end..pair[1].start]);
+    let separator = gaps().find(|gap| !gap.contains('\n')).unwrap_or("\n");
+    let breaks = gaps().filter(|gap| gap.contains('\n')).count();
+    let alike = gaps().all(|gap| {
+        let bare = gap.trim_matches(|c: char| c == '\n' || c == ' ' || c == '\t');
+        gap == separator || gap.contains('\n') && (bare.is_empty() || bare == separator)
+    });
+    if !alike || breaks > 1 {
+        return false;
+    }
+    let is_four = |group: &str| group.len() == 4 && group.bytes().all(|b| b.is_ascii_digit());
+    if !groups.iter().all(|group| group.len() == 4) {
+        return true;
+    }
+    let values: Vec<u64> = groups.iter().filter_map(|group| text[group.clone()].parse().ok()).collect();
+    let rises = values.windows(2).all(|pair| pair[0] < pair[1] && pair[1] - pair[0] < STEP_MAX);
+    let digit = |c: char| !c.is_ascii_digit();
+    let next = text[last.end..].strip_prefix(separator).and_then(|rest| rest.split(digit).next());
+    let before = text[..first.start].strip_suffix(separator).and_then(|head| head.rsplit(digit).next());
+    !(rises || next.is_some_and(is_four) || before.is_some_and(is_four))
+}
+
+/// Numbers of four digits that rise by less are ports, years or sizes.
+const STEP_MAX: u64 = 1000;
 
 /// Checks whether the digits at `at` are the fraction of a decimal number. A comma may also separate the
 /// columns of a table.

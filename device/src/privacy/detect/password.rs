@@ -1,6 +1,6 @@
 //! Finds passwords, PINs and one-time codes by the word before them, and the credentials in URLs.
 
-use super::{Found, named, pattern, push};
+use super::{Certainty, Found, named, names, pattern, push, push_as};
 use crate::privacy::EntityKind;
 use std::ops::Range;
 
@@ -71,6 +71,8 @@ pattern!(
     r"^(?:\$[({]?[A-Za-z_]|\{[A-Za-z_][A-Za-z0-9_.]*$|(?:process|os|config|settings|self|this)\.[A-Za-z_]|\{\{|%[(A-Za-z]|\*+$|x+$|•+$)"
 );
 
+/// Words for a password that often have another meaning.
+const SHORT: &[&str] = &["pass", "pw", "mdp", "clave", "parola"];
 /// Words after "password:" that are not a password.
 const NO_PASSWORD: &[&str] = &[
     "required",
@@ -146,9 +148,19 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         else {
             continue;
         };
+        let is_weak = SHORT.contains(&name.as_str().to_lowercase().as_str());
+        // `Pass -DX=ON to it` gives no password.
+        if is_weak && rest[range.clone()].starts_with('-') {
+            continue;
+        }
         let range = name.end() + range.start..name.end() + range.end;
         read_to = range.end;
-        push(found, EntityKind::Password, range.clone());
+        // A word after `pass` may be a password here, but is none in other texts.
+        let certainty = match is_weak && names::is_word(&text[range.clone()]) {
+            true => Certainty::Likely,
+            false => Certainty::Shown,
+        };
+        push_as(found, certainty, EntityKind::Password, range.clone());
         if text[..range.start].ends_with(['"', '\'']) && text[name.end()..range.start].contains('[') {
             for item in named::next_items(text, range.end) {
                 read_to = item.end;
@@ -223,7 +235,7 @@ fn behind_bridge(rest: &str) -> Option<Range<usize>> {
 
 /// Finds the password after words of its sentence.
 fn said(name: &str, rest: &str) -> Option<Range<usize>> {
-    if ["pass", "pw", "mdp", "clave", "parola"].contains(&name.to_lowercase().as_str()) {
+    if SHORT.contains(&name.to_lowercase().as_str()) {
         return None;
     }
     let from = named::sentence(rest)?;
@@ -305,7 +317,9 @@ fn password(rest: &str) -> Option<Range<usize>> {
     let long = value.len() >= if signed || quoted.is_some() { 4 } else { 6 };
     let described = caps.name("says").is_some() && (named::is_method(value) || measured(value));
     let plausible = is_odd(value) && !date && !spaced && long && !described;
-    let is = !is_none(value) && (plausible || phrase || word && (signed && clause_ends || quoted.is_some()));
+    let said = caps.name("says").is_some();
+    let is = !is_none(value)
+        && (plausible || phrase || word && (signed && clause_ends || quoted.is_some() && (signed || said)));
     let start = m.start();
     is.then_some(start..start + value.len())
 }

@@ -1,6 +1,6 @@
 //! Finds user names in the paths of home folders.
 
-use super::{Found, before, pattern, push};
+use super::{Certainty, Found, before, names, pattern, push_as};
 use crate::privacy::EntityKind;
 
 pattern!(
@@ -48,6 +48,11 @@ const NOBODY: &[&str] = &[
     "www",
     "test",
     "username",
+    "benutzer",
+    "benutzername",
+    "usuario",
+    "utilisateur",
+    "用户名",
     "your-name",
     "yourname",
     "you",
@@ -83,7 +88,9 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         let spaced = windows || mac;
         let name_text = if spaced { name_text } else { name_text.split(' ').next().unwrap_or_default() };
         if !is_nobody(name_text) && name_text.chars().any(char::is_alphabetic) {
-            push(found, EntityKind::User, name.start()..name.start() + name_text.len());
+            // A word is not looked for outside paths.
+            let certainty = if names::is_word(name_text) { Certainty::Likely } else { Certainty::Shown };
+            push_as(found, certainty, EntityKind::User, name.start()..name.start() + name_text.len());
         }
     }
 }

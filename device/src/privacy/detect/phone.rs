@@ -82,6 +82,8 @@ const NUMBER_WORDS: &[&str] = &[
     "number", "numbers", "no", "nr", "num", "nummer", "numéro", "número", "numero", "home", "work", "office",
     "mobile", "is", "ist", "est", "es", "at", "me", "us", "on", "value",
 ];
+/// Bytes before a number in which the name of arXiv is looked for.
+const ARXIV_BYTES: usize = 24;
 /// Most digits of a number (ITU-T E.164).
 const NUMBER_DIGITS_MAX: usize = 15;
 /// Units after a sum of money or a measure.
@@ -94,6 +96,8 @@ pattern!(
 );
 
 // A signed year of four digits or more in a date (ISO 8601).
+// The number of a paper at arXiv: year, month, number.
+pattern!(ARXIV, r"^[0-3][0-9](?:0[1-9]|1[0-2])\.[0-9]{4,5}$");
 pattern!(SIGNED_DATE, r"^\+[0-9]{4,6}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])(?:[ T]|$)");
 
 pub(super) fn find(text: &str, found: &mut Vec<Found>) {
@@ -132,8 +136,10 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         let number = one_number(m.as_str());
         let range = from + m.start()..from + m.start() + number.len();
         let weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
+        let paper = ARXIV.is_match(number)
+            && (weak || super::head(text, range.start, ARXIV_BYTES).to_lowercase().contains("arxiv"));
         let counted = number.ends_with("000") && !is_written(number) && counts(between.as_str());
-        if (is_written(number) || !weak) && !counted && is_number(text, &range) {
+        if (is_written(number) || !weak) && !counted && !paper && is_number(text, &range) {
             let count = digits(number).len();
             let end = range.end;
             push(found, EntityKind::Phone, range);
@@ -201,8 +207,10 @@ fn international(text: &str, start: usize, number: &str) -> bool {
     let plus = number.starts_with('+');
     let count = digits(number).len() - if plus { 0 } else { 2 };
     let after_digit = |text: &str| text.ends_with(|c: char| c.is_ascii_digit());
+    // The sign of an exponent follows a digit and an E.
+    let exponent = text[..start].strip_suffix(['e', 'E']).is_some_and(after_digit);
     let begins_here = match plus {
-        true => !after_digit(&text[..start]),
+        true => !after_digit(&text[..start]) && !exponent,
         // It must not be inside a longer number, as in `89 0044 0532`.
         false => begins(text, start) && !after_digit(text[..start].trim_end_matches(' ')),
     };

@@ -1,6 +1,6 @@
 //! Organisations by the form of their names: a legal form behind, or a word for what they are.
 
-use super::super::push;
+use super::super::{Certainty, push, push_as};
 use super::cues::{self, has};
 use super::lists::lists;
 use super::pattern;
@@ -65,7 +65,11 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
         }
     }
     for m in KIND_JOINED.find_iter(text) {
-        push(found, EntityKind::Org, m.range());
+        let name = m.as_str().rsplit_once('-').map_or("", |(name, _)| name);
+        let own = |part: &str| part.contains(char::is_lowercase) && is_own(part);
+        if name.split('-').any(own) {
+            push_as(found, Certainty::Likely, EntityKind::Org, m.range());
+        }
     }
 }
 
@@ -76,8 +80,9 @@ fn bare(word: &str) -> &str {
 /// Checks for a word that may be somebody's own name.
 fn is_own(word: &str) -> bool {
     let word = bare(word);
-    let known = lists().is_public(word) || lists().is_common(word, true) && !lists().is_surname(word);
-    word.starts_with(char::is_uppercase) && !known
+    let is_word = lists().is_common(word, true) || lists().in_dictionary(word);
+    let known = lists().is_public(word) || is_word && !lists().is_surname(word);
+    word.starts_with(char::is_uppercase) && word.chars().nth(1).is_some() && !known
 }
 
 /// Adds an organisation without the words of the sentence at its start, if a name is left.
@@ -105,6 +110,7 @@ fn add(text: &str, mut range: Range<usize>, legal: bool, found: &mut Vec<Found>)
     let ampersand = name.iter().any(|(_, word)| *word == "&") && name.len() >= 2;
     if name.iter().any(|(_, word)| is_own(word)) || ampersand || legal && !name.is_empty() {
         range.start = base + starts[first].0;
-        push(found, EntityKind::Org, range);
+        let certainty = if legal { Certainty::Shown } else { Certainty::Likely };
+        push_as(found, certainty, EntityKind::Org, range);
     }
 }

@@ -3,7 +3,9 @@
 //! They are text files beside this source; each says where it comes from. They are read once, at first use.
 
 use super::cues;
+use flate2::read::GzDecoder;
 use std::collections::{HashMap, HashSet};
+use std::io::Read;
 use std::sync::LazyLock;
 
 /// A set of words of a file.
@@ -14,6 +16,8 @@ pub(super) struct Lists {
     given: Set,
     surnames: Set,
     common: Set,
+    /// English words of a spell checker.
+    english: HashSet<Box<str>>,
     public: Set,
     towns: Set,
     /// Chinese surnames of one or two characters.
@@ -46,6 +50,17 @@ pub(super) fn chinese(section: &str) -> Vec<&'static str> {
     rest.split("\n[").next().unwrap_or_default().split_whitespace().collect()
 }
 
+/// Returns the words of the dictionary; `lists/english.py` made it.
+fn english() -> HashSet<Box<str>> {
+    let mut text = String::with_capacity(ENGLISH_BYTES);
+    let mut packed = GzDecoder::new(&include_bytes!("lists/english.gz")[..]);
+    packed.read_to_string(&mut text).expect("a file of this program, read in the tests");
+    text.lines().map(Box::from).collect()
+}
+
+/// Bytes of the unpacked dictionary, and some more.
+const ENGLISH_BYTES: usize = 1 << 20;
+
 /// Reads two characters.
 fn pair(text: &str) -> Option<(char, char)> {
     let mut chars = text.chars();
@@ -59,6 +74,7 @@ impl Lists {
             given: set(include_str!("lists/given.txt")),
             surnames: set(include_str!("lists/surnames.txt")),
             common: set(include_str!("lists/common.txt")),
+            english: english(),
             public: set(include_str!("lists/public.txt")),
             towns: set(include_str!("lists/towns.txt")),
             chinese_surnames: section("[surnames]"),
@@ -90,6 +106,13 @@ impl Lists {
     /// Checks whether a name is known to everybody, so that it is not private by itself.
     pub(super) fn is_public(&self, word: &str) -> bool {
         self.public.contains(word)
+    }
+
+    /// Checks whether a dictionary has a word, or all parts of a word such as `Low-Resource`. Its case does
+    /// not count.
+    pub(super) fn in_dictionary(&self, word: &str) -> bool {
+        let lower = word.to_lowercase();
+        lower.split('-').all(|part| self.english.contains(part) || self.has_word(part))
     }
 
     /// Checks for a word of the languages, in any usual form. Names that are also words are such words too.

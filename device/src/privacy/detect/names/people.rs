@@ -1,13 +1,18 @@
 //! Names of people in scripts with capital letters.
 //!
 //! Words that begin with a capital letter and follow each other are a run. There are three kinds of runs that
-//! are names. A list of names has its words; it stands beside a word for a person; or no list has its words.
+//! are names. It stands beside a word for a person; a list of names has its words; or no list has its words.
+//! Only the first kind is sure. The others are no names if all their words are words of a dictionary, or if
+//! the same text has them in small letters too. The third kind needs two signs, or one at half of its places.
 
-use super::super::push;
+use super::super::{Certainty, push_as};
 use super::cues::{self, Cue, has, is_one};
-use super::words::{Language, Shape, Word};
+use super::lists::lists;
+use super::words::{Language, Shape, Word, small_words};
 use crate::privacy::EntityKind;
 use crate::privacy::detect::Found;
+use std::cell::LazyCell;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Most words of a name.
@@ -15,8 +20,62 @@ const WORDS_MAX: usize = 6;
 /// Most words of a sentence that are looked at before a name.
 const SENTENCE_WORDS_MAX: usize = 12;
 
+/// A run of words that may be a name.
+#[derive(Debug)]
+struct Candidate {
+    words: Range<usize>,
+    kind: EntityKind,
+    certainty: Certainty,
+    /// Signs beside it, of at most two kinds: for a guess.
+    signs: usize,
+}
+
 /// Finds people, places and organisations that their words and their sentence show.
-pub(super) fn find(words: &[Word<'_>], found: &mut Vec<Found>) {
+pub(super) fn find(text: &str, words: &[Word<'_>], found: &mut Vec<Found>) {
+    let mut candidates = candidates(words);
+    let small = LazyCell::new(|| small_words(text, words));
+    candidates.retain(|candidate| {
+        let own = || words[candidate.words.clone()].iter().filter(|word| word.shape == Shape::Name);
+        let is_term = || own().all(|word| lists().in_dictionary(word.text)) && candidate.signs < SIGNS_MIN;
+        candidate.certainty == Certainty::Shown
+            || !is_term() && !own().all(|word| small.contains(word.text.to_lowercase().as_str()))
+    });
+    let shares = LazyCell::new(|| shares(words, &candidates));
+    for candidate in &candidates {
+        let Candidate { words: run, kind, certainty, signs } = candidate;
+        let last = words[run.end - 1].text;
+        let is_sure = *certainty > Certainty::Guessed || *signs >= SIGNS_MIN || shares.contains(last);
+        if is_sure {
+            push_as(found, *certainty, *kind, words[run.start].at..words[run.end - 1].end());
+        }
+    }
+}
+
+/// Fewest signs at one place that make a name of a word that no list has.
+const SIGNS_MIN: usize = 2;
+
+/// Returns the last words of guesses that have a sign at half of the places where the word stands.
+fn shares<'a>(words: &[Word<'a>], candidates: &[Candidate]) -> HashSet<&'a str> {
+    let mut counts: HashMap<&str, [usize; 2]> = HashMap::new();
+    for candidate in candidates.iter().filter(|candidate| candidate.certainty == Certainty::Guessed) {
+        let [_, signed] = counts.entry(words[candidate.words.end - 1].text).or_default();
+        *signed += candidate.signs.min(1);
+    }
+    for word in words {
+        if let Some([places, _]) = counts.get_mut(word.text) {
+            *places += 1;
+        }
+    }
+    counts
+        .into_iter()
+        .filter(|(_, [places, signed])| signed * 2 >= *places && *signed > 0)
+        .map(|(word, _)| word)
+        .collect()
+}
+
+/// Returns the runs that may be names, in order.
+fn candidates(words: &[Word<'_>]) -> Vec<Candidate> {
+    let mut found = Vec::new();
     let mut at = 0;
     // End of the last person, as a position in `words`.
     let mut last = usize::MAX;
@@ -26,19 +85,20 @@ pub(super) fn find(words: &[Word<'_>], found: &mut Vec<Found>) {
             continue;
         }
         let end = run_end(words, at);
-        if let Some(kind) = thing(words, &(at..end)) {
+        if let Some((kind, certainty)) = thing(words, &(at..end)) {
             let run = without_lead(words, at..end);
-            push(found, kind, words[run.start].at..words[run.end - 1].end());
+            found.push(Candidate { words: run, kind, certainty, signs: 0 });
         } else {
             for part in parts(words, at..end) {
                 if let Some(name) = person(words, &part, last) {
-                    push(found, EntityKind::Person, words[name.start].at..words[name.end - 1].end());
-                    last = name.end;
+                    last = name.words.end;
+                    found.push(name);
                 }
             }
         }
         at = end;
     }
+    found
 }
 
 fn starts(words: &[Word<'_>], at: usize) -> bool {
@@ -112,25 +172,27 @@ fn label<'a>(words: &[Word<'a>], at: usize) -> Option<&'a str> {
     before.find(|word| !quote(word)).filter(|word| word.shape != Shape::Mark).map(|word| word.text)
 }
 
-/// Checks whether the sentence shows that the run is a place or an organisation.
-fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
+/// Returns what a run is if the sentence shows that it is a place or an organisation.
+fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<(EntityKind, Certainty)> {
     let run = without_lead(words, run.clone());
     let own = &words[run.clone()];
     let language = own[0].language;
-    let public =
-        own.iter().all(|word| word.shape != Shape::Name || super::lists::lists().is_public(word.text));
+    let public = own.iter().all(|word| word.shape != Shape::Name || lists().is_public(word.text));
     if public {
         return None;
     }
     if below_signature(words, &run) {
-        return Some(EntityKind::Org);
+        return Some((EntityKind::Org, Certainty::Likely));
     }
     let named = label(words, run.start);
+    // `address: String` is code.
+    let is_term = own.iter().all(|word| word.shape != Shape::Name || lists().in_dictionary(word.text));
+    let labelled = if is_term { Certainty::Likely } else { Certainty::Shown };
     if named.is_some_and(|label| has(&cues::PLACE_LABELS, label)) {
-        return Some(EntityKind::Place);
+        return Some((EntityKind::Place, labelled));
     }
     if named.is_some_and(|label| has(&cues::FIRM_LABELS, label)) {
-        return Some(EntityKind::Org);
+        return Some((EntityKind::Org, labelled));
     }
     let mut before = sentence(words, run.start);
     let mut nearest = before.next().filter(|word| word.shape != Shape::Mark || word.is(","))?;
@@ -140,10 +202,10 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
     });
     if nearest.is(",") {
         let firm = before.next().is_some_and(|word| has(&cues::FIRM_LABELS, word.text));
-        return firm.then_some(EntityKind::Org);
+        return firm.then_some((EntityKind::Org, Certainty::Likely));
     }
     if has(&cues::FIRM_LABELS, nearest.text) && nearest.spaced {
-        return Some(EntityKind::Org);
+        return Some((EntityKind::Org, Certainty::Likely));
     }
     // Towns have no article.
     let article = is_one(&["la", "the", "der"], nearest.text);
@@ -157,9 +219,7 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
         .take(8)
         .take_while(|word| !matches!(word.text, "." | "\n" | "," | ";"));
     let later = |list: &[&str]| after.clone().any(|word| is_one(list, word.text));
-    let noun = language == Language::German
-        && !unknown
-        && !own.iter().any(|word| super::lists::lists().is_town(word.text));
+    let noun = language == Language::German && !unknown && !own.iter().any(|word| lists().is_town(word.text));
     if !article && has(&cues::PLACE_PREPOSITIONS, nearest.text) {
         let person = own.iter().any(|word| word.given) && !is_one(&["in", "en"], nearest.text);
         let loose = is_one(&["in", "en", "nach", "aus"], nearest.text);
@@ -167,18 +227,21 @@ fn thing(words: &[Word<'_>], run: &Range<usize>) -> Option<EntityKind> {
             || loose && later(&["statt", "geboren", "aufgewachsen", "gezogen"]);
         // The verb that is nearest decides between a place and an organisation.
         let work = context.iter().take(3).any(|word| has(&cues::WORKING, word.text));
-        if !work && !person && (living && (!noun || own.len() > 1) || loose && unknown) {
-            return Some(EntityKind::Place);
+        if !work && !person && living && (!noun || own.len() > 1) {
+            return Some((EntityKind::Place, Certainty::Likely));
+        }
+        if !work && !person && loose && unknown {
+            return Some((EntityKind::Place, Certainty::Guessed));
         }
     }
     if has(&cues::FIRM_PREPOSITIONS, nearest.text)
         && says(&cues::WORKING)
         && !own.iter().any(|word| word.given)
     {
-        return unknown.then_some(EntityKind::Org);
+        return unknown.then_some((EntityKind::Org, Certainty::Likely));
     }
-    let town = own.len() == 1 && super::lists::lists().is_town(own[0].text) && !own[0].listed();
-    town.then_some(EntityKind::Place)
+    let town = own.len() == 1 && lists().is_town(own[0].text) && !own[0].listed();
+    town.then_some((EntityKind::Place, Certainty::Likely))
 }
 
 /// Checks for a line of unknown words below a line with a person, as in signatures.
@@ -237,14 +300,15 @@ fn parts(words: &[Word<'_>], run: Range<usize>) -> Vec<Part> {
 }
 
 fn public(word: &Word<'_>) -> bool {
-    super::lists::lists().is_public(word.text)
+    lists().is_public(word.text)
 }
 
 /// Returns the words of a part that are a person's name.
-fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Range<usize>> {
+fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Candidate> {
     let mut run = part.words.clone();
     let titled = part.titled || title_before(words, run.start);
-    let left = titled || part.cued || cue_before(words, &run, last);
+    let cue = if part.cued { Some(Strength::Role) } else { cue_before(words, &run, last) };
+    let left = titled || cue.is_some();
     let right = cue_after(words, &run);
     // Names that are also words are taken from the ends, if nothing speaks for them.
     if !left {
@@ -266,15 +330,15 @@ fn person(words: &[Word<'_>], part: &Part, last: usize) -> Option<Range<usize>> 
         return None;
     }
     let article = run.start > 0 && is_article(&words[run.start - 1]);
-    let firm = names.iter().filter(|word| word.firm()).count();
-    let is_person = if titled {
-        true
+    let beside = Beside { cue, right, article };
+    let (certainty, signs) = if titled {
+        (Certainty::Shown, 0)
     } else if own.len() > 1 {
-        several(&names, firm, left || right, article)
+        several(words, run.start, &names, &beside)?
     } else {
-        single(words, run.start, first, left, right, article)
+        single(words, run.start, first, &beside)?
     };
-    is_person.then_some(run)
+    Some(Candidate { words: run, kind: EntityKind::Person, certainty, signs })
 }
 
 fn is_article(word: &Word<'_>) -> bool {
@@ -282,58 +346,103 @@ fn is_article(word: &Word<'_>) -> bool {
         || word.language == Language::English && is_one(&["a", "an"], word.text)
 }
 
+/// What stands before a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Strength {
+    /// A word for a person, a greeting, a label, or a list of people.
+    Role,
+    /// A verb whose object is often a person.
+    Verb,
+}
+
+/// What stands beside a run.
+struct Beside {
+    cue: Option<Strength>,
+    /// Whether a verb of a person, an age or the colon of a speaker is behind it.
+    right: bool,
+    article: bool,
+}
+
+impl Beside {
+    /// Returns how sure a name is that no list has, and its signs.
+    fn unlisted(&self, names: &[&Word<'_>], more: bool) -> (Certainty, usize) {
+        let is_term = || names.iter().all(|word| lists().in_dictionary(word.text));
+        match self.cue {
+            // `The user Port` is no person.
+            Some(Strength::Role) if is_term() => (Certainty::Guessed, SIGNS_MIN),
+            Some(Strength::Role) => (Certainty::Shown, 0),
+            cue => {
+                let signs = usize::from(cue.is_some()) + usize::from(self.right) + usize::from(more);
+                (if signs >= SIGNS_MIN { Certainty::Likely } else { Certainty::Guessed }, signs)
+            }
+        }
+    }
+}
+
 /// Decides about a name of several words.
-fn several(names: &[&Word<'_>], firm: usize, cued: bool, article: bool) -> bool {
+fn several(
+    words: &[Word<'_>],
+    at: usize,
+    names: &[&Word<'_>],
+    beside: &Beside,
+) -> Option<(Certainty, usize)> {
     let (first, last) = (names[0], names[names.len() - 1]);
-    if cued {
-        return firm > 0 || first.given || last.surname;
+    let firm = names.iter().filter(|word| word.firm()).count();
+    let is_listed = first.given || last.surname;
+    if beside.cue.is_some() || beside.right {
+        let certainty = if is_listed { (Certainty::Shown, 0) } else { beside.unlisted(names, false) };
+        return (firm > 0 || is_listed).then_some(certainty);
     }
-    if article && !first.given {
-        return false;
+    if beside.article && (!first.given || first.language == Language::English) {
+        return None;
     }
-    let listed = first.given || last.surname && names.len() > 1;
-    firm > 0 && listed || firm == names.len() && (1..=4).contains(&firm) && !article
+    if firm > 0 && first.given && last.surname && names.len() > 1 {
+        return Some((Certainty::Shown, 0));
+    }
+    if first.given && first.firm() || last.surname && last.firm() {
+        return Some((Certainty::Likely, 0));
+    }
+    // Each word is one that no list of names has, or a name that is a word too. German writes nouns so.
+    let apart = first.language != Language::German && !begins_sentence(words, at);
+    let unknown =
+        firm == names.len() && firm <= 4 && !names.iter().any(|word| lists().in_dictionary(word.text));
+    let guess = (unknown || firm > 0 && is_listed) && !beside.article;
+    guess.then_some((Certainty::Guessed, usize::from(apart)))
+}
+
+/// Checks whether a word is the first one of a sentence, a line or a cell.
+fn begins_sentence(words: &[Word<'_>], at: usize) -> bool {
+    at == 0
+        || words[at].first
+        || matches!(words[at - 1].text, "." | "!" | "?" | ":" | "\"" | "“" | "„" | "|" | "\t" | "*")
 }
 
 /// Decides about a name of one word.
-fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, left: bool, right: bool, article: bool) -> bool {
+fn single(words: &[Word<'_>], at: usize, word: &Word<'_>, beside: &Beside) -> Option<(Certainty, usize)> {
     let label =
         [&cues::LABELS, &cues::PLACE_LABELS, &cues::FIRM_LABELS].iter().any(|labels| has(labels, word.text));
-    if public(word) && !left || label && !word.given {
-        return false;
+    let left = beside.cue.is_some();
+    if public(word) && !left || label && !word.given || beside.article {
+        return None;
     }
     if left {
-        return !article && (word.firm() || word.given || word.surname);
+        let certainty = if word.listed() { (Certainty::Shown, 0) } else { beside.unlisted(&[word], false) };
+        return (word.firm() || word.listed()).then_some(certainty);
     }
-    if article {
-        return false;
-    }
-    let start = at == 0
-        || word.first
-        || matches!(words[at - 1].text, "." | "!" | "?" | ":" | "\"" | "“" | "„" | "|" | "\t" | "*");
+    let start = begins_sentence(words, at);
     if word.plain {
-        return right && word.listed() && !start;
+        return (beside.right && word.listed() && !start).then_some((Certainty::Shown, 0));
     }
-    if word.given || right {
-        return true;
+    if word.given {
+        return Some((if beside.right { Certainty::Shown } else { Certainty::Likely }, 0));
     }
-    // A word in the middle of a sentence that no list has.
+    // A word that no list of given names has.
     let long = word.text.chars().count() >= 4;
     let object = matches!(word.language, Language::English | Language::Spanish)
         && !start
         && words[at - 1].shape == Shape::Lower
         && !is_one(&["and", "or", "y", "o", "e"], words[at - 1].text);
-    let subject = words.get(at + 1).is_some_and(|next| {
-        is_one(
-            &[
-                "has", "hat", "ha", "is", "ist", "está", "was", "refuses", "raised", "will", "sube", "subió",
-                "erhöhte",
-            ],
-            next.text,
-        )
-    });
-    let german = word.language == Language::German && at > 0 && subject && (start || words[at - 1].is(","));
-    long && (object || german || word.language != Language::German && subject && start)
+    (beside.right && long).then(|| beside.unlisted(&[word], object))
 }
 
 /// Checks whether a word that is also a common word begins a name: a name that no word is follows it.
@@ -372,36 +481,35 @@ fn title_before(words: &[Word<'_>], at: usize) -> bool {
     }
 }
 
-/// Checks for a word before a name that shows a person.
-fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> bool {
+/// Returns which word before a name shows a person.
+fn cue_before(words: &[Word<'_>], run: &Range<usize>, last: usize) -> Option<Strength> {
     let at = run.start;
-    let Some(before) = at.checked_sub(1).map(|at| &words[at]) else { return false };
+    let before = at.checked_sub(1).map(|at| &words[at])?;
     if before.is("@") && !words[at].spaced {
-        return true;
+        return Some(Strength::Role);
     }
     if label(words, at).is_some_and(|label| has(&cues::LABELS, label)) {
-        return true;
+        return Some(Strength::Role);
     }
     // A list goes on after a person.
     let joint = matches!(before.text, "," | "&" | "/")
         || is_one(&["and", "und", "y", "e", "or", "oder", "o"], before.text);
     if joint && last != usize::MAX && (last + 1 == at || last + 2 == at && words[last].is(",")) {
-        return true;
+        return Some(Strength::Role);
     }
     if before.is("\n") {
-        return signature(words, run);
+        return signature(words, run).then_some(Strength::Role);
     }
     let inner = match before.text {
         "(" | "\"" | "“" | "„" => at.checked_sub(2).map(|at| &words[at]),
         _ => Some(before),
     };
-    inner.is_some_and(|word| {
-        word.shape == Shape::Lower
-            && (has(&cues::ROLES, word.text)
-                || has(&cues::BEFORE_PERSON, word.text)
-                || has(&cues::GREETINGS, word.text))
-            || word.shape == Shape::Name && word.spaced | word.first && has(&cues::BEFORE_PERSON, word.text)
-    })
+    let word = inner?;
+    let lower = word.shape == Shape::Lower;
+    let verb = has(&cues::BEFORE_PERSON, word.text)
+        && (lower || word.shape == Shape::Name && word.spaced | word.first);
+    let role = lower && (has(&cues::ROLES, word.text) || has(&cues::GREETINGS, word.text));
+    role.then_some(Strength::Role).or_else(|| verb.then_some(Strength::Verb))
 }
 
 /// Checks whether the run is the line after the end of a letter.

@@ -97,7 +97,8 @@ pub(super) fn find(text: &str, found: &mut Vec<Found>) {
     }
     for groups in POSTCODE_TOWN.captures_iter(text) {
         let name = groups.get(1).map_or("", |town| town.as_str());
-        if !lists().is_common(name, true) || lists().is_town(name) {
+        let is_written = name.contains(char::is_lowercase);
+        if is_written && (!lists().is_common(name, true) || lists().is_town(name)) {
             push(found, EntityKind::Place, groups.get_match().range());
         }
     }

@@ -2,6 +2,7 @@
 
 use super::cues;
 use super::lists::lists;
+use std::collections::HashSet;
 
 /// How a word is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,6 +229,12 @@ fn line_words<'a>(text: &'a str, line: std::ops::Range<usize>, language: Languag
         spaced = false;
         out.push(word);
     }
+}
+
+/// Returns the words that stand alone in small letters, not in an address, a path or a name in code.
+pub(super) fn small_words<'a>(text: &str, words: &[Word<'a>]) -> HashSet<&'a str> {
+    let alone = |word: &&Word<'_>| word.shape == Shape::Lower && !is_part(text, word.at, word.end());
+    words.iter().filter(alone).map(|word| word.text).collect()
 }
 
 /// Says how a word is written, and which lists have it.
