@@ -56,11 +56,13 @@ use baton_protocol::{
     AnswerFormat, Corrector, ErrorCode, ModelPair, ProgressStage, RefineOptions, Sampling, SceneInfo,
     Segment, ToolUse, VerifyRequest,
 };
+use baton_terminal::chain;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tracing::warn;
 
 /// A reader that takes no text for this long counts as gone.
 const READER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -365,7 +367,8 @@ impl Agent {
     ) -> (Outcome, Ended) {
         let mut queue = VecDeque::from([RelayEvent::Begin]);
         let (commands, mut reports) = self.attach(&mut queue).unzip();
-        let origin = Instant::now();
+        // Times are since the question, also if another prompt is begun.
+        let origin = *prepared.begun.get_or_insert_with(Instant::now);
         let mut lines = Lines::default();
         let mut wake: Option<Millis> = None;
         loop {
@@ -373,6 +376,15 @@ impl Agent {
                 let now = Millis::from(origin.elapsed());
                 self.remember_pause(&event);
                 lines.hear(&event);
+                if let Some(note) = without_cloud(prepared, &event).await {
+                    lines.close().await;
+                    ended(commands).await;
+                    notes.push(note.clone());
+                    // A reader that is gone is noticed at the next text.
+                    let _gone = deliver(events, AnswerEvent::Note(note)).await;
+                    return Box::pin(self.drive(prepared, events, notes, running)).await;
+                }
+                let now = if matches!(event, RelayEvent::Begin) { Millis::ZERO } else { now };
                 for effect in prepared.core.step(event, now) {
                     match effect {
                         RelayEffect::Ask => {
@@ -410,11 +422,7 @@ impl Agent {
                         RelayEffect::WakeAt(at) => wake = at,
                         RelayEffect::Finish(outcome) => {
                             lines.close().await;
-                            let ended = match commands {
-                                Some(commands) => commands.end().await,
-                                None => Ended::default(),
-                            };
-                            return (*outcome, ended);
+                            return (*outcome, ended(commands).await);
                         }
                     }
                 }
@@ -507,6 +515,28 @@ impl Agent {
         {
             let pause = (Instant::now() + Duration::from_millis(*ms), reason.clone());
             *self.cloud_paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(pause);
+        }
+    }
+}
+
+/// Ends the device's answer, if there is one.
+async fn ended(commands: Option<Commands>) -> Ended {
+    match commands {
+        Some(commands) => commands.end().await,
+        None => Ended::default(),
+    }
+}
+
+/// Makes the device answer alone from the prompt as it was given, if the cloud was lost before it sent
+/// anything. Returns the note of it.
+async fn without_cloud(prepared: &mut Prepared, event: &RelayEvent) -> Option<Note> {
+    let RelayEvent::CloudLost(fault) = event else { return None };
+    match prepared.answer_alone().await {
+        Ok(true) => Some(Note::WithoutCloud { fault: fault.clone(), at: 0 }),
+        Ok(false) => None,
+        Err(err) => {
+            warn!(err = chain(&err), "the device answers from the redacted prompt");
+            None
         }
     }
 }

@@ -201,6 +201,13 @@ impl RelayCore {
         self.cloud.active() || self.verifies() || self.kv.is_fetching()
     }
 
+    /// Returns whether nothing of the answer has come yet, and this device could answer without a loss of
+    /// what it has computed: it has not read the whole prompt.
+    pub fn may_answer_alone(&self) -> bool {
+        let is_new = self.cloud.waiting() && self.answer.len() == 0 && self.ending.is_none();
+        is_new && self.device_can_take_over() && !self.device.ready && !self.device.is_refined()
+    }
+
     /// Returns whether [`RelayEffect::Finish`] was returned.
     pub fn finished(&self) -> bool {
         self.finished

@@ -1,7 +1,7 @@
 //! Reads the whole conversation behind an answer of the relay, while nothing is asked.
 //!
-//! The relay's device has read only the refined prompt. The next turn's prompt begins with the whole one and
-//! the answer. If the device has read that meanwhile, the next turn computes only what is new, and the cloud
+//! The relay's device has read only the refined prompt, with placeholders. The next turn's prompt begins with
+//! the whole one and the answer, as they were given and shown. If the device has read that meanwhile, the next turn computes only what is new, and the cloud
 //! is not needed. A new question ends the reading at once; what was read until then stays.
 
 use super::commands::Commands;
@@ -10,7 +10,6 @@ use super::route::Routes;
 use super::{Agent, AnswerReport};
 use crate::local::{AnswerSpec, EngineCommand, EngineReport, PromptId, Reports, Scope, assembled};
 use crate::machine::power::Power;
-use crate::privacy::Redactor;
 use crate::relay::RelayMode;
 use baton_engine::sampling::SamplingParams;
 use baton_engine::tokenizer::TokenId;
@@ -35,7 +34,6 @@ struct Conversation {
     tools: Option<ToolUse>,
     answer: String,
     adapter: Option<AdapterId>,
-    redactor: Redactor,
 }
 
 impl Conversation {
@@ -45,8 +43,7 @@ impl Conversation {
         if Power::read(Path::new("/")).rests_when_idle() {
             return None;
         }
-        let answer = self.redactor.redact_answer(&self.answer).ok()?;
-        self.segments.push(Segment::fixed(Role::Assistant, answer.as_str()));
+        self.segments.push(Segment::fixed(Role::Assistant, self.answer));
         let offered = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
         let whole = assembled(model, &self.segments, offered).ok()?;
         Some(AnswerSpec {
@@ -70,7 +67,7 @@ impl Agent {
     /// nothing else.
     pub(super) fn read_ahead(&self, prepared: Prepared, report: &AnswerReport) {
         let Some(routes) = self.routes.clone().filter(|routes| routes.options().reads_ahead) else { return };
-        let (Some(device), Ok(redacted)) = (&self.device, prepared.redacted) else { return };
+        let Some(device) = &self.device else { return };
         let is_whole = matches!(report.ending, "stop" | "length");
         let is_busy = self.turn.available_permits() < device.worker.answers();
         if is_busy || !is_whole || report.timeline.is_read_whole() || prepared.mode == RelayMode::DeviceOnly {
@@ -79,11 +76,10 @@ impl Agent {
         let Ok((answer, reports)) = device.worker.answer() else { return };
         let adapter = prepared.adapter;
         let conversation = Conversation {
-            segments: redacted.segments().to_vec(),
-            tools: redacted.as_request().tools.clone(),
+            segments: prepared.given.segments,
+            tools: prepared.given.tools,
             answer: report.answer.clone(),
             adapter,
-            redactor: prepared.redactor,
         };
         let (stop, stopped) = oneshot::channel();
         let model = Arc::clone(&device.model);

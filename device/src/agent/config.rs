@@ -2,10 +2,9 @@
 
 use super::{FIRST_TIMEOUT_MS, IDLE_TIMEOUT_MS, NO_DEVICE, Question};
 use crate::local::PromptId;
-use crate::privacy::RedactedRequest;
 use crate::relay::{RelayConfig, RelayMode};
 use baton_engine::sampling::SamplingParams;
-use baton_protocol::{AnswerFormat, Corrector, Sampling, Segment, ToolUse, VerifyPolicy};
+use baton_protocol::{Corrector, Sampling, Segment, VerifyPolicy};
 
 /// Returns the settings that follow from a question and its redacted prompt, for an answer that the cloud and
 /// a device without cost may write.
@@ -39,17 +38,6 @@ impl Question {
         let is_plain = self.tools.is_none() && self.format.is_text() && self.own.is_none();
         let is_wanted = self.scene.settings.verify != VerifyPolicy::Off && self.mode == RelayMode::Relay;
         is_wanted && is_plain && self.corrector != Some(Corrector::Device)
-    }
-}
-
-/// Returns the tools and the form as they were sent, or as they were asked for if nothing may be sent.
-pub(super) fn tools_and_format(
-    question: &Question,
-    sent: Option<&RedactedRequest>,
-) -> (Option<ToolUse>, AnswerFormat) {
-    match sent.map(RedactedRequest::as_request) {
-        Some(sent) => (sent.tools.clone(), sent.format.clone()),
-        None => (question.tools.clone(), question.format.clone()),
     }
 }
 

@@ -1,6 +1,9 @@
-//! Makes a question ready: redacts it, tokenizes it once, chooses its route, and sets up the relay's core.
+//! Makes a question ready: redacts it, tokenizes it, chooses its route, and sets up the relay's core.
+//!
+//! What leaves is redacted, and a device that helps the cloud reads the same. A device that answers alone
+//! reads the text as it was given: nothing of it leaves, and its prompt goes on from the one before.
 
-use super::config::{relay_config, sampling_params, tools_and_format};
+use super::config::{relay_config, sampling_params};
 use super::evidence::Citing;
 use super::form::{AnswerForms, Forms};
 use super::recent::Recent;
@@ -10,7 +13,9 @@ use crate::client::{CloudClient, OutgoingRequest};
 use crate::local::{AnswerSpec, CitingHeads, KvSide, PromptId, assembled, room_for};
 use crate::machine::power::Power;
 use crate::prefix::Kept;
-use crate::privacy::{Memory, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Restorer};
+use crate::privacy::{
+    Memory, Origin, PlaceholderTable, PrivateNames, Quoting, RedactedRequest, Redactor, Replaced, Restorer,
+};
 use crate::receipt::SentRequest;
 use crate::relay::{CloudFault, KvTerms, Note, RelayConfig, RelayCore, RelayMode, TextRules};
 use baton_constrain::thought_tokens;
@@ -23,12 +28,16 @@ use baton_generate::thinking::begins_in_thinking;
 use baton_pacing::DeviceCost;
 use baton_pacing::route::Route;
 use baton_protocol::{
-    AssistRequest, DeviceInfo, PROTOCOL_VERSION, RefineOptions, SceneInfo, Segment, ToolUse,
+    AnswerFormat, AssistRequest, DeviceInfo, PROTOCOL_VERSION, RefineOptions, SceneInfo, Segment, ToolUse,
 };
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use uuid::Uuid;
+
+/// The scene of conversations, in which words that no list has may be names.
+const CONVERSATION: &str = "chat";
 
 /// A question that is ready to be answered.
 pub(super) struct Prepared {
@@ -52,6 +61,38 @@ pub(super) struct Prepared {
     pub(super) adapter: Option<AdapterId>,
     /// How citations lead back to the question's texts, if the answer has any.
     pub(super) citing: Option<Citing>,
+    /// The prompt as it was given.
+    pub(super) given: PromptText,
+    /// When the answer was begun.
+    pub(super) begun: Option<Instant>,
+    /// What makes the question ready for this device alone, if the cloud is asked for something else.
+    preparation: Option<Preparation>,
+}
+
+/// A prompt as a model reads it: as it was given, or redacted.
+#[derive(Clone)]
+pub(super) struct PromptText {
+    pub(super) segments: Vec<Segment>,
+    pub(super) tools: Option<ToolUse>,
+    format: AnswerFormat,
+    /// Its tokens, if this device knows them.
+    tokens: Option<Arc<Prompt>>,
+    /// Where its texts come from, if it was redacted.
+    origins: Option<Vec<Origin>>,
+    /// The values behind its placeholders.
+    table: Arc<PlaceholderTable>,
+}
+
+impl PromptText {
+    /// Returns whether a model reads the same in both.
+    fn is_equal(&self, other: &PromptText) -> bool {
+        self.segments == other.segments && self.tools == other.tools && self.format == other.format
+    }
+
+    /// Returns the ids of its tokens, if this device knows them.
+    fn ids(&self) -> Option<Arc<[TokenId]>> {
+        self.tokens.as_ref().map(|tokens| Arc::from(tokens.ids.as_slice()))
+    }
 }
 
 /// What a question is made ready with, on a thread that may block.
@@ -235,107 +276,131 @@ impl Preparation {
         for (table, shown) in std::mem::take(&mut self.running) {
             self.memory.learn_answer(&table, &shown);
         }
-        let mut redactor =
-            Redactor::default().with_memory(self.memory.clone()).with_names(self.names.clone());
+        // A request with tools is a program's: its texts are code and terms.
+        let is_conversation = self.draft.scene == CONVERSATION && self.draft.tools.is_none();
+        let names = self.names.clone().guessing(is_conversation);
+        let mut redactor = Redactor::default().with_memory(self.memory.clone()).with_names(names);
         let mut redacted = match self.mode {
             RelayMode::DeviceOnly => Err(no_cloud()),
             RelayMode::Relay | RelayMode::CloudOnly => {
                 redactor.redact_request(&self.draft).map_err(|err| unchecked(&err))
             }
         };
-        let (whole, fitted) = match self.tokenized(redacted.as_mut().ok()) {
-            Ok(tokenized) => tokenized,
+        let mut given = self.given();
+        match self.tokens(&given.segments, given.tools.as_ref()) {
+            Ok(tokens) => given.tokens = tokens,
             // The cloud's model has a template of its own.
-            Err(_) if redacted.is_ok() && self.again.is_none() => {
-                self.mode = RelayMode::CloudOnly;
-                (None, None)
-            }
+            Err(_) if redacted.is_ok() && self.again.is_none() => self.mode = RelayMode::CloudOnly,
             Err(reason) => return Err(AgentError::Prompt(reason)),
-        };
-        let (mode, route) = self.route(whole.as_ref(), redacted.as_ref().ok());
+        }
+        let sent = redacted.as_mut().ok().map(|request| self.sent(request, &given, redactor.table()));
+        let (sent, fitted) = sent.unzip();
+        let (mode, route) = self.route(&given, sent.as_ref(), redacted.as_ref().ok());
         if let (RelayMode::CloudOnly, Ok(redacted)) = (mode, &mut redacted) {
             redacted.for_cloud_alone(self.question.tokens_max);
         }
-        let (tools, format) = tools_and_format(&self.question, redacted.as_ref().ok());
-        let forms = match &self.model {
-            Some(model) => {
-                let thought_tokens = self.thought_tokens(model, whole.as_ref());
-                self.forms.compile(model, mode, tools.as_ref(), &format, thought_tokens)?
-            }
-            None => AnswerForms::default(),
-        };
-        let is_sent = mode != RelayMode::DeviceOnly;
-        let request = redacted.as_ref().ok().filter(|_| is_sent).map(OutgoingRequest::new).transpose()?;
-        let table = redactor.table();
-        let replaced = Some(table.len()).filter(|count| *count > 0 && request.is_some());
-        let notes = replaced.map(|count| Note::Redacted { count });
-        let notes = notes.into_iter().chain(fitted).chain(self.missing.take()).collect();
-        let ids = whole.as_ref().map(|whole| Arc::from(whole.ids.as_slice()));
-        let segments = match &redacted {
-            Ok(redacted) => redacted.segments().to_vec(),
-            Err(_) => self.question.segments.clone(),
-        };
-        let (adapter, text_bytes) = (self.adapter, redacted.as_ref().ok().map(text_bytes));
-        let rules = self.rules(table);
-        let citing = self.cites.as_ref().map(|_| {
-            let origins = redacted.as_ref().ok().map(|redacted| redacted.origins().to_vec());
-            Citing::new(&segments, origins, rules.clone())
-        });
-        let core = self.core(mode, segments, whole, (tools, forms), rules);
+        let sent = sent.filter(|_| mode != RelayMode::DeviceOnly);
+        let fitted = fitted.flatten().filter(|_| sent.is_some());
+        let text = sent.as_ref().unwrap_or(&given);
+        let core = self.core(mode, text)?;
+        let is_sent = |_: &&RedactedRequest| mode != RelayMode::DeviceOnly;
+        let request = redacted.as_ref().ok().filter(is_sent).map(OutgoingRequest::new).transpose()?;
+        let replaced = request.as_ref().and_then(|_| Replaced::of(&text.table));
+        let notes = replaced.map(Note::Redacted).into_iter().chain(fitted).chain(self.missing.take());
+        let is_other = self.model.is_some() && !text.is_equal(&given);
         Ok(Prepared {
             core,
             redactor,
-            redacted,
             request,
             is_sent: false,
             drafts: Vec::new(),
-            text_bytes,
+            text_bytes: redacted.as_ref().ok().map(text_bytes),
+            redacted,
             continued: None,
-            notes,
+            notes: notes.collect(),
             mode,
             route,
-            whole: ids,
-            adapter,
-            citing,
+            whole: text.ids(),
+            adapter: self.adapter,
+            citing: self.citing(text),
+            given,
+            begun: None,
+            preparation: is_other.then_some(self),
         })
     }
 
-    /// Makes the tokens of the prompt as both models get it, and shortens it if the cloud would refuse it.
+    /// Returns the prompt as it was given, not yet laid out.
+    fn given(&self) -> PromptText {
+        let Question { segments, tools, format, .. } = &self.question;
+        PromptText {
+            segments: segments.clone(),
+            tools: tools.clone(),
+            format: format.clone(),
+            tokens: None,
+            origins: None,
+            table: Arc::default(),
+        }
+    }
+
+    /// Returns the prompt as it may be sent. Shortens it, with a note, if the cloud would refuse it.
+    fn sent(
+        &self,
+        request: &mut RedactedRequest,
+        given: &PromptText,
+        table: Arc<PlaceholderTable>,
+    ) -> (PromptText, Option<Note>) {
+        let (segments, tools) = (request.segments(), request.as_request().tools.as_ref());
+        let mut tokens = match segments == given.segments && tools == given.tools.as_ref() {
+            true => given.tokens.clone(),
+            // A prompt that cannot be laid out is told by the engine.
+            false => self.tokens(segments, tools).ok().flatten(),
+        };
+        let whole = self.model.as_ref().zip(tokens.as_deref());
+        let fitted = whole.and_then(|(model, whole)| fit::fit(model, &self.question, request, whole));
+        let note = fitted.map(|(shorter, note)| {
+            tokens = Some(Arc::new(shorter));
+            note
+        });
+        let text = PromptText {
+            segments: request.segments().to_vec(),
+            tools: request.as_request().tools.clone(),
+            format: request.as_request().format.clone(),
+            tokens,
+            origins: Some(request.origins().to_vec()),
+            table,
+        };
+        (text, note)
+    }
+
+    /// Makes the tokens of a prompt, if a model of this device lays it out.
     ///
     /// # Errors
-    /// Why the template of the device's model cannot lay out the messages.
-    fn tokenized(
-        &self,
-        sent: Option<&mut RedactedRequest>,
-    ) -> Result<(Option<Prompt>, Option<Note>), String> {
+    /// Why the model's template cannot lay out the messages.
+    fn tokens(&self, segments: &[Segment], tools: Option<&ToolUse>) -> Result<Option<Arc<Prompt>>, String> {
         let Some(model) = self.model.as_ref().filter(|_| self.question.own.is_none()) else {
-            return Ok((None, None));
-        };
-        let (segments, tools) = match &sent {
-            Some(sent) => (sent.segments(), sent.as_request().tools.as_ref()),
-            None => (&self.question.segments[..], self.question.tools.as_ref()),
+            return Ok(None);
         };
         let offered = tools.map_or(&[][..], |tools| &tools.tools);
-        let whole = assembled(model, segments, offered)?;
-        let fitted = sent.and_then(|sent| fit::fit(model, &self.question, sent, &whole));
-        Ok(match fitted {
-            Some((shorter, note)) => (Some(shorter), Some(note)),
-            None => (Some(whole), None),
-        })
+        assembled(model, segments, offered).map(|prompt| Some(Arc::new(prompt)))
     }
 
-    /// Returns who answers.
+    /// Returns who answers. What this device has read is looked for in the prompt as it was given, because it
+    /// reads that one if it answers alone.
     fn route(
         &self,
-        whole: Option<&Prompt>,
-        sent: Option<&RedactedRequest>,
+        given: &PromptText,
+        sent: Option<&PromptText>,
+        request: Option<&RedactedRequest>,
     ) -> (RelayMode, Option<RouteReport>) {
         if let Some(again) = self.again {
             return (route::mode_of(again.route), None);
         }
-        let (Some(routing), Some(prompt), Some(sent)) = (&self.routing, whole, sent) else {
+        let prompt = sent.and_then(|sent| sent.tokens.as_deref());
+        let (Some(routing), Some(prompt), Some(sent)) = (&self.routing, prompt, request) else {
             return (self.mode, None);
         };
+        let ids = given.tokens.as_deref().map_or(&prompt.ids, |given| &given.ids);
+        let cached = routing.routes.cached(ids, self.adapter, routing.kept.as_deref());
         let bytes = text_bytes(sent);
         let (power, now_s) = (Power::read(Path::new("/")), route::now_s());
         route::chosen(&Known {
@@ -343,7 +408,7 @@ impl Preparation {
             refinable: sent.segments().iter().map(|segment| segment.refine).collect(),
             question: &self.question,
             device: self.cost,
-            cached: routing.routes.cached(&prompt.ids, self.adapter, routing.kept.as_deref()),
+            cached: cached.min(prompt.ids.len().saturating_sub(1)),
             room: room_for(routing.context_tokens, self.question.tokens_max),
             bytes,
             power,
@@ -354,9 +419,15 @@ impl Preparation {
     }
 
     /// Returns how the answer's tokens become the text that is shown.
-    fn rules(&self, table: Arc<PlaceholderTable>) -> TextRules {
-        let restorer = Restorer::new(table).with_quoting(self.quoting);
+    fn rules(&self, table: &Arc<PlaceholderTable>) -> TextRules {
+        let restorer = Restorer::new(Arc::clone(table)).with_quoting(self.quoting);
         TextRules { tokenizer: self.tokenizer.clone(), restorer, stop: self.stop.clone() }
+    }
+
+    /// Returns how citations lead back to the question's texts.
+    fn citing(&self, text: &PromptText) -> Option<Citing> {
+        self.cites.as_ref()?;
+        Some(Citing::new(&text.segments, text.origins.clone(), self.rules(&text.table)))
     }
 
     /// Returns on which terms keys and values are taken in place of a prefill, if the scene offers some.
@@ -375,36 +446,56 @@ impl Preparation {
         })
     }
 
-    fn core(
-        self,
-        mode: RelayMode,
-        segments: Vec<Segment>,
-        whole: Option<Prompt>,
-        (tools, forms): (Option<ToolUse>, AnswerForms),
-        rules: TextRules,
-    ) -> RelayCore {
+    fn core(&self, mode: RelayMode, text: &PromptText) -> Result<RelayCore, AgentError> {
+        let forms = match &self.model {
+            Some(model) => {
+                let thought_tokens = self.thought_tokens(model, text.tokens.as_deref());
+                self.forms.compile(model, mode, text.tools.as_ref(), &text.format, thought_tokens)?
+            }
+            None => AnswerForms::default(),
+        };
         let config = RelayConfig {
             mode,
             has_device: self.model.is_some(),
             cost: self.cost,
             hedge_after_ms: self.hedge_after_ms,
             first_prompt: self.first_prompt,
-            kv: self.kv_terms(whole.as_ref()),
-            ..relay_config(&self.question, &segments)
+            kv: self.kv_terms(text.tokens.as_deref()),
+            ..relay_config(&self.question, &text.segments)
         };
         let spec = AnswerSpec {
-            segments: Arc::from(segments),
+            segments: Arc::from(text.segments.as_slice()),
             adapter: self.adapter,
             sampling: sampling_params(&self.question.sampling),
             tokens_max: self.question.tokens_max.max(1),
             shorten: self.question.shorten,
-            tools: tools.map(Arc::new),
+            tools: text.tools.clone().map(Arc::new),
             form: forms.own,
-            own: self.question.own,
-            whole: whole.map(Arc::new),
+            own: self.question.own.clone(),
+            whole: text.tokens.clone(),
             known_max: self.again.map(|again| again.known),
-            cites: self.cites,
+            cites: self.cites.clone(),
         };
-        RelayCore::new(config, spec, rules).with_guard(forms.guard)
+        Ok(RelayCore::new(config, spec, self.rules(&text.table)).with_guard(forms.guard))
+    }
+}
+
+impl Prepared {
+    /// Makes this device answer alone, from the prompt as it was given. Returns false if it reads that
+    /// already, or if the prompt it has is as good.
+    pub(super) async fn answer_alone(&mut self) -> Result<bool, AgentError> {
+        if !self.core.may_answer_alone() {
+            return Ok(false);
+        }
+        let Some(preparation) = self.preparation.take() else { return Ok(false) };
+        let given = self.given.clone();
+        let prepare = move || {
+            let core = preparation.core(RelayMode::DeviceOnly, &given)?;
+            Ok::<_, AgentError>((core, given.ids(), preparation.citing(&given)))
+        };
+        let prepared = tokio::task::spawn_blocking(prepare).await.map_err(AgentError::Prepare)?;
+        (self.core, self.whole, self.citing) = prepared?;
+        self.mode = RelayMode::DeviceOnly;
+        Ok(true)
     }
 }

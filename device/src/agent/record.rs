@@ -13,7 +13,7 @@ use crate::receipt::{
     BytesMark, DeviceSide, ModelMark, PARTS_MAX, Purpose, Receipt, ReceiptError, RecordDigests, SentRequest,
     Written,
 };
-use crate::relay::RelayMode;
+use crate::relay::{Note, RelayMode};
 use baton_engine::AdapterId;
 use baton_registry::digest::Digest;
 use baton_registry::envelope::SigningKey;
@@ -145,6 +145,8 @@ impl Agent {
         let mut told = json!(report);
         if let Some(fields) = told.as_object_mut() {
             fields.remove("answer");
+            let notes: Vec<Note> = report.notes.iter().map(Note::kept).collect();
+            fields.insert("notes".to_owned(), json!(notes));
         }
         let sent = recorder.sent(&asked.bodies);
         let mut stored = StoredAnswer {

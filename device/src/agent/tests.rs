@@ -269,6 +269,23 @@ async fn a_restored_value_does_not_leave_with_the_next_turn() {
 }
 
 #[tokio::test]
+async fn a_device_that_answers_alone_reads_the_text_as_it_was_given() {
+    let text = "Dear Ms. Keller, call 5550143 or mail ann@example.com. What is the number?";
+    let (want, _) = ask(&agent(None), question(text, RelayMode::DeviceOnly)).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nobody = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    for mode in [RelayMode::Relay, RelayMode::CloudOnly] {
+        let (got, shown) = ask(&agent(Some(&nobody)), question(text, mode)).await;
+        assert_eq!((&got.answer, &shown), (&want.answer, &want.answer), "{mode:?}");
+        assert_eq!(codes(&got), ["redacted", "cloud_unreachable"], "{mode:?}");
+        assert_eq!(got.timeline.prompt_tokens, want.timeline.prompt_tokens, "{mode:?}");
+    }
+    let (off, _) = ask(&agent(Some(&nobody)), question(text, RelayMode::DeviceOnly)).await;
+    assert_eq!((off.answer, off.notes), (want.answer, Vec::new()));
+}
+
+#[tokio::test]
 async fn a_cloud_that_hides_a_placeholder_among_letters_learns_nothing() {
     let hidden = ["A[PASSWORD_1]B x[PHONE_1]y", "[USER_1]z7 [PASSWORD_1][PASSWORD_2]"];
     let cloud = FakeCloud::start(stream(&hidden)).await;

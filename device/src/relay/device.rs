@@ -54,6 +54,11 @@ pub(super) struct DeviceSide {
 }
 
 impl DeviceSide {
+    /// Returns whether the prompt is a refined one.
+    pub(super) fn is_refined(&self) -> bool {
+        self.refined
+    }
+
     pub(super) fn new(config: &RelayConfig, segments: Arc<[Segment]>) -> Self {
         Self {
             state: if config.has_device { DeviceState::Idle } else { DeviceState::Absent },

@@ -1,6 +1,7 @@
 //! Notes: typed messages about what did not go as planned, for people and programs.
 
 use super::event::Source;
+use crate::privacy::Replaced;
 use baton_protocol::ErrorCode;
 use serde::Serialize;
 use std::fmt;
@@ -272,14 +273,20 @@ pub enum Note {
         tokens: usize,
     },
     /// Private values were replaced before the request was sent.
-    #[error("{count} private values were replaced before anything was sent")]
-    Redacted {
-        /// Number of different values.
-        count: usize,
-    },
+    #[error("replaced: {0}")]
+    Redacted(Replaced),
 }
 
 impl Note {
+    /// Returns the note as it is kept on the disk, without private values.
+    #[must_use]
+    pub fn kept(&self) -> Self {
+        match self {
+            Self::Redacted(replaced) => Self::Redacted(replaced.without_names()),
+            note => note.clone(),
+        }
+    }
+
     /// Returns the stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -296,7 +303,7 @@ impl Note {
             Self::AdapterMissing { .. } => "adapter_missing",
             Self::CutAtLimit { .. } => "cut_at_limit",
             Self::CutForRoom { .. } => "cut_for_room",
-            Self::Redacted { .. } => "redacted",
+            Self::Redacted(_) => "redacted",
         }
     }
 }

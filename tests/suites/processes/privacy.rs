@@ -1,4 +1,5 @@
-//! Private values in conversations of several turns: none is sent, by `baton chat` or by `baton serve`.
+//! Private values in conversations of several turns: none is sent, by `baton chat` or by `baton serve`. What is
+//! not private leaves as it is.
 
 use std::process::Stdio;
 
@@ -54,6 +55,72 @@ async fn a_chat_sends_no_private_value_in_any_turn() {
     let out = chat.wait_with_output().await.expect("it ends at the end of its input");
     assert!(out.status.success(), "{}", out.status);
     check_nothing_private(&proxy, TURNS.len());
+}
+
+/// Questions without anything private, each with the text that must be sent.
+const PUBLIC: [&str; 6] = [
+    "What is the Monte Carlo method?",
+    "How do I use Emscripten with Rust?",
+    "Which of Kubernetes, Nomad and Mesos is oldest?",
+    "Ports: 4000 4040 4200 4222 are open, since version 2.10.33.14.",
+    "Wie funktioniert die Fourier-Transformation?",
+    "什么是蒙特卡洛方法？",
+];
+
+#[tokio::test]
+async fn a_chat_sends_ordinary_questions_as_they_are_and_tells_what_it_replaced() {
+    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+    let mut command = baton("chat", &proxy.url(), folder.path());
+    command.args(["--instant", "--max-tokens", "4"]).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut chat = command.kill_on_drop(true).spawn().expect("baton chat starts");
+    let mut stdin = chat.stdin.take().expect("it has an input");
+    let private = "Dear Ms. Maria Keller, call Voltix GmbH: phone 5550143.";
+    let turns = [PUBLIC.as_slice(), &[private]].concat().join("\n");
+    stdin.write_all(format!("{turns}\n").as_bytes()).await.expect("it reads");
+    drop(stdin);
+    let out = chat.wait_with_output().await.expect("it ends at the end of its input");
+    assert!(out.status.success(), "{}", out.status);
+    let sent = readable(&proxy.count().sent());
+    for question in PUBLIC {
+        assert!(sent.contains(question), "`{question}` was changed: {sent}");
+    }
+    assert!(sent.contains("Dear Ms. [PERSON_1], call [ORG_1]: phone [PHONE_1]."), "{sent}");
+    let told = String::from_utf8_lossy(&out.stderr);
+    let want = "replaced: Maria Keller, Voltix GmbH, 1 phone (--no-names sends names)";
+    assert_eq!(told.matches("replaced: ").count(), 1, "{told}");
+    assert!(told.contains(want), "{told}");
+    // What is kept of it names nobody.
+    for file in ["conversations.db", "conversations.db-wal"] {
+        let Ok(bytes) = std::fs::read(folder.path().join(file)) else { continue };
+        let kept = String::from_utf8_lossy(&bytes);
+        assert!(!kept.contains("replaced: Maria"), "the note of a record has a name");
+    }
+}
+
+#[tokio::test]
+async fn tools_whose_names_are_found_as_private_words_are_sent() {
+    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
+    let mut command = baton("serve", &proxy.url(), folder.path());
+    let agent = AgentProcess::start(command.args(["--listen", "127.0.0.1:0"])).await.expect("it listens");
+    let tool = |name: &str| {
+        let fields = json!({ "type": "object", "properties": { "Keller": { "type": "string" } } });
+        json!({ "type": "function", "function": { "name": name, "description": "A tool.", "parameters": fields } })
+    };
+    let text =
+        "Dear Grep, my neighbour Glob said: ask Edit. Password: read. Mail Ms. Keller of Ms. Rosenberg.";
+    let body = json!({
+        "messages": [{ "role": "user", "content": text }], "max_tokens": 4,
+        "tools": ["Read", "Grep", "Glob", "Edit"].map(tool),
+    });
+    let answer = client().post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await;
+    assert_eq!(answer.expect("an answer").status().as_u16(), 200);
+    let sent = readable(&proxy.count().sent());
+    let want =
+        "Dear Grep, my neighbour Glob said: ask Edit. Password: read. Mail Ms. Keller of Ms. [PERSON_1].";
+    assert!(sent.contains(want), "{sent}");
 }
 
 #[tokio::test]
