@@ -1,7 +1,7 @@
 //! Drives the relay core: performs its effects with a real clock, the cloud client and the engine's thread.
 //!
-//! Makes no decisions itself. Joins every task it starts. As soon as the cloud is not wanted any more it is told
-//! so, also if the answer is dropped; the engine stops then.
+//! Makes no decisions itself. Joins every task it starts. As soon as the cloud is not wanted any more it is
+//! told so, also if the answer is dropped; the engine stops then.
 
 mod ahead;
 mod audit;

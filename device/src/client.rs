@@ -230,8 +230,8 @@ impl CloudClient {
         format!("{}{path}", self.base.origin().ascii_serialization())
     }
 
-    /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection. If
-    /// the request may be resumed, only [`OpenRequest`] frees the cloud's slot then.
+    /// Sends an assist request; returns the stream of its events. Dropping the stream closes the connection.
+    /// If the request may be resumed, only [`OpenRequest`] frees the cloud's slot then.
     ///
     /// # Errors
     /// [`CloudFault`] if there is no stream.
@@ -297,7 +297,8 @@ impl CloudClient {
     /// Sends the figures of an answer in the background. The answer is whole, whether the cloud takes them or
     /// not.
     pub fn tell_feedback(&self, feedback: Feedback) {
-        let (client, pending) = (self.clone(), self.pending());
+        let client = self.clone();
+        let pending = self.pending();
         tokio::spawn(async move {
             let _refused = client.feedback(&feedback).await;
             drop(pending);

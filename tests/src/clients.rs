@@ -128,7 +128,8 @@ pub fn published_templates() -> Result<PathBuf, String> {
     let lock = scripts().join("templates/sources.txt");
     let _turn = turn();
     let (folder, ready) = installed("sources", &lock);
-    let (packages, templates) = (folder.join("packages"), folder.join("templates"));
+    let packages = folder.join("packages");
+    let templates = folder.join("templates");
     if !ready {
         for made in [&packages, &templates] {
             std::fs::create_dir_all(made).map_err(|err| err.to_string())?;

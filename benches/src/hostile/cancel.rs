@@ -1,5 +1,5 @@
-//! Measures how long the cloud is busy with an answer whose device has ended, and whether a neighbour that asks
-//! next waits for it.
+//! Measures how long the cloud is busy with an answer whose device has ended, and whether a neighbour that
+//! asks next waits for it.
 
 use std::net::SocketAddr;
 use std::time::Duration;

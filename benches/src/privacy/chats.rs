@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::corpus::{Line, lines};
 use super::names::{self, NameLine};
 use super::recorder::Recorder;
-use super::score::findings;
+use super::score::{Scene, findings};
 use super::seen::SEEN;
 use super::unseen::UNSEEN;
 use super::values::pick;
@@ -119,7 +119,7 @@ fn corpus(seed: u64) -> anyhow::Result<Vec<Line>> {
     }
     let mut known = Vec::new();
     for line in all {
-        let found = findings(&line.text)?;
+        let found = findings(&line.text, Scene::Conversation)?;
         let covered = |at| found.iter().any(|f| f.range.contains(&at));
         if !line.planted.is_empty() && line.planted.iter().all(|planted| planted.must.clone().all(covered)) {
             known.push(line);

@@ -1,7 +1,8 @@
 //! Strings of public texts that are no names, with their context: how many the redactor still replaces.
 //!
-//! They are read from `not-names.tsv` in the folder that `BATON_NAMES` names: a header row, then rows of the
-//! kind of text, the string, the kind that it was taken for, and the context with `⟦` and `⟧` around it.
+//! They are read from `not-names.tsv` in the folder that `BATON_NAMES` names. A header row comes first. Each
+//! other row has the kind of text, the string, the kind that it was taken for, and the context with `⟦` and
+//! `⟧` around it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

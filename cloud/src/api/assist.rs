@@ -166,13 +166,13 @@ pub(super) async fn resume(
     sse::response(reader, frames, &app.limits).await
 }
 
-/// Ends a request that its client wants no more, at any time: while it waits, computes or writes, and while the
-/// client goes on with its answer.
+/// Ends a request that its client wants no more, at any time: while it waits, computes or writes, and while
+/// the client goes on with its answer.
 ///
 /// Its answer is cancelled. Drafts are checked no more, and what is kept of the answer and of its keys and
-/// values is given up. A request of this id that comes within ten seconds is not begun (410). Only requests of
-/// the same key end. The reply is the same if there is none, so that a client need not know how far its request
-/// has come.
+/// values is given up. A request of this id that comes within ten seconds is not begun (410). Only requests
+/// of the same key end. The reply is the same if there is none, so that a client need not know how far its
+/// request has come.
 #[utoipa::path(
     delete,
     path = "/v1/assist/{id}",

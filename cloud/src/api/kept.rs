@@ -133,8 +133,8 @@ impl KeptAnswers {
         Some(Kept::reader(kept, seen))
     }
 
-    /// Notes that the client has ended this request. What is kept of its answer is forgotten. Whoever reads it
-    /// reads on.
+    /// Notes that the client has ended this request. What is kept of its answer is forgotten. Whoever reads
+    /// it reads on.
     pub(super) fn end(&self, owner: Owner, id: Uuid) {
         let name = (owner, id);
         let mut book = self.lock();

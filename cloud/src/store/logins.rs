@@ -1,11 +1,11 @@
 //! Logins of the admin console: limits of failed attempts, and devices on which a user has logged in before.
 //!
 //! An attempt from an unknown device counts for the user's name, for the address, and for both together. An
-//! attempt from a known device counts for that device alone, so strangers cannot lock a user out. A login code
-//! of the command line is the same for one login of a new device: it stands beside the password, not in its
-//! place. Never: stores the value of a cookie or a code, only its hash. Always: an attempt counts as failed before its password is
-//! checked, and until the password turns out to be right. A counter of a name and one of an address never
-//! share a key.
+//! attempt from a known device counts for that device alone, so strangers cannot lock a user out. A login
+//! code of the command line is the same for one login of a new device: it stands beside the password, not in
+//! its place. Never: stores the value of a cookie or a code, only its hash. Always: an attempt counts as
+//! failed before its password is checked, and until the password turns out to be right. A counter of a name
+//! and one of an address never share a key.
 
 use std::net::IpAddr;
 use std::sync::Mutex as SyncMutex;
@@ -125,8 +125,8 @@ pub(super) struct CountedAttempt {
 }
 
 impl Store {
-    /// Returns the counters of an attempt. If its device or its code is known for this user and has not failed
-    /// too often, also says which.
+    /// Returns the counters of an attempt. If its device or its code is known for this user and has not
+    /// failed too often, also says which.
     pub(super) async fn subjects(
         &self,
         attempt: &LoginAttempt<'_>,

@@ -1,8 +1,9 @@
 //! Reads the whole conversation behind an answer of the relay, while nothing is asked.
 //!
 //! The relay's device has read only the refined prompt, with placeholders. The next turn's prompt begins with
-//! the whole one and the answer, as they were given and shown. If the device has read that meanwhile, the next turn computes only what is new, and the cloud
-//! is not needed. A new question ends the reading at once; what was read until then stays.
+//! the whole one and the answer, as they were given and shown. If the device has read that meanwhile, the
+//! next turn computes only what is new, and the cloud is not needed. A new question ends the reading at once;
+//! what was read until then stays.
 
 use super::commands::Commands;
 use super::prepare::Prepared;

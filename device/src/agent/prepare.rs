@@ -349,7 +349,8 @@ impl Preparation {
         given: &PromptText,
         table: Arc<PlaceholderTable>,
     ) -> (PromptText, Option<Note>) {
-        let (segments, tools) = (request.segments(), request.as_request().tools.as_ref());
+        let segments = request.segments();
+        let tools = request.as_request().tools.as_ref();
         let mut tokens = match segments == given.segments && tools == given.tools.as_ref() {
             true => given.tokens.clone(),
             // A prompt that cannot be laid out is told by the engine.

@@ -152,7 +152,7 @@ async fn an_overloaded_cloud_is_left_alone_as_long_as_it_asks() {
         let (report, _) = ask(&agent, question("Say it.", RelayMode::Relay)).await;
         assert_eq!((report.error.clone(), codes(&report)), (None, vec!["cloud_overloaded"]));
         let note = report.notes[0].to_string();
-        assert!(note.starts_with("the cloud takes no request now: busy; try again in 6"), "{note}");
+        assert!(note.starts_with("the cloud takes no request now: busy; try again in "), "{note}");
     }
     assert_eq!(cloud.requests().len(), 1, "asked once, then not before it may be asked again");
 }

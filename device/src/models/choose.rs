@@ -64,7 +64,8 @@ impl Variant {
     /// Returns what its lower-case path has before this quantization, if it is a word of the path. The last
     /// such word counts.
     fn before_word(&self, word: &str) -> Option<String> {
-        let (path, word) = (stem(&self.path), word.to_ascii_lowercase());
+        let path = stem(&self.path);
+        let word = word.to_ascii_lowercase();
         let is_word = |&(at, _): &(usize, &str)| {
             let before = path[..at].chars().next_back();
             let after = path[at + word.len()..].chars().next();

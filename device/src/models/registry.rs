@@ -2,8 +2,8 @@
 //! the places that have them, one after another.
 //!
 //! Always: every byte is as a trusted key has signed it before the model is in the store. A place that sends
-//! other bytes costs a chunk, one that hangs or dribbles costs seconds; then the next place is asked, and the
-//! one that failed only after all others.
+//! other bytes costs a chunk; one that hangs or dribbles costs seconds. Then the next place is asked. The one
+//! that failed is asked only after all others.
 
 use super::fetch::Remote;
 use super::http::{Http, shown};

@@ -109,7 +109,8 @@ fn again_text(retry_after_ms: Option<&u64>) -> String {
     time.map_or_else(String::new, |time| format!("; try again in {time}"))
 }
 
-/// Formats a time in milliseconds with the precision of an estimate; returns `None` if it is not a valid time.
+/// Formats a time in milliseconds with the precision of an estimate; returns `None` if it is not a valid
+/// time.
 pub(crate) fn time_text(ms: f64) -> Option<String> {
     let seconds = ms / 1e3;
     if !seconds.is_finite() || seconds < 0.0 {

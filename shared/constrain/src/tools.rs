@@ -17,8 +17,8 @@ use serde_json::{Map, Value, json};
 pub use self::grammar::grammar;
 pub(crate) use self::grammar::is_free;
 
-/// Marks of calls that are not read here: those of Qwen3-Coder, GLM, MiniMax and Apriel. A model that was told
-/// of tools by such a template would write calls that come back as text.
+/// Marks of calls that are not read here: those of Qwen3-Coder, GLM, MiniMax and Apriel. A model that was
+/// told of tools by such a template would write calls that come back as text.
 const NOT_READ: [&str; 4] = ["<function=", "<arg_key>", "<invoke name=", "<tool_calls>"];
 
 /// How tools are described to a model.

@@ -1,10 +1,10 @@
 //! Turns the segments of a request into the prompt's tokens, and records which tokens belong to which
 //! segment.
 //!
-//! The chat template sees the real texts. Each byte that it writes keeps its origin, so the result is cut into
-//! the template's own pieces and those of the conversation. They are encoded side by side as one text, as in
-//! training: a word may begin in the template and end in a message. Control tokens are found only in the
-//! template's pieces, so user text never becomes one, nor a part of one.
+//! The chat template sees the real texts. Each byte that it writes keeps its origin, so the result is cut
+//! into the template's own pieces and those of the conversation. They are encoded side by side as one text,
+//! as in training: a word may begin in the template and end in a message. Control tokens are found only in
+//! the template's pieces, so user text never becomes one, nor a part of one.
 //!
 //! Every token of a segment knows which bytes of the segment's text it stands for. A token that reaches into
 //! a segment from the template belongs to the segment; one that spans two segments belongs to the first. If

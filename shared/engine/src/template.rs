@@ -1,15 +1,16 @@
 //! Chat templates: the Jinja text in a model file that lays out a conversation.
 //!
 //! A template is an untrusted program. It runs without I/O and clock, with a limit of steps and of recursion,
-//! and with a budget for every byte that it makes or reads. It is parsed and run on a thread of its own with a
-//! deep stack, and always returns text or a typed error. Never changes message text by itself; never reads the
-//! time (`strftime_now` returns one fixed day).
+//! and with a budget for every byte that it makes or reads. It is parsed and run on a thread of its own with
+//! a deep stack, and always returns text or a typed error. Never changes message text by itself; never reads
+//! the time (`strftime_now` returns one fixed day).
 //!
-//! The language is Jinja2 as Hugging Face's `apply_chat_template` sets it up: a sandbox in which values do not
-//! change, `trim_blocks`, `lstrip_blocks`, loop controls, the tag `generation`, and `json.dumps` as `tojson`.
-//! minijinja parses it ([`source`]). It is run here ([`run`]), not by minijinja, for two reasons: each byte of
-//! a text must keep its origin ([`text`]) while templates test and cut it, so that no text of a conversation
-//! becomes a control token; and values must behave as Python's do ([`value`]).
+//! The language is Jinja2 as Hugging Face's `apply_chat_template` sets it up. It is a sandbox in which values
+//! do not change. It has `trim_blocks`, `lstrip_blocks`, loop controls, the tag `generation`, and
+//! `json.dumps` as `tojson`. It is parsed by minijinja ([`source`]). It is run here ([`run`]), not by
+//! minijinja, for two reasons. Each byte of a text must keep its origin ([`text`]) while templates test and
+//! cut it, so that no text of a conversation becomes a control token. Values must behave as Python's do
+//! ([`value`]).
 
 mod args;
 mod budget;
@@ -108,8 +109,8 @@ pub struct Message<'a> {
 }
 
 /// A conversation in the form that Hugging Face's templates expect. Messages are objects with `role` and
-/// `content`, and optionally `tool_calls`, `tool_call_id`, `name` or `reasoning_content`. Tools are objects with
-/// `type` and `function`. Arguments of calls are objects, not text.
+/// `content`, and optionally `tool_calls`, `tool_call_id`, `name` or `reasoning_content`. Tools are objects
+/// with `type` and `function`. Arguments of calls are objects, not text.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolChat<'a> {
     /// The messages, including calls and results.

@@ -1,8 +1,8 @@
-//! Devices that end in the middle of an answer, in every phase of its cloud and by every way out: what is left
-//! in the cloud, by its own counters.
+//! Devices that end in the middle of an answer, in every phase of its cloud and by every way out: what is
+//! left in the cloud, by its own counters.
 //!
 //! The programs are real, their speeds are emulated. An answer that nobody ends would keep its cloud busy for
-//! minutes. Always: a point is the same for the same seed, and a cloud is idle before and after it.
+//! longer than any check waits. Always: a point is the same for the same seed, and a cloud is idle before and after it.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -29,10 +29,13 @@ const HANG: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(5);
 /// The longest time from the beginning of a phase to the device's end, in milliseconds.
 const WITHIN_MS: u64 = 400;
-/// A machine that would take minutes for a prompt, or for an answer.
-const NEVER_READS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 1000.0, decode_ms: 20.0 };
-const NEVER_ENDS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 10_000.0 };
-/// A device that takes minutes for both.
+/// A guard against a cloud that stays busy. It is longer than a cloud waits for a reader, and shorter than what
+/// the emulated machines would take for a prompt or an answer.
+const FREE_WITHIN: Duration = Duration::from_secs(25);
+/// A machine that would take a minute for a prompt, or half a minute for an answer.
+const NEVER_READS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 100.0, decode_ms: 20.0 };
+const NEVER_ENDS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 1_600.0 };
+/// A device that takes as long for both.
 const NEVER: Speed = Speed { decode_ms: NEVER_ENDS.decode_ms, ..NEVER_READS };
 /// A cloud whose passes take long enough to end a device between them.
 const CHECKS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 150.0 };
@@ -104,8 +107,8 @@ impl Phase {
         }
     }
 
-    /// Returns whether the figures say that an answer is in this phase. `ended_before` requests had ended before
-    /// it.
+    /// Returns whether the figures say that an answer is in this phase. `ended_before` requests had ended
+    /// before it.
     fn is_reached(self, figures: &Value, ended_before: u64) -> bool {
         match self {
             Phase::Queue => count(figures, "queue_len") == 1,
@@ -192,8 +195,8 @@ pub struct Left {
     pub busy: Duration,
     /// Whether the device has ended its request in the cloud.
     pub was_told: bool,
-    /// Whether the cloud keeps nothing of the answer for its device. It is not known if the device has told no
-    /// id.
+    /// Whether the cloud keeps nothing of the answer for its device. It is not known if the device has told
+    /// no id.
     pub is_forgotten: bool,
 }
 
@@ -213,7 +216,7 @@ impl Stage {
     /// Fails if a program is not built, or does not start.
     pub async fn start(phase: Phase) -> anyhow::Result<Stage> {
         let model = Model::open(&models_folder().join("demo-cloud.gguf")).context("open the demo model")?;
-        let setting = Setting::new(&model, 11, 300)?;
+        let setting = Setting::new(&model, 11, 600)?;
         let database = setting.scratch.path().join("cloud.db").display().to_string();
         if !phase.scene().is_empty() {
             let mut set = Command::from(cpu_program("baton-cloud")?);
@@ -256,8 +259,9 @@ impl Stage {
             true => told_id(&proxy).await.with_context(|| format!("{point:?}"))?,
             false => ended_request(&proxy.count().sent()),
         };
-        let free = figures_when(self.server, |now| is_free(now, slots)).await;
-        free.with_context(|| format!("the cloud is busy after {point:?}"))?;
+        let is_idle = |now: &Value| is_free(now, slots);
+        let free = tokio::time::timeout(FREE_WITHIN, figures_when(self.server, is_idle)).await;
+        free.with_context(|| format!("the cloud is busy after {point:?}"))??;
         let busy = ended.elapsed();
         let is_forgotten = match told.as_deref() {
             Some(id) => self.is_forgotten(id).await?,

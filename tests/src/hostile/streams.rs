@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -66,8 +66,8 @@ pub async fn abandon(server: SocketAddr, seed: u64) -> anyhow::Result<Uuid> {
     Ok(id)
 }
 
-/// Asks about a long letter, to be kept for a reader that resumes, and gives the question up while the service
-/// computes its prompt.
+/// Asks about a long letter, to be kept for a reader that resumes, and gives the question up while the
+/// service computes its prompt.
 ///
 /// # Errors
 /// Fails if the question is not taken, or its end is refused.

@@ -1,5 +1,5 @@
-//! Private values in conversations of several turns: none is sent, by `baton chat` or by `baton serve`. What is
-//! not private leaves as it is.
+//! Private values in conversations of several turns: none is sent, by `baton chat` or by `baton serve`. What
+//! is not private leaves as it is.
 
 use std::process::Stdio;
 
@@ -69,7 +69,8 @@ const PUBLIC: [&str; 6] = [
 
 #[tokio::test]
 async fn a_chat_sends_ordinary_questions_as_they_are_and_tells_what_it_replaced() {
-    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let cloud = cloud().await;
+    let folder = tempfile::tempdir().expect("make a folder");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     let mut command = baton("chat", &proxy.url(), folder.path());
     command.args(["--instant", "--max-tokens", "4"]).stdin(Stdio::piped());
@@ -101,7 +102,8 @@ async fn a_chat_sends_ordinary_questions_as_they_are_and_tells_what_it_replaced(
 
 #[tokio::test]
 async fn tools_whose_names_are_found_as_private_words_are_sent() {
-    let (cloud, folder) = (cloud().await, tempfile::tempdir().expect("make a folder"));
+    let cloud = cloud().await;
+    let folder = tempfile::tempdir().expect("make a folder");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     let mut command = baton("serve", &proxy.url(), folder.path());
     let agent = AgentProcess::start(command.args(["--listen", "127.0.0.1:0"])).await.expect("it listens");
@@ -111,9 +113,9 @@ async fn tools_whose_names_are_found_as_private_words_are_sent() {
     };
     let text =
         "Dear Grep, my neighbour Glob said: ask Edit. Password: read. Mail Ms. Keller of Ms. Rosenberg.";
+    let tools = ["Read", "Grep", "Glob", "Edit"].map(tool);
     let body = json!({
-        "messages": [{ "role": "user", "content": text }], "max_tokens": 4,
-        "tools": ["Read", "Grep", "Glob", "Edit"].map(tool),
+        "messages": [{ "role": "user", "content": text }], "max_tokens": 4, "tools": tools,
     });
     let answer = client().post(format!("{}/v1/chat/completions", agent.url())).json(&body).send().await;
     assert_eq!(answer.expect("an answer").status().as_u16(), 200);

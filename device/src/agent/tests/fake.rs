@@ -30,7 +30,8 @@ impl FakeCloud {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (seen, ended) = <(Arc<Mutex<Vec<Vec<u8>>>>, Arc<Mutex<Vec<Vec<u8>>>>)>::default();
-        let (log, ends) = (seen.clone(), ended.clone());
+        let log = seen.clone();
+        let ends = ended.clone();
         tokio::spawn(async move {
             let mut held = Vec::new();
             while let Ok((mut socket, _)) = listener.accept().await {

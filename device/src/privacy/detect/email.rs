@@ -188,8 +188,8 @@ const COMMON_TOP: &[&str] = &[
     "jp", "uk", "eu",
 ];
 
-/// Returns where the domain that begins at `start` ends, if there is a domain with at least one dot, or the name
-/// of this machine.
+/// Returns where the domain that begins at `start` ends, if there is a domain with at least one dot, or the
+/// name of this machine.
 fn domain_end(text: &str, start: usize) -> Option<usize> {
     if text[start..].starts_with('[') {
         let close = text[start..].bytes().take(48).position(|b| b == b']')? + start;

@@ -112,7 +112,8 @@ fn is_ipv4(text: &str, range: &Range<usize>) -> bool {
 
 /// Checks whether a number is the version of a program: `Chrome/118.0.5993.70`, `>= 1.2.3.4`, `1.2.3.4-rc1`.
 fn is_of_program(text: &str, range: &Range<usize>) -> bool {
-    let (before, rest) = (&text[..range.start], &text[range.end..]);
+    let before = &text[..range.start];
+    let rest = &text[range.end..];
     let product = before.strip_suffix('/').is_some_and(|name| name.ends_with(|c: char| c.is_alphanumeric()));
     let compared =
         [">=", "<=", "==", "~=", "~>", "^"].iter().any(|sign| before.trim_end_matches(' ').ends_with(sign));

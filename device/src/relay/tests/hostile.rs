@@ -104,7 +104,8 @@ fn a_clouds_own_words_and_times_are_bounded() {
         retry_after_ms,
     };
     let overloaded = fault_of(429, &detail(ErrorCode::Overloaded, Some(u64::MAX)));
-    let (reason, retry_after_ms) = ("x".repeat(400), Some(3_600_000));
+    let reason = "x".repeat(400);
+    let retry_after_ms = Some(3_600_000);
     assert_eq!(overloaded, CloudFault::Overloaded { status: 429, reason, retry_after_ms });
     let CloudFault::Refused { message, .. } = fault_of(0, &detail(ErrorCode::Internal, None)) else {
         panic!("it is refused")

@@ -8,8 +8,9 @@ use crate::template::{ChatTemplate, Entry, TemplateError};
 /// What stands between texts that share a message.
 const BETWEEN: &str = "\n\n";
 
-/// Lays out the messages as they are. If the template refuses them or leaves a system text out, its system
-/// texts are sent in the first one, and if it has no system role, in the first message of the user.
+/// Lays out the messages as they are. If the template refuses them or leaves a system text out, the system
+/// texts are sent in the first system message. If it has no system role, they are sent in the first message
+/// of the user.
 ///
 /// # Errors
 /// Of the messages as they are, if nothing else helps.

@@ -1,8 +1,8 @@
 //! A template's source, made ready for the parser and checked before it runs.
 //!
 //! The parser walks expressions recursively; limiting tokens limits that. The limits are ten times those of
-//! any real template. The tag `generation`, by which Hugging Face marks what a model wrote, only opens a scope
-//! here. Names that Jinja2 has and this language lacks are found here, not in the tenth turn.
+//! any real template. The tag `generation`, by which Hugging Face marks what a model wrote, only opens a
+//! scope here. Names that Jinja2 has and this language lacks are found here, not in the tenth turn.
 
 use minijinja::machinery::ast::{Call, CallArg, Expr, Filter, Macro, Stmt};
 use minijinja::machinery::{Token, tokenize};

@@ -1,7 +1,7 @@
 //! Text with the origin of each of its bytes: the template's own, or the conversation's.
 //!
-//! Every operation of a template keeps the origins, so that control tokens are looked for in the template's
-//! own text only, and the tokens of a segment are found after the template has cut or changed it.
+//! Every operation of a template keeps the origins. So control tokens are looked for in the template's own
+//! text only. The tokens of a segment are found after the template has cut or changed it.
 
 use std::ops::Range;
 

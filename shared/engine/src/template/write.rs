@@ -59,7 +59,8 @@ pub(super) fn repr(value: &Value, out: &mut Text, budget: &Budget) -> Outcome<()
                 SeqKind::Tuple => ("(", ")"),
                 SeqKind::Range => {
                     let end = |at: Option<&Value>| at.and_then(Value::as_int).unwrap_or_default();
-                    let (first, last) = (end(seq.items.first()), end(seq.items.last()));
+                    let first = end(seq.items.first());
+                    let last = end(seq.items.last());
                     out.push_str(&format!(
                         "range({first}, {})",
                         last.saturating_add(i128::from(!seq.items.is_empty()))
