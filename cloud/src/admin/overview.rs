@@ -539,6 +539,8 @@ mod tests {
             kind: None,
             engine_model: None,
             common: None,
+            reason: String::new(),
+            lacks: Vec::new(),
             open,
             in_flight: 0,
         };

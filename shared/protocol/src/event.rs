@@ -305,6 +305,8 @@ fn read<T: DeserializeOwned>(name: &str, data: &str) -> Result<T, EventError> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::error::ErrorCode;
     use crate::progress::ProgressStage;

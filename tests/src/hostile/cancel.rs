@@ -2,7 +2,8 @@
 //! left in the cloud, by its own counters.
 //!
 //! The programs are real, their speeds are emulated. An answer that nobody ends would keep its cloud busy for
-//! longer than any check waits. Always: a point is the same for the same seed, and a cloud is idle before and after it.
+//! longer than any check waits. Always: a point is the same for the same seed, and a cloud is idle before and
+//! after it.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -29,8 +30,8 @@ const HANG: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(5);
 /// The longest time from the beginning of a phase to the device's end, in milliseconds.
 const WITHIN_MS: u64 = 400;
-/// A guard against a cloud that stays busy. It is longer than a cloud waits for a reader, and shorter than what
-/// the emulated machines would take for a prompt or an answer.
+/// A guard against a cloud that stays busy. It is longer than a cloud waits for a reader, and shorter than
+/// what the emulated machines would take for a prompt or an answer.
 const FREE_WITHIN: Duration = Duration::from_secs(25);
 /// A machine that would take a minute for a prompt, or half a minute for an answer.
 const NEVER_READS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 100.0, decode_ms: 20.0 };

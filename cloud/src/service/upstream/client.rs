@@ -257,6 +257,7 @@ fn events(reply: Response) -> Events {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -307,7 +308,8 @@ pub(super) mod tests {
         let client = engine(&[Some("well"), None, Some("data: first\n\n"), None, None]).await;
         assert_eq!(client.get("health").await.as_deref(), Ok("well"));
         let form = ReplyForm::OpenAi { ids: false };
-        let call = Call { path: "v1/completions", body: serde_json::json!({}), reply: form };
+        let body = serde_json::json!({});
+        let call = Call { path: "v1/completions", body, reply: form, replaceable: BTreeSet::new() };
         let mut events = client.begin(&call, 0).await.unwrap();
         assert_eq!(events.next().await, Some(Ok("first".to_owned())));
         assert_eq!(events.next().await, None);

@@ -149,8 +149,8 @@ impl Fault {
         Fault::Refused { status, text, about: About::of(&body), retry_after }
     }
 
-    /// Returns which of these parts of a request the engine refused: those that it named, or all that can be
-    /// left out if it complains of a field that it does not name. Empty if it refused something else.
+    /// Returns which of these parts of a request the engine refused: those that it named. If it complains of
+    /// a field that it does not name, returns all that can be left out. Empty if it refused something else.
     pub(super) fn refused(&self, sent: &BTreeSet<Lack>) -> BTreeSet<Lack> {
         let Fault::Refused { status: 400 | 415 | 422 | 501, about, .. } = self else {
             return BTreeSet::new();

@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
         }
         let named = args.named.drain(..).map(|(name, value)| (Value::text(name), value)).collect();
         inner.set("kwargs", Value::map(named, self.budget)?);
-        inner.set("varargs", Value::seq(extra.drain(..).collect(), SeqKind::Tuple, self.budget)?);
+        inner.set("varargs", Value::seq(std::mem::take(&mut extra), SeqKind::Tuple, self.budget)?);
         let mut out = Text::default();
         self.nest(|run| run.block(&definition.body, &inner, &mut out))?;
         Ok(Value::made(out))

@@ -107,7 +107,8 @@ impl IdleSequences {
         };
         let kept = self.kept[at].seq;
         // The rest of it was evicted.
-        let common = common.min(engine.pin(kept)?);
+        let left = engine.pin(kept)?;
+        let common = common.min(left);
         if common > 0 && common + BLOCK_TOKENS > reusable {
             return self.take(engine, at, common);
         }
@@ -117,7 +118,13 @@ impl IdleSequences {
             engine.release(seq);
             return self.take(engine, at, common);
         }
-        engine.unpin(kept);
+        if left == common {
+            // The new sequence begins with all that is left of it.
+            self.kept.remove(at);
+            engine.release(kept);
+        } else {
+            engine.unpin(kept);
+        }
         Ok((seq, gained))
     }
 
