@@ -333,7 +333,15 @@ impl Cloud {
         if up.pass.is_some() {
             return Ok(None);
         }
+        self.pull()?;
+        let Some(up) = &mut self.up else { return Ok(None) };
         up.pass = up.host.turn();
+        // A stream with room has read all that was written, so its answer goes on in this turn.
+        let unread =
+            up.streams.values().filter(|stream| !stream.ended() && (stream.is_full() || stream.cancelled));
+        if up.service.stats().parked > unread.count() {
+            return Err("I4: an answer that is read stays parked".to_owned());
+        }
         self.pull()?;
         let Some(up) = &mut self.up else { return Ok(None) };
         for stream in up.streams.values_mut().filter(|stream| stream.cancelled && !stream.ended()) {

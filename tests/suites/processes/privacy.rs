@@ -73,6 +73,7 @@ async fn a_chat_sends_ordinary_questions_as_they_are_and_tells_what_it_replaced(
     let folder = tempfile::tempdir().expect("make a folder");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     let mut command = baton("chat", &proxy.url(), folder.path());
+    command.env_remove("BATON_NO_NAMES");
     command.args(["--instant", "--max-tokens", "4"]).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut chat = command.kill_on_drop(true).spawn().expect("baton chat starts");
@@ -106,6 +107,7 @@ async fn tools_whose_names_are_found_as_private_words_are_sent() {
     let folder = tempfile::tempdir().expect("make a folder");
     let proxy = Proxy::start(cloud.address(), Cut::Never).await.expect("a proxy");
     let mut command = baton("serve", &proxy.url(), folder.path());
+    command.env_remove("BATON_NO_NAMES");
     let agent = AgentProcess::start(command.args(["--listen", "127.0.0.1:0"])).await.expect("it listens");
     let tool = |name: &str| {
         let fields = json!({ "type": "object", "properties": { "Keller": { "type": "string" } } });
