@@ -326,7 +326,13 @@ impl ServiceError {
         };
         let mut body = ErrorBody::new(code, self.to_string());
         body.error.param = param;
-        body.error.retry_after_ms = match self {
+        body.error.retry_after_ms = self.retry_after_ms();
+        body
+    }
+
+    /// Returns the time after which the request may be sent again, in milliseconds.
+    fn retry_after_ms(&self) -> Option<u64> {
+        match self {
             ServiceError::Overloaded { retry_after_ms, .. }
             | ServiceError::Late { retry_after_ms, .. }
             | ServiceError::EnginesFull { retry_after_ms, .. }
@@ -336,7 +342,6 @@ impl ServiceError {
             ServiceError::NotBegun => Some(NOT_BEGUN_RETRY_MS),
             ServiceError::Quota(err) => err.retry_after_ms(),
             _ => None,
-        };
-        body
+        }
     }
 }
