@@ -189,22 +189,25 @@ fn apply(world: &mut World, past: &mut Vec<Vec<TokenId>>, op: Op) {
             ids.extend_from_slice(&rest[..gained]);
         }
         Op::Reuse { .. } => {}
-        // Another sequence takes room while this one waits.
-        Op::Wait { at, tokens } => {
-            let (seq, ids) = world.naive[at % count].clone();
-            world.table.unpin(seq);
-            let partial = usize::from(!ids.len().is_multiple_of(BLOCK_TOKENS));
-            assert!(world.table.blocks(seq).unwrap().len() <= partial, "only the last block is held");
-            let other = world.table.create(Root(9), PrefixScope::default());
-            world.naive.push((other, Vec::new()));
-            let _full = world.append(&[(count, vec![7; tokens])], true);
-            world.table.release(other);
-            world.naive.pop();
-            let len = world.table.pin(seq).unwrap();
-            assert!(len <= ids.len() && world.table.pin(seq) == Ok(len));
-            world.naive[at % count].1.truncate(len);
-        }
+        Op::Wait { at, tokens } => wait(world, at % count, tokens),
     }
+}
+
+/// Lets another sequence take room while this one waits.
+fn wait(world: &mut World, at: usize, tokens: usize) {
+    let (seq, ids) = world.naive[at].clone();
+    world.table.unpin(seq);
+    let partial = usize::from(!ids.len().is_multiple_of(BLOCK_TOKENS));
+    assert!(world.table.blocks(seq).unwrap().len() <= partial, "only the last block is held");
+    let other = world.table.create(Root(9), PrefixScope::default());
+    let last = world.naive.len();
+    world.naive.push((other, Vec::new()));
+    let _full = world.append(&[(last, vec![7; tokens])], true);
+    world.table.release(other);
+    world.naive.pop();
+    let len = world.table.pin(seq).unwrap();
+    assert!(len <= ids.len() && world.table.pin(seq) == Ok(len));
+    world.naive[at].1.truncate(len);
 }
 
 proptest! {
