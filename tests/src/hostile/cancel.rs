@@ -93,8 +93,9 @@ impl Phase {
 
     fn cloud(self) -> Speed {
         match self {
-            Phase::Queue | Phase::Prefill => NEVER_READS,
-            Phase::Decode | Phase::Handoff => NEVER_ENDS,
+            Phase::Prefill => NEVER_READS,
+            // Behind prompts that are never read a request would be refused, and not wait.
+            Phase::Queue | Phase::Decode | Phase::Handoff => NEVER_ENDS,
             Phase::Verify => CHECKS,
         }
     }
@@ -278,7 +279,7 @@ impl Stage {
         let text = "The harbour keeps a list of all ships. ".repeat(20);
         let body = json!({
             "protocol": 1, "request_id": uuid::Uuid::new_v4(), "scene": "doc-qa-full", "model": "default",
-            "segments": [{ "role": "user", "text": text, "refine": false }], "assist_tokens": 2,
+            "segments": [{ "role": "user", "text": text, "refine": false }], "assist_tokens": 64,
         });
         let blocker = send(self.server, "POST /v1/assist", None, &body.to_string()).await?;
         figures_when(self.server, |now| count(now, "slots_used") == 1).await?;
