@@ -186,7 +186,7 @@ fn sound() -> [Document; 3] {
 /// Has every document read; returns how many have a text, and how many have none. Checks the memory of the
 /// children, and that the agent lives.
 async fn read_all(agent: &mut Agent, documents: impl Iterator<Item = Document>) -> (usize, usize) {
-    let watch = Watch::begin(pid(&agent));
+    let watch = Watch::begin(pid(agent));
     let (mut texts, mut refused) = (0, 0);
     for document in documents {
         let told = agent.read(&document).await.expect("a reply");
