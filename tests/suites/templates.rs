@@ -1,7 +1,7 @@
 //! Prompts in common chat formats: the token ids of whole conversations must equal llama.cpp's, and texts of
 //! control tokens in messages must stay text.
 //!
-//! `prompts/record.py` recorded them with llama.cpp itself. It cuts a small part out of each vocabulary, on
+//! `templates/record.py` recorded them with llama.cpp itself. It cuts a small part out of each vocabulary, on
 //! which llama.cpp gives the same tokens as on the whole. A family is `own` if the vocabulary is that of its
 //! models. If that was not available, it is another one with the family's rules, control tokens and template.
 //!
