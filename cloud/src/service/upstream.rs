@@ -98,6 +98,8 @@ struct Engine {
     facts: Mutex<Option<Facts>>,
     /// Whether the facts still hold. After a failed health check another program may be at the address.
     is_sure: AtomicBool,
+    /// Whether its last health check failed, which is told once.
+    is_away: AtomicBool,
 }
 
 /// The engines of one model.
@@ -184,7 +186,13 @@ impl Upstream {
         let engine = |address: EngineAddress| {
             let client =
                 EngineClient::new(&address.url, options.key.as_deref(), options.affinity_header.as_deref())?;
-            Ok(Engine { address, client, facts: Mutex::default(), is_sure: AtomicBool::new(false) })
+            Ok(Engine {
+                address,
+                client,
+                facts: Mutex::default(),
+                is_sure: AtomicBool::new(false),
+                is_away: AtomicBool::new(false),
+            })
         };
         let engines = addresses.into_iter().map(engine).collect::<Result<_, ClientError>>()?;
         let (stop, _) = watch::channel(false);
@@ -289,17 +297,24 @@ impl Upstream {
     /// Asks an engine how it is, and what it is if that is in doubt or `anew`.
     async fn probe(&self, at: usize, anew: bool) {
         let engine = &self.engines[at];
-        let (is_well, load) = probe::health(&engine.client).await;
-        self.balance().probed(at, is_well, load);
-        if !is_well {
+        let url = &engine.address.url;
+        let health = probe::health(&engine.client).await;
+        self.balance().probed(at, health.is_ok(), health.as_ref().ok().copied().flatten());
+        let was_away = engine.is_away.swap(health.is_err(), Ordering::AcqRel);
+        if let Err(fault) = health {
+            if !was_away {
+                warn!(model = self.model, url, %fault, "the engine is not well: it gets no requests");
+            }
             engine.is_sure.store(false, Ordering::Release);
             return;
+        }
+        if was_away {
+            info!(model = self.model, url, "the engine is well again");
         }
         let was_sure = engine.is_sure.load(Ordering::Acquire);
         if was_sure && !anew {
             return;
         }
-        let url = &engine.address.url;
         match probe::facts(&engine.client, engine.address.model.as_deref(), &self.scorer).await {
             Ok(mut facts) => {
                 let mut known = engine.facts.lock().expect(POISONED);

@@ -174,6 +174,7 @@ async fn what_an_engine_says_is_marked_for_the_client_and_not_logged() {
         (400, "application/json", error, true),
         (500, "application/json", error, true),
         (200, "application/json", error, true),
+        (200, "application/json", stream, true),
         (200, "text/event-stream", stream, true),
         (200, "text/event-stream", unread, false),
     ] {

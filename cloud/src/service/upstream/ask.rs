@@ -202,7 +202,7 @@ impl Ask {
         let limit = if may(Lack::MaxTokens) { "max_tokens" } else { "max_completion_tokens" };
         put(&mut body, limit, max_tokens);
         put(&mut body, "temperature", sampling.temperature);
-        if sampling.temperature > 0.0 || may(Lack::Seed) {
+        if may(Lack::Seed) {
             put(&mut body, "seed", seed(sampling));
         }
         let is_salted = is_vllm || (self.has_tenants && facts.kind == Kind::OpenAi);
@@ -360,10 +360,6 @@ mod tests {
         let ids = lacking(Kind::Vllm, Common::Prompts, &[Lack::AnswerIds]);
         let call = ask().call(&ids, 5);
         assert_eq!((call.reply, &call.body["prompt"]), (ReplyForm::OpenAi { ids: false }, &json!([1, 5, 9])));
-        // A seed decides what is sampled.
-        let sampled = Ask { sampling: Sampling { temperature: 0.5, ..Sampling::default() }, ..ask() };
-        let call = sampled.call(&facts(Kind::Vllm, Common::Prompts), 5);
-        assert!(call.body["seed"].is_u64() && !call.replaceable.contains(&Lack::Seed), "{call:?}");
     }
 
     #[test]

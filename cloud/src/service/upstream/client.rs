@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use baton_protocol::lines::{Lines, TooLarge};
+use bytes::Bytes;
 use eventsource_stream::{EventStreamError, Eventsource as _};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, stream};
@@ -110,16 +111,21 @@ impl EngineClient {
         if let Some(name) = &self.affinity {
             request = request.header(name, format!("{affinity:016x}"));
         }
-        let reply = send(request).await?;
+        let mut reply = send(request).await?;
         if !reply.status().is_success() {
             return Err(refused(reply).await);
         }
         check_plain(&reply)?;
         let kind = reply.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        if kind.to_ascii_lowercase().starts_with(b"application/json") {
-            return whole(reply).await;
+        if !kind.to_ascii_lowercase().starts_with(b"application/json") {
+            return Ok(events(None, reply));
         }
-        Ok(events(reply))
+        // Some engines call a stream of events JSON.
+        let first = reply.chunk().await.map_err(|err| unreachable(&err))?.unwrap_or_default();
+        if first.trim_ascii_start().first() == Some(&b'{') {
+            return whole(first, reply).await;
+        }
+        Ok(events(Some(first), reply))
     }
 
     /// Returns the reply to a GET, as text.
@@ -184,9 +190,9 @@ fn check_plain(reply: &Response) -> Result<(), Fault> {
 }
 
 /// Reads the reply of an engine that does not stream, as one event. It may be an error under status 200.
-async fn whole(reply: Response) -> Result<Events, Fault> {
+async fn whole(first: Bytes, reply: Response) -> Result<Events, Fault> {
     let status = reply.status().as_u16();
-    let body = bounded(reply).await?;
+    let body = [first.to_vec(), bounded(reply).await?].concat();
     let json: Value = serde_json::from_slice(&body).map_err(|err| garbled(&err))?;
     let is_answer = json.get("choices").is_some() || json.get("content").is_some();
     if !is_answer || json.get("error").is_some_and(|error| !error.is_null()) {
@@ -226,9 +232,11 @@ enum Broken {
     Transport,
 }
 
-fn events(reply: Response) -> Events {
+/// Reads events: those in the `first` bytes, which were read before, and the rest.
+fn events(first: Option<Bytes>, reply: Response) -> Events {
     let mut lines = Lines::new(STREAM_BYTES_MAX, LINE_BYTES_MAX);
-    let chunks = reply.bytes_stream().map(Some).chain(stream::iter([None]));
+    let first = stream::iter(first.map(|bytes| Some(Ok(bytes))));
+    let chunks = first.chain(reply.bytes_stream().map(Some)).chain(stream::iter([None]));
     let pieces = chunks.flat_map(move |chunk| {
         let pieces = match chunk {
             Some(Err(_)) => vec![Err(Broken::Transport)],

@@ -77,7 +77,7 @@ pub enum Lack {
     Salt,
     /// Counts of tokens in a stream.
     Usage,
-    /// Seeds. Left out of greedy answers only.
+    /// Seeds. Without one, what is sampled cannot be repeated.
     Seed,
     /// The limit of tokens under its older name.
     MaxTokens,
@@ -113,7 +113,7 @@ impl Lack {
                 "takes no cache_salt: if there are tenants, a mark of the tenant keeps prompts apart"
             }
             Lack::Usage => "takes no stream_options: its tokens are not counted",
-            Lack::Seed => "takes no seed: greedy answers go without one",
+            Lack::Seed => "takes no seed: sampled answers cannot be repeated",
             Lack::MaxTokens => "takes no max_tokens: it gets max_completion_tokens",
         }
     }

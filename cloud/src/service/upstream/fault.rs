@@ -70,7 +70,8 @@ impl About {
         let holds = |words: &[&str]| words.iter().any(|words| body.contains(words));
         About {
             lacks: Lack::ALL.into_iter().filter(|lack| lack.is_named_in(&body)).collect(),
-            is_of_fields: holds(OF_FIELDS),
+            // One who says nothing may mean anything.
+            is_of_fields: holds(OF_FIELDS) || body.trim().is_empty(),
             is_of_length: holds(OF_LENGTH),
         }
     }
@@ -287,6 +288,7 @@ mod tests {
         check(422, r#"{"detail":[{"loc":["body","return_token_ids"]}]}"#, &[Lack::AnswerIds]);
         check(400, "unknown field", &[Lack::AnswerIds, Lack::Salt]);
         check(400, "refused on command", &[]);
+        check(400, " ", &[Lack::AnswerIds, Lack::Salt]);
         check(400, "unexpected: the prompt is too long", &[]);
         check(500, "cache_salt: unknown", &[]);
         check(400, "unknown field `stream_options`", &[Lack::AnswerIds, Lack::Salt]);

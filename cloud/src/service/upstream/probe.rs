@@ -140,15 +140,17 @@ fn ids_in(reply: &Value) -> Result<Vec<TokenId>, Fault> {
     ids.ok_or_else(|| Fault::Garbled { reason: "/tokenize has no list of ids in `tokens`".to_owned() })
 }
 
-/// Returns whether an engine is well, and what it has to do, if its metrics say so. If it does not reply, it
-/// is asked a second time, because this machine may have slept while the first check waited.
-pub(super) async fn health(client: &EngineClient) -> (bool, Option<Load>) {
-    let is_well = match check(client).await {
-        Err(Fault::Unreachable { .. } | Fault::Silent { .. }) => check(client).await.is_ok(),
-        checked => checked.is_ok(),
+/// Returns what a well engine has to do, if its metrics say so. If it does not reply, it is asked a second
+/// time, because this machine may have slept while the first check waited.
+///
+/// # Errors
+/// [`Fault`] if the engine is not well.
+pub(super) async fn health(client: &EngineClient) -> Result<Option<Load>, Fault> {
+    match check(client).await {
+        Err(Fault::Unreachable { .. } | Fault::Silent { .. }) => check(client).await?,
+        checked => checked?,
     };
-    let load = if is_well { client.get("metrics").await.ok().and_then(|text| load_in(&text)) } else { None };
-    (is_well, load)
+    Ok(client.get("metrics").await.ok().and_then(|text| load_in(&text)))
 }
 
 async fn check(client: &EngineClient) -> Result<String, Fault> {
@@ -205,11 +207,11 @@ mod tests {
         use super::super::client::tests::engine;
         const LOAD: Option<&str> = Some("llamacpp:requests_processing 2\n");
         let load = Some(Load { running: 2, waiting: 0 });
-        assert_eq!(health(&engine(&[Some("well"), LOAD]).await).await, (true, load));
+        assert_eq!(health(&engine(&[Some("well"), LOAD]).await).await, Ok(load));
         // Each check is sent twice if its connection closes.
-        assert_eq!(health(&engine(&[None, Some("well"), LOAD]).await).await, (true, load));
-        assert_eq!(health(&engine(&[None, None, Some("well"), LOAD]).await).await, (true, load));
-        assert_eq!(health(&engine(&[None, None, None, None]).await).await, (false, None));
+        assert_eq!(health(&engine(&[None, Some("well"), LOAD]).await).await, Ok(load));
+        assert_eq!(health(&engine(&[None, None, Some("well"), LOAD]).await).await, Ok(load));
+        assert!(health(&engine(&[None, None, None, None]).await).await.is_err());
     }
 
     #[test]

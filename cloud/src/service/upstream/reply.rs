@@ -189,7 +189,8 @@ impl ReplyReader {
             return Ok(Piece::default());
         };
         let delta = choice.delta.unwrap_or(Delta { content: None, reasoning_content: None });
-        if !self.has_ids() && delta.reasoning_content.is_some_and(|text| !text.is_empty()) {
+        let has_tokens = self.has_ids() && choice.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        if !has_tokens && delta.reasoning_content.is_some_and(|text| !text.is_empty()) {
             let reason = "the engine takes thoughts out of the answer: start it without a reasoning parser";
             return Err(Fault::Garbled { reason: reason.to_owned() });
         }
@@ -327,6 +328,9 @@ mod tests {
             assert_eq!(reader.event(data), Ok(Piece { ids: Vec::new(), text: "Yes.".into() }), "{data}");
             assert!(!reader.has_ids(), "{data}");
         }
+        let thought = r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#;
+        let fault = ReplyReader::new(ReplyForm::OpenAi { ids: true }).event(thought).unwrap_err();
+        assert_eq!(fault.as_str(), "garbled", "a thought without ids is lost");
         // Ids that stop coming are missed.
         let mut reader = ReplyReader::new(ReplyForm::OpenAi { ids: true });
         reader.event(r#"{"choices":[{"delta":{"content":"Y"},"token_ids":[7]}]}"#).unwrap();
