@@ -12,6 +12,7 @@ mod roots;
 mod sse;
 
 pub use feedback::Feedback;
+pub use kv::KvSource;
 pub use open::{OpenRequest, Remains};
 pub use outgoing::{OutgoingDraft, OutgoingError, OutgoingRequest};
 pub use sse::{EVENT_BYTES_MAX, STREAM_BYTES_MAX, assist_events};

@@ -197,10 +197,9 @@ async fn moved(world: &World, form: &str, bytes: usize) -> Result<f64> {
             match event? {
                 AssistEvent::First(first) => {
                     let ticket = first.kv.clone().context("the cloud offers no keys and values")?;
-                    let (world_client, side) = (client.clone(), side.clone());
-                    let id = request.request_id();
-                    fetch =
-                        Some(tokio::spawn(async move { fetched(&world_client, id, ticket, &side).await }));
+                    let source = client.kv_source(&request);
+                    let side = side.clone();
+                    fetch = Some(tokio::spawn(async move { fetched(source, ticket, &side).await }));
                     tokens.push(first.id);
                 }
                 AssistEvent::Token(token) => tokens.push(token.id),
@@ -231,8 +230,7 @@ async fn until(reports: &mut Reports, wanted: impl Fn(&EngineReport) -> bool) ->
 
 /// Fetches and checks all frames.
 async fn fetched(
-    client: &baton_device::client::CloudClient,
-    id: uuid::Uuid,
+    source: baton_device::client::KvSource,
     ticket: KvTicket,
     side: &baton_device::local::KvSide,
 ) -> Result<KvRows> {
@@ -241,11 +239,16 @@ async fn fetched(
     let layers = side.widths.iter();
     let layers =
         layers.map(|width| KvLayer { heads: width.heads, token_bytes: width.token_bytes(format) }).collect();
-    let layout = KvLayout::new(ticket.format, ticket.tokens as usize, layers, (id, &ticket.prompt_sha256));
+    let layout = KvLayout::new(
+        ticket.format,
+        ticket.tokens as usize,
+        layers,
+        (source.request_id(), &ticket.prompt_sha256),
+    );
     layout.check(&ticket)?;
     let mut rows = KvRows::new(format, layout.tokens(), side.widths.len());
     let (mut frames, mut sound) = (KvFrames::new(layout), true);
-    let mut pieces = std::pin::pin!(client.kv(id, 0).await?);
+    let mut pieces = std::pin::pin!(source.frames(0).await?);
     while let Some(piece) = pieces.next().await {
         frames.push(&piece?, |place, bytes| {
             sound &= rows_are_sound(format, side.widths[place.layer], bytes);

@@ -15,11 +15,10 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use uuid::Uuid;
 
 use super::Agent;
 use super::prepare::Prepared;
-use crate::client::CloudClient;
+use crate::client::KvSource;
 use crate::local::KvSide;
 use crate::relay::KvNews;
 
@@ -47,10 +46,10 @@ enum Piece {
 
 impl KvFetch {
     /// Begins to fetch.
-    pub(super) fn begin(client: CloudClient, request: Uuid, ticket: KvTicket, side: KvSide) -> KvFetch {
+    pub(super) fn begin(source: KvSource, ticket: KvTicket, side: KvSide) -> KvFetch {
         let (sender, news) = mpsc::channel(NEWS_MAX);
         let task = tokio::spawn(async move {
-            let last = match fetched(&client, request, &ticket, &side, sender.clone()).await {
+            let last = match fetched(&source, &ticket, &side, sender.clone()).await {
                 Ok(rows) => KvNews::Whole(Arc::new(rows)),
                 Err(reason) => KvNews::Failed { reason },
             };
@@ -89,7 +88,7 @@ impl Agent {
         let side = self.device.as_ref().and_then(|device| device.worker.kv().ok());
         match (&self.cloud, &prepared.request, side) {
             (Some(client), Some(request), Some(side)) => {
-                KvFetch::begin(client.clone(), request.request_id(), ticket, side)
+                KvFetch::begin(client.kv_source(request), ticket, side)
             }
             _ => KvFetch::failed("this device takes none"),
         }
@@ -97,8 +96,7 @@ impl Agent {
 }
 
 async fn fetched(
-    client: &CloudClient,
-    request: Uuid,
+    source: &KvSource,
     ticket: &KvTicket,
     side: &KvSide,
     news: mpsc::Sender<KvNews>,
@@ -108,22 +106,22 @@ async fn fetched(
     let layers =
         widths.map(|width| KvLayer { heads: width.heads, token_bytes: width.token_bytes(format) }).collect();
     let tokens = ticket.tokens as usize;
-    let layout = KvLayout::new(ticket.format, tokens, layers, (request, &ticket.prompt_sha256));
+    let layout = KvLayout::new(ticket.format, tokens, layers, (source.request_id(), &ticket.prompt_sha256));
     layout.check(ticket).map_err(|err| err.to_string())?;
     let (pieces, waiting) = mpsc::channel(PIECES_MAX);
     let widths = Arc::clone(&side.widths);
     let checked = tokio::task::spawn_blocking(move || checked(waiting, layout, (format, &widths), &news));
-    let lost = pump(client, request, ticket.bytes, pieces).await;
+    let lost = pump(source, ticket.bytes, pieces).await;
     let checked = checked.await.map_err(|_| "the checks have failed".to_owned())?;
     // Frames that are wrong say more than the stream that they came by.
     checked.map_err(|wrong| wrong.or(lost).unwrap_or_else(|| "the fetch has ended".to_owned()))
 }
 
 /// Hands the stream's pieces on, and takes it up again after a cut. Returns why it ended before its end.
-async fn pump(client: &CloudClient, request: Uuid, all: u64, pieces: mpsc::Sender<Piece>) -> Option<String> {
+async fn pump(source: &KvSource, all: u64, pieces: mpsc::Sender<Piece>) -> Option<String> {
     let mut from = 0;
     for _ in 0..=CUTS_MAX {
-        let lost = match tokio::time::timeout(SILENCE_MAX, client.kv(request, from)).await {
+        let lost = match tokio::time::timeout(SILENCE_MAX, source.frames(from)).await {
             Ok(Ok(stream)) => {
                 let mut stream = std::pin::pin!(stream);
                 loop {

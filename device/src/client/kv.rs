@@ -3,23 +3,43 @@
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use reqwest::StatusCode;
-use reqwest::header::RANGE;
+use reqwest::header::{HeaderValue, RANGE};
 use uuid::Uuid;
 
-use super::{CloudClient, accepted, unreachable};
+use super::{CloudClient, OutgoingRequest, SCENE_HEADER, accepted, unreachable};
 use crate::relay::CloudFault;
 
+/// The keys and values that the cloud keeps for one request.
+#[derive(Debug, Clone)]
+pub struct KvSource {
+    client: CloudClient,
+    request_id: Uuid,
+    scene: HeaderValue,
+}
+
 impl CloudClient {
-    /// Returns the frames of a request's keys and values from this byte on. The reader bounds what it takes.
+    /// Returns where the keys and values of a request are.
+    pub fn kv_source(&self, request: &OutgoingRequest) -> KvSource {
+        KvSource { client: self.clone(), request_id: request.request_id(), scene: request.scene().clone() }
+    }
+}
+
+impl KvSource {
+    /// Returns the id of the request.
+    pub fn request_id(&self) -> Uuid {
+        self.request_id
+    }
+
+    /// Returns the frames from this byte on. The reader bounds what it takes.
     ///
     /// # Errors
     /// [`CloudFault`] if they are not there any more, or the cloud cannot be reached.
-    pub async fn kv(
+    pub async fn frames(
         &self,
-        request_id: Uuid,
         from: u64,
     ) -> Result<impl Stream<Item = Result<Bytes, CloudFault>> + use<>, CloudFault> {
-        let mut get = self.http.get(self.url(&format!("v1/assist/{request_id}/kv"))?);
+        let url = self.client.url(&format!("v1/assist/{}/kv", self.request_id))?;
+        let mut get = self.client.http.get(url).header(SCENE_HEADER, &self.scene);
         if from > 0 {
             get = get.header(RANGE, format!("bytes={from}-"));
         }

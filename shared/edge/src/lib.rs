@@ -42,6 +42,9 @@ const NEW_CONNECTIONS_MAX: u32 = 4096;
 /// Bytes of replies that the system buffers for a client that does not read them; the system may double them.
 /// One event of a stream has a few hundred bytes.
 const SEND_BUFFER_BYTES: u32 = 64 << 10;
+/// How long a client's machine may leave bytes unanswered. A person in a tunnel loses the connection, and
+/// continues the answer on a new one.
+const VANISHED_AFTER_SECS: u32 = 12;
 /// How long connections may take to close after everything has ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
@@ -260,6 +263,9 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
                 if let Err(err) = stream.set_nodelay(true) {
                     debug!(%err, "tokens of this connection may be delayed");
                 }
+                if let Err(err) = watch_peer(&stream) {
+                    debug!(%err, "a client that vanishes is noticed late");
+                }
                 return (stream, peer);
             }
             Err(err) => {
@@ -268,6 +274,29 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             }
         }
     }
+}
+
+/// Lets the system end the connection if the client's machine stops answering, as a laptop does that leaves
+/// its network: it says no goodbye.
+#[cfg(unix)]
+fn watch_peer(stream: &TcpStream) -> rustix::io::Result<()> {
+    use rustix::net::sockopt;
+    let vanished_after = Duration::from_secs(VANISHED_AFTER_SECS.into());
+    // Asks a client whether it is still there.
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, vanished_after / 2)?;
+    sockopt::set_tcp_keepintvl(stream, vanished_after / 4)?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    // Also bounds how long sent bytes may wait for their receipt.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    sockopt::set_tcp_user_timeout(stream, VANISHED_AFTER_SECS * 1000)?;
+    Ok(())
+}
+
+/// There is no such option that is safe to set on this system.
+#[cfg(not(unix))]
+fn watch_peer(_: &TcpStream) -> std::io::Result<()> {
+    Ok(())
 }
 
 fn joined_or_warn(joined: Result<(), tokio::task::JoinError>) {

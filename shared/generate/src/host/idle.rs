@@ -112,7 +112,13 @@ impl IdleSequences {
         if common > 0 && common + BLOCK_TOKENS > reusable {
             return self.take(engine, at, common);
         }
-        let seq = engine.create_in(scope, adapter)?;
+        let seq = match engine.create_in(scope, adapter) {
+            Ok(seq) => seq,
+            Err(err) => {
+                engine.unpin(kept);
+                return Err(err);
+            }
+        };
         let gained = engine.reuse_prefix(seq, ids);
         if common > gained {
             engine.release(seq);
