@@ -45,6 +45,8 @@ const SPACE: f64 = 0.9;
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     drafted: usize,
+    /// Tokens that the cloud was asked for, those of the draft included.
+    at_least: u32,
     sent_at: Millis,
 }
 
@@ -113,7 +115,10 @@ impl Verifier {
         if self.is_strict {
             return LOST_STRICT_MS;
         }
-        (LOST_TRIPS * self.trip_ms).clamp(LOST_MS_MIN, LOST_MS_MAX).max(buffer_ms)
+        // Tokens that the cloud was asked to write take it a pass each.
+        let writing_ms =
+            self.in_flight.as_ref().map_or(0.0, |sent| f64::from(sent.at_least) * self.offer.pass_ms);
+        (LOST_TRIPS * self.trip_ms + writing_ms).clamp(LOST_MS_MIN, LOST_MS_MAX).max(buffer_ms)
     }
 }
 
@@ -279,7 +284,7 @@ impl RelayCore {
             false => 1,
         };
         let at_least = u32::try_from(least.clamp(1, left)).unwrap_or(AT_LEAST_MAX).min(AT_LEAST_MAX);
-        verifier.in_flight = Some(InFlight { drafted: draft.len(), sent_at: now });
+        verifier.in_flight = Some(InFlight { drafted: draft.len(), at_least, sent_at: now });
         verifier.again_at = None;
         verifier.silent_since.get_or_insert(now);
         verifier.figures.requests += 1;
@@ -330,7 +335,7 @@ impl RelayCore {
             return;
         }
         let Some(verifier) = &mut self.verifier else { return };
-        let Some(InFlight { drafted, sent_at }) = verifier.in_flight.take() else { return };
+        let Some(InFlight { drafted, sent_at, .. }) = verifier.in_flight.take() else { return };
         let reply = match checked {
             Ok(reply) => reply,
             Err(fault) if is_passing(&fault) => {

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -38,8 +39,10 @@ const NEVER_READS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 1
 const NEVER_ENDS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 1_600.0 };
 /// A device that takes as long for both.
 const NEVER: Speed = Speed { decode_ms: NEVER_ENDS.decode_ms, ..NEVER_READS };
+/// A cloud that a device with its keys and values does not find silent, and that writes for seconds.
+const WRITES_LONG: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 40.0 };
 /// A cloud whose passes take long enough to end a device between them.
-const CHECKS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 150.0 };
+const CHECKS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 40.0 };
 
 /// What the cloud does for the answer when its device ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +98,8 @@ impl Phase {
         match self {
             Phase::Prefill => NEVER_READS,
             // Behind prompts that are never read a request would be refused, and not wait.
-            Phase::Queue | Phase::Decode | Phase::Handoff => NEVER_ENDS,
+            Phase::Queue | Phase::Decode => NEVER_ENDS,
+            Phase::Handoff => WRITES_LONG,
             Phase::Verify => CHECKS,
         }
     }
@@ -105,7 +109,7 @@ impl Phase {
         match self {
             Phase::Queue | Phase::Prefill | Phase::Decode => &[],
             Phase::Verify => &["--verify", "on"],
-            Phase::Handoff => &["--kv", "f16"],
+            Phase::Handoff => &["--kv", "f16", "--assist-tokens", "160", "--assist-max", "160"],
         }
     }
 
@@ -209,6 +213,8 @@ pub struct Stage {
     cloud: CloudProcess,
     server: SocketAddr,
     setting: Setting,
+    /// Documents that were asked about. Each is another one, so that the cloud has no prefix of it.
+    documents: AtomicUsize,
 }
 
 impl Stage {
@@ -231,7 +237,7 @@ impl Stage {
         let cloud =
             CloudProcess::start_on(&models_folder().join("demo-cloud.gguf"), &database, &options).await?;
         let server = cloud.address().parse().context("read the service's address")?;
-        Ok(Stage { phase, cloud, server, setting })
+        Ok(Stage { phase, cloud, server, setting, documents: AtomicUsize::new(0) })
     }
 
     /// Lets a device ask, ends it at this point, and waits until the cloud is free.
@@ -340,14 +346,26 @@ impl Stage {
             });
             return Ok(Device::Serve { agent, client });
         }
-        command.arg("ask").arg(&self.setting.document).arg(&self.setting.asked.question.text);
-        command.args(["--json", "--max-tokens", "160", "--assist-tokens", "20"]).args(options);
+        let document = folder.join("document.txt");
+        std::fs::write(&document, self.document()?).context("write the document")?;
+        command.arg("ask").arg(document).arg(&self.setting.asked.question.text);
+        command.args(["--json", "--max-tokens", "160"]).args(options);
+        if self.phase != Phase::Handoff {
+            command.args(["--assist-tokens", "20"]);
+        }
         Ok(Device::Ask(Running::start(command.stdout(Stdio::piped()))?))
+    }
+
+    /// Returns the text of a new document.
+    fn document(&self) -> anyhow::Result<String> {
+        let text = std::fs::read_to_string(&self.setting.document).context("read the document")?;
+        let number = self.documents.fetch_add(1, Ordering::Relaxed);
+        Ok(format!("This is copy {number}.\n\n{text}"))
     }
 
     /// Returns a chat request with the document and its question.
     fn chat(&self, streams: bool) -> anyhow::Result<Value> {
-        let document = std::fs::read_to_string(&self.setting.document).context("read the document")?;
+        let document = self.document()?;
         let question = &self.setting.asked.question.text;
         let text = format!("{document}\n\nQuestion: {question}");
         Ok(json!({
