@@ -37,6 +37,9 @@ const FREE_WITHIN: Duration = Duration::from_secs(25);
 /// A machine that would take a minute for a prompt, or half a minute for an answer.
 const NEVER_READS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 100.0, decode_ms: 20.0 };
 const NEVER_ENDS: Speed = Speed { prefill_base_ms: 0.0, prefill_ms_per_token: 0.0, decode_ms: 1_600.0 };
+/// A machine that writes for half a minute before a waiting answer gets its slot. It looks at its queue
+/// between two passes.
+const KEEPS_ITS_SLOT: Speed = Speed { decode_ms: 500.0, ..NEVER_ENDS };
 /// A device that takes as long for both.
 const NEVER: Speed = Speed { decode_ms: NEVER_ENDS.decode_ms, ..NEVER_READS };
 /// A cloud that a device with its keys and values does not find silent, and that writes for seconds.
@@ -98,7 +101,8 @@ impl Phase {
         match self {
             Phase::Prefill => NEVER_READS,
             // Behind prompts that are never read a request would be refused, and not wait.
-            Phase::Queue | Phase::Decode => NEVER_ENDS,
+            Phase::Queue => KEEPS_ITS_SLOT,
+            Phase::Decode => NEVER_ENDS,
             Phase::Handoff => WRITES_LONG,
             Phase::Verify => CHECKS,
         }
@@ -136,8 +140,8 @@ impl Exit {
         Exit::Interrupt,
         Exit::CloseStream,
         Exit::Terminate,
-        Exit::CloseWhole,
         Exit::TerminateServe,
+        Exit::CloseWhole,
         Exit::Kill,
         Exit::FinishFirst,
     ];
@@ -187,6 +191,8 @@ pub fn points(seed: u64, number: usize) -> Vec<Point> {
         let phase = match exit {
             // A cloud that has begun to write is not too slow.
             Exit::FinishFirst => Phase::ALL[at / Exit::ALL.len() % 2],
+            // The part of a handoff ends by itself while the server drains.
+            Exit::TerminateServe => Phase::ALL[(at / Exit::ALL.len() + 3) % 4],
             _ => Phase::ALL[at % Phase::ALL.len()],
         };
         Point { phase, exit, after: Duration::from_millis(random.next_u64() % WITHIN_MS) }
