@@ -21,9 +21,9 @@ const CHILD_MIB_MAX: f64 = 256.0;
 const AGENT_MIB_MAX: f64 = 64.0;
 /// Maximum time in seconds from the end of a connection to the end of what was read for it.
 const END_S_MAX: f64 = 1.0;
-/// Maximum time in seconds of one reading on an idle machine: ten of computing, and the start and the end of
+/// Maximum time in seconds of one reading on an idle machine: nine of computing, and the start and the end of
 /// the process.
-const READING_S_MAX: f64 = 11.0;
+const READING_S_MAX: f64 = 10.0;
 /// Number of clients that leave, and of sound documents.
 const LEAVING: usize = 20;
 const SOUND: usize = 40;

@@ -22,7 +22,7 @@ pub const COMMAND: &str = "read-document";
 /// Memory of the process, in MiB.
 pub const MEMORY_MIB: u64 = 256;
 /// Time that it may compute, in seconds. It has one core, and shares that if the machine is busy.
-pub const TIME_S: u64 = 10;
+pub const TIME_S: u64 = 9;
 /// Time from the end of the document to the end of the process, in seconds: a guard against one that waits.
 /// Without a limit on computing it is that limit.
 pub(super) const WALL_S: u64 = if cfg!(unix) { 6 * TIME_S } else { TIME_S };
