@@ -104,11 +104,21 @@ pub struct Question {
     pub tools: Option<ToolUse>,
     /// The form that the answer must have.
     pub format: AnswerFormat,
-    /// The prompt's ids in place of the segments, if it is a text that is continued as it is. Only a model on
-    /// this device does that.
-    pub own: Option<Arc<[TokenId]>>,
+    /// The prompt's ids in place of the segments, if a text is continued. Only a model on this device does
+    /// that.
+    pub own: Option<OwnPrompt>,
     /// Whether the answer cites sentences of the prompt.
     pub cites: bool,
+}
+
+/// A prompt that ends in a text that is continued.
+#[derive(Debug, Clone)]
+pub struct OwnPrompt {
+    /// All tokens.
+    pub ids: Arc<[TokenId]>,
+    /// Whether the template laid out the conversation before the text, so that the end of a turn ends the
+    /// answer.
+    pub is_chat: bool,
 }
 
 /// What the reader of an answer receives, in order.

@@ -33,6 +33,8 @@ mod clock;
 pub mod dialect;
 pub mod embeddings;
 pub mod error;
+#[cfg(test)]
+mod fields;
 pub mod ignored;
 pub mod logprobs;
 pub mod models;
