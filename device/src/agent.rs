@@ -36,6 +36,7 @@ use form::Forms;
 use prepare::Prepared;
 use recent::Recent;
 use record::{Recorder, sent_draft};
+pub use own::OwnPrompt;
 pub use report::AnswerReport;
 use route::Routes;
 pub use route::{RouteOptions, RouteReport};
@@ -49,7 +50,7 @@ use crate::prefix::Kept;
 use crate::privacy::{Memory, PrivateNames, RedactError};
 use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
 use crate::worker::EngineWorker;
-use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::tokenizer::Tokenizer;
 use baton_engine::{AdapterId, Model};
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
@@ -109,16 +110,6 @@ pub struct Question {
     pub own: Option<OwnPrompt>,
     /// Whether the answer cites sentences of the prompt.
     pub cites: bool,
-}
-
-/// A prompt that ends in a text that is continued.
-#[derive(Debug, Clone)]
-pub struct OwnPrompt {
-    /// All tokens.
-    pub ids: Arc<[TokenId]>,
-    /// Whether the template laid out the conversation before the text, so that the end of a turn ends the
-    /// answer.
-    pub is_chat: bool,
 }
 
 /// What the reader of an answer receives, in order.

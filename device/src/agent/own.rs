@@ -1,11 +1,23 @@
 //! Prompts that end in a text that is continued: only a model on this device does that.
 
-use super::{Agent, AgentError, OwnPrompt};
+use super::{Agent, AgentError};
 use crate::local::assembled;
 use baton_engine::prompt::verbatim;
+use baton_engine::tokenizer::TokenId;
 use baton_generate::thinking::begun_answer;
 use baton_protocol::{Segment, Tool};
 use baton_terminal::chain;
+use std::sync::Arc;
+
+/// A prompt that ends in a text that is continued.
+#[derive(Debug, Clone)]
+pub struct OwnPrompt {
+    /// All tokens.
+    pub ids: Arc<[TokenId]>,
+    /// Whether the template laid out the conversation before the text, so that the end of a turn ends the
+    /// answer.
+    pub is_chat: bool,
+}
 
 impl Agent {
     /// Makes the prompt of a text that is continued as it is.
