@@ -243,6 +243,12 @@ fn tools_that_nobody_runs_are_left_out_and_any_schema_of_an_object_is_taken() {
         assert_eq!(cloud(json!({ "tools": [tool(schema)] })).tools.unwrap().tools[0].parameters, want);
     }
     assert!(cloud(json!({ "tools": [search] })).tools.is_none());
+    let many = |count: usize| {
+        let named = |at| json!({ "type": "function", "function": { "name": format!("f{at}") } });
+        json!({ "tools": (0..count).map(named).collect::<Vec<_>>() })
+    };
+    assert_eq!(cloud(many(512)).tools.unwrap().tools.len(), 512);
+    check_one(with(many(513)).to_string().as_bytes(), &Capabilities::CLOUD, No("tools", "at most 512"));
 }
 
 #[test]
