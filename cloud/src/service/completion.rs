@@ -191,7 +191,8 @@ fn prompt(
     };
     let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
     let segments: Vec<Segment> = messages.iter().cloned().map(Segment::from).collect();
-    let (tokenizer, template) = (served.model.tokenizer(), served.model.template());
+    let tokenizer = served.model.tokenizer();
+    let template = served.model.template();
     let mut prompt = tools::prompt(tokenizer, template, &segments, offered)?;
     if let Some(begun) = &request.begun {
         prompt.ids.extend(begun_answer(tokenizer, template, begun));

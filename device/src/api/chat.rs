@@ -153,7 +153,7 @@ fn prepared(
     let streamed = request.stream;
     let calls = Calls::of(request.tools.as_ref(), state.agent.call_markup(&state.scene));
     let echo = match request.prompt {
-        Prompt::Text { text, echo: true } => Some(text),
+        Prompt::Text { text, echo: true, .. } => Some(text),
         _ => None,
     };
     let stops = request.sampling.stop;

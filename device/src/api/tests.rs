@@ -68,7 +68,11 @@ fn client() -> reqwest::Client {
 }
 
 async fn post(url: &str, body: &Value) -> (u16, String) {
-    let response = client().post(format!("{url}/v1/chat/completions")).json(body).send().await.unwrap();
+    post_to(url, "/v1/chat/completions", body).await
+}
+
+async fn post_to(url: &str, path: &str, body: &Value) -> (u16, String) {
+    let response = client().post(format!("{url}{path}")).json(body).send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
@@ -135,6 +139,35 @@ async fn a_text_is_continued_as_it_is() {
     let streamed: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(streamed, echoed);
     assert!(chunks.iter().all(|chunk| chunk["object"] == "text_completion"));
+}
+
+#[tokio::test]
+async fn an_answer_goes_on_where_the_client_began_it() {
+    let url = serve(None).await;
+    let ask = async |path: &str, extra: Value| {
+        let mut body = json!({ "max_tokens": 12, "temperature": 0, "stream": false });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (status, text) = post_to(&url, path, &body).await;
+        assert_eq!(status, 200, "{path}: {text}");
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let user = [Message { role: "user", content: "Say it." }];
+    let text = model().template().render(&user, true).unwrap() + "It is";
+    let want = ask("/v1/completions", json!({ "prompt": text })).await;
+    let want = want["choices"][0]["text"].as_str().unwrap();
+    let begun =
+        json!([{ "role": "user", "content": "Say it." }, { "role": "assistant", "content": "It is" }]);
+    let chat = json!({ "messages": begun, "continue_final_message": true });
+    let chat = ask("/v1/chat/completions", chat).await;
+    assert_eq!(chat["choices"][0]["message"]["content"], want);
+    let message = ask("/v1/messages", json!({ "messages": begun })).await;
+    assert_eq!(message["content"][0]["text"], want);
+    let options = json!({ "num_predict": 12, "temperature": 0 });
+    let line = ask("/api/chat", json!({ "model": "baton", "messages": begun, "options": options })).await;
+    assert_eq!(line["message"]["content"], want);
+    let anew = ask("/v1/chat/completions", json!({ "messages": begun })).await;
+    let prompt_tokens = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(prompt_tokens(&anew) > prompt_tokens(&chat), "else the answer is a turn of its own");
 }
 
 #[tokio::test]

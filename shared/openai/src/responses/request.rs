@@ -248,19 +248,29 @@ fn add(
         "item_reference" => return Err(FieldError::new(place, NOTHING_KEPT)),
         kind => {
             ignored.add_at("input[]", kind);
-            if let Some(output) = item.get("output").filter(|output| !output.is_null()) {
-                messages.push(ChatMessage::new(Role::User, output_of(&item, output)));
-            }
+            messages.extend(output_of(place, item, ignored)?.map(|text| ChatMessage::new(Role::User, text)));
         }
     }
     Ok(())
 }
 
-/// Returns the output of a call that the model does not know as a call, as text of the user.
-fn output_of(item: &Value, output: &Value) -> String {
+/// Returns the output of a call that the model does not know as a call, as text of the user; `None` if the
+/// item has none. What is neither a text nor a part is written as JSON.
+fn output_of(place: &str, mut item: Value, ignored: &mut Ignored) -> Result<Option<String>, FieldError> {
+    let Some(output) = item.get_mut("output").map(Value::take) else { return Ok(None) };
+    let parts = match output {
+        Value::Null => return Ok(None),
+        Value::Array(items) => items,
+        other => vec![other],
+    };
+    let readable = |part: Value| match part {
+        Value::Object(fields) if !fields.contains_key("type") => Value::Object(fields).to_string().into(),
+        part => part,
+    };
+    let parts = Content::Parts(parts.into_iter().map(readable).collect());
+    let text = text_of(&format!("{place}.output"), parts, false, ignored)?;
     let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
-    let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
-    format!("Result of the call {id}:\n{output}")
+    Ok(Some(format!("Result of the call {id}:\n{text}")))
 }
 
 fn role(place: &str, role: Option<&str>) -> Result<Role, FieldError> {
