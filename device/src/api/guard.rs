@@ -106,8 +106,8 @@ fn allowed(state: &ApiState, request: &Request) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Returns whether a browser may have sent a request: it has a header that browsers send and pages cannot take
-/// away. Other programs, such as curl, may declare a body as they like.
+/// Returns whether a browser may have sent a request: it has a header that browsers send and that pages
+/// cannot take away. Other programs, such as curl, may declare a body as they like.
 fn is_of_browser(headers: &HeaderMap) -> bool {
     let sent_by_browsers = [header::ORIGIN, header::REFERER, header::COOKIE, FETCH_SITE];
     let agent = headers.get(header::USER_AGENT).map(|agent| agent.as_bytes().starts_with(b"Mozilla/"));

@@ -33,8 +33,6 @@ mod clock;
 pub mod dialect;
 pub mod embeddings;
 pub mod error;
-#[cfg(test)]
-mod fields;
 pub mod ignored;
 pub mod logprobs;
 pub mod models;
@@ -56,3 +54,6 @@ pub use self::capabilities::Capabilities;
 pub use self::error::{ErrorReply, FieldError};
 pub use self::request::{AnswerFormat, ChatRequest, Penalties, Prompt, parse, parse_text};
 pub use self::tools::{ChatMessage, PastCall, Tool, ToolChoice, ToolUse};
+
+#[cfg(test)]
+mod tests;

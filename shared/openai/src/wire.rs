@@ -148,8 +148,8 @@ pub(crate) enum Content {
 /// A part of a message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Part {
-    /// `text` (the default), `input_text` or `output_text`. A part of another type that has no text is refused
-    /// in the last message; in earlier ones a short text stands for it.
+    /// `text` (the default), `input_text` or `output_text`. A part of another type that has no text is
+    /// refused in the last message; in earlier ones a short text stands for it.
     #[serde(rename = "type")]
     pub(crate) _kind: Option<String>,
     /// The text.

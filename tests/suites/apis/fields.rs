@@ -1,5 +1,5 @@
-//! The table of fields (`fields.json`), replayed against both real programs: each row is taken and named as it
-//! says, or refused by the field's name.
+//! The table of fields (`fields.json`), replayed against both real programs: each row is taken and named as
+//! it says, or refused by the field's name.
 
 use baton_e2e::process::{CloudProcess, models_folder};
 use serde_json::{Map, Value};
