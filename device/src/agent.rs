@@ -33,6 +33,7 @@ use commands::{Commands, Ended};
 pub use error::AgentError;
 pub use evidence::{AnswerCitation, CitedSource};
 use form::Forms;
+pub use own::OwnPrompt;
 use prepare::Prepared;
 use recent::Recent;
 use record::{Recorder, sent_draft};
@@ -49,7 +50,7 @@ use crate::prefix::Kept;
 use crate::privacy::{Memory, PrivateNames, RedactError};
 use crate::relay::{CloudFault, Note, Outcome, Progress, RelayEffect, RelayEvent, RelayMode, Source};
 use crate::worker::EngineWorker;
-use baton_engine::tokenizer::{TokenId, Tokenizer};
+use baton_engine::tokenizer::Tokenizer;
 use baton_engine::{AdapterId, Model};
 use baton_pacing::{DeviceCost, Millis, PaceMode};
 use baton_protocol::{
@@ -104,9 +105,9 @@ pub struct Question {
     pub tools: Option<ToolUse>,
     /// The form that the answer must have.
     pub format: AnswerFormat,
-    /// The prompt's ids in place of the segments, if it is a text that is continued as it is. Only a model on
-    /// this device does that.
-    pub own: Option<Arc<[TokenId]>>,
+    /// The prompt's ids in place of the segments, if a text is continued. Only a model on this device does
+    /// that.
+    pub own: Option<OwnPrompt>,
     /// Whether the answer cites sentences of the prompt.
     pub cites: bool,
 }

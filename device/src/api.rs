@@ -1,11 +1,12 @@
 //! The APIs for programs on this machine: OpenAI's chat completions, text completions and responses,
 //! Anthropic's messages, and Ollama's API.
 //!
-//! Loopback only, unless a key is set. A request is refused if its `Host` is not served, or if its body is
-//! not declared as JSON. It is also refused if it comes from a page of another origin (another port of this
-//! machine is one). So no web page can use the API, neither by DNS rebinding nor by a form. What is not
-//! supported is refused with 400, never ignored. Always: a client that disconnects cancels its answer.
-//! Answers wait in a bounded queue; if it is full, the reply is 429.
+//! Loopback only, unless a key is set. A request is refused if its `Host` is not served, or if a browser may
+//! have sent it and its body is not declared as JSON. It is also refused if it comes from a page of another
+//! origin (another port of this machine is one). So no web page can use the API, neither by DNS rebinding nor
+//! by a form. What has no effect is named in the reply; what would make the answer wrong is refused with 400.
+//! Always: a client that disconnects cancels its answer. Answers wait in a bounded queue; if it is full, the
+//! reply is 429.
 
 mod body;
 mod calls;

@@ -1,5 +1,5 @@
-//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton model`, `baton profile`, `baton ring`,
-//! the options that a user keeps, and what shells and `man` know of them all.
+//! The command line: `baton ask`, `baton chat`, `baton serve`, `baton launch`, `baton model`,
+//! `baton profile`, `baton ring`, the options that a user keeps, and what shells and `man` know of them all.
 
 mod ask;
 mod chat;
@@ -10,6 +10,7 @@ mod doctor;
 mod document;
 mod gpu;
 mod interrupts;
+mod launch;
 mod load;
 mod managed;
 mod model;
@@ -85,6 +86,9 @@ enum Command {
     Receipt(receipt::ReceiptArgs),
     /// Serve the APIs of OpenAI, Anthropic and Ollama to programs on this machine
     Serve(serve::ServeArgs),
+    /// Start a coding agent that asks a running `baton serve`
+    #[command(after_help = launch::HELP)]
+    Launch(launch::LaunchArgs),
     /// Say what a running `baton serve` has in memory
     Ps(running::RunningArgs),
     /// Free the memory of the model of a running `baton serve`
@@ -463,6 +467,7 @@ impl Cli {
             | Command::Conversations(_)
             | Command::Trace(_)
             | Command::Receipt(_)
+            | Command::Launch(_)
             | Command::Ps(_)
             | Command::Stop(_)
             | Command::Config(_)
@@ -497,6 +502,7 @@ impl Cli {
             Command::Conversations(args) => conversations::run(args).await,
             Command::Trace(args) => trace::run(args).await,
             Command::Receipt(args) => receipt::run(args).await,
+            Command::Launch(args) => launch::run(args).await,
             Command::Ps(args) => running::ps(args).await,
             Command::Stop(args) => running::stop(args).await,
             Command::Config(args) => config::run(args),

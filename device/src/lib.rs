@@ -15,6 +15,7 @@ pub mod context;
 pub mod conversations;
 pub mod documents;
 pub mod fleet;
+pub mod launch;
 pub mod local;
 pub mod machine;
 pub mod models;

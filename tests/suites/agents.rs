@@ -64,7 +64,7 @@ fn agent(
     assert!(ended.status.success(), "{name}: {}\n{}", ended.stdout, ended.stderr);
     assert!(!exchanged.is_empty(), "{name} asked nothing: {}\n{}", ended.stdout, ended.stderr);
     check(home.path());
-    requests::record(&agent.name(), &exchanged);
+    requests::record(agent, &exchanged);
     (ended.stdout, exchanged)
 }
 
@@ -78,6 +78,16 @@ fn greets_and_loops(one: Agent, installed: &Path, hi: &Recorder, looped: &Record
     assert!(has_result, "{one:?} sent no result of its tool");
     let ignored = exchanged.last().map(|exchange| exchange.ignored.as_str()).unwrap_or_default();
     println!("ok {}: {} requests, none refused; ignored: {ignored}", one.name(), exchanged.len());
+}
+
+/// Returns whether an agent is to run: all do, unless one is named.
+fn is_wanted(agent: Agent) -> bool {
+    let Some(only) = std::env::var("BATON_AGENTS_ONLY").ok().filter(|only| !only.is_empty()) else {
+        return true;
+    };
+    let mut all = OF_NODE.iter().chain(&OF_PYTHON).map(|agent| agent.name());
+    assert!(all.any(|name| name.starts_with(&only)), "no agent is called `{only}`");
+    agent.name().starts_with(&only)
 }
 
 fn is_named() -> bool {
@@ -101,7 +111,7 @@ async fn agents_of_node_close_the_loop() {
     let looped = looping(&TOOLS).await;
     let hi = Recorder::start(hi.url()).await;
     let looped = Recorder::start(looped.url()).await;
-    for one in OF_NODE {
+    for one in OF_NODE.into_iter().filter(|&one| is_wanted(one)) {
         if one == Agent::OpenCode && !installed.join(OPEN_CODE).is_file() {
             skipped("OpenCode is not there for this system");
             continue;
@@ -127,7 +137,7 @@ async fn agents_of_python_close_the_loop() {
     let looped = Recorder::start(looped_program.url()).await;
     let edits = Recorder::start(editing.url()).await;
     tokio::task::block_in_place(|| {
-        for one in OF_PYTHON {
+        for one in OF_PYTHON.into_iter().filter(|&one| is_wanted(one)) {
             match one {
                 // It has no tools: it writes files as the model says.
                 Agent::Aider => {

@@ -1,12 +1,15 @@
 //! Clients of the other dialects, at locked versions, against the real agent: Anthropic's and Ollama's for
 //! Python, Ollama's for JavaScript, and openai-python's responses. Responses also against the real cloud.
 //! Then what programs are built with: LangChain, LiteLLM, Vercel's AI SDK, and a plain client of event
-//! streams. Requests as Open WebUI's server sends them need none of these.
+//! streams. Requests as Open WebUI's server sends them need none of these, nor does the table of what becomes
+//! of each field.
 //!
 //! Each is asked whole, streamed, wrongly, and cut off. The scripts are in `tests/clients/apis`; they are
 //! installed and run as those of the suite `clients`. If Python, Node or their registries are missing, the
 //! suite says so and skips what needs them.
 
+#[path = "apis/fields.rs"]
+mod fields;
 #[path = "apis/open_webui.rs"]
 mod open_webui;
 

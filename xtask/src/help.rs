@@ -70,6 +70,7 @@ const TEST: &str = "\
   ./x test gpu                     GPU kernels and whole models; without a GPU, by Mesa's software Vulkan,
                                    which is fetched (Debian and Ubuntu), as NVIDIA's compilers are (x86-64
                                    Linux). Only if named, it also fetches real models (430 MB, by pip)
+  ./x test agents record codex     runs an agent, at its locked version, and keeps in tests/agents what it sent
   ./x test ring --exact TEST       words after the suite's name go to its test program
   ./x test loaded 3                every suite 3 times, beside a busy loop for each core and with all memory
                                    but 4 GiB held (Linux)

@@ -112,6 +112,10 @@ fn test(words: &[String]) -> Outcome {
             suites::list()
         }
         "loaded" => load::loaded(rest),
+        "agents" if rest.first().is_some_and(|word| word == "record") => match rest {
+            [_, agent] => suites::record_agent(agent),
+            _ => Err(Stop::usage("./x test agents record NAME: the name of one agent")),
+        },
         "slow" => {
             no_more("test slow", rest)?;
             suites::slow()

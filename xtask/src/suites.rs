@@ -128,6 +128,23 @@ pub(crate) fn slow() -> Outcome {
 /// # Errors
 /// No suite is called so, something failed or does not build, or no test's name contains a filter.
 pub(crate) fn named(name: &str, filters: &[String]) -> Outcome {
+    named_with(name, filters, &[])
+}
+
+/// Runs a coding agent, and writes what it sent to `tests/agents`, where the suite `agents` reads it.
+///
+/// # Errors
+/// As [`named`].
+pub(crate) fn record_agent(agent: &str) -> Outcome {
+    let here = std::env::current_dir().map_err(|err| Stop::failed(format!("this folder: {err}")))?;
+    let folder = here.join("tests/agents");
+    let folder = folder.to_string_lossy();
+    let variables = [("BATON_AGENTS_RECORD", &*folder), ("BATON_AGENTS_ONLY", agent)];
+    named_with("agents", &["agents_of_".to_owned()], &variables)
+}
+
+/// As [`named`], with more variables.
+fn named_with(name: &str, filters: &[String], more: &[(&str, &str)]) -> Outcome {
     let packages = packages::read()?;
     let chosen = chosen(&packages, name)?;
     let begun = Instant::now();
@@ -138,7 +155,8 @@ pub(crate) fn named(name: &str, filters: &[String]) -> Outcome {
     let mut run = Run::new();
     for one in &built {
         install(&mut run, one);
-        run_with(&mut run, one, filters, &tools::variables_if_named(&one.suite.name()))?;
+        let variables = [&tools::variables_if_named(&one.suite.name())[..], more].concat();
+        run_with(&mut run, one, filters, &variables)?;
     }
     let only_names = !filters.is_empty() && filters.iter().all(|filter| !filter.starts_with('-'));
     if only_names && run.tests() == 0 {

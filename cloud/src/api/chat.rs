@@ -170,7 +170,7 @@ async fn answer(
         let Asked { mut request, writer, .. } = asked;
         let ignored = std::mem::take(&mut request.ignored);
         let stream = request.stream;
-        let is_chat = matches!(request.prompt, Prompt::Chat(_));
+        let is_chat = matches!(request.prompt, Prompt::Chat(_)) && request.begun.is_none();
         let work = ChatWork::of(request)?;
         Ok(Parsed { work, held, writer, ignored, stream, is_chat })
     });

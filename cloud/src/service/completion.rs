@@ -5,6 +5,8 @@ use baton_engine::PrefixScope;
 use baton_engine::prompt::verbatim;
 use baton_engine::tokenizer::TokenId;
 use baton_generate::evidence::Evidence;
+use baton_generate::thinking::begun_answer;
+use baton_openai::request::NO_INFILL;
 use baton_openai::{AnswerFormat, ChatMessage, Penalties, Prompt, ToolUse};
 use baton_protocol::{Sampling, Segment};
 
@@ -27,6 +29,8 @@ pub struct CompletionRequest {
     pub model: String,
     /// The messages, or the text to continue; nothing of it is refined.
     pub prompt: Prompt,
+    /// The beginning of the answer, which the client wrote.
+    pub begun: Option<String>,
     /// How the answer is sampled, and its stop strings.
     pub sampling: Sampling,
     /// Penalties for tokens that the answer already contains.
@@ -49,6 +53,7 @@ impl CompletionRequest {
         CompletionRequest {
             model: model.into(),
             prompt: Prompt::Chat(messages),
+            begun: None,
             sampling: Sampling::default(),
             penalties: Penalties::default(),
             max_tokens: None,
@@ -73,7 +78,16 @@ impl CompletionRequest {
         let tools = self.tools.iter().flat_map(|tools| &tools.tools);
         let described =
             tools.flat_map(|tool| [Some(tool.name.as_str()), tool.description.as_deref()]).flatten();
-        text.into_iter().chain(said).chain(called).chain(described)
+        text.into_iter().chain(said).chain(called).chain(described).chain(self.begun.as_deref())
+    }
+}
+
+/// Returns the request with the text that follows laid out by the model's tokens for it.
+fn filled_in(served: &Served, request: &CompletionRequest) -> Result<CompletionRequest, ServiceError> {
+    let mut filled = request.clone();
+    match filled.prompt.fill_in(|text| served.model.tokenizer().is_token(text)) {
+        true => Ok(filled),
+        false => Err(ServiceError::EngineCannot { field: "suffix", message: NO_INFILL }),
     }
 }
 
@@ -83,12 +97,12 @@ pub(crate) fn prepare(
     request: &CompletionRequest,
     terms: &Terms,
 ) -> Result<(Prepared, AssistStream), ServiceError> {
+    if let Prompt::Text { suffix: Some(_), .. } = &request.prompt {
+        return prepare(served, &filled_in(served, request)?, terms);
+    }
     request.sampling.check()?;
     check_upstream(served, request.tools.as_ref(), request.logprobs.is_some())?;
-    if request.citations.is_some() && served.upstream.is_some() {
-        let message = "the engine of this model does not tell what it attends to";
-        return Err(ServiceError::EngineCannot { field: "citations", message });
-    }
+    check_engine(served, request)?;
     let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let schemas: Vec<String> = tools.map(|tool| tool.parameters.to_string()).collect();
     check_text(served, request.texts().chain(schemas.iter().map(String::as_str)))?;
@@ -96,7 +110,7 @@ pub(crate) fn prepare(
     let room = room(served, prompt.len())?;
     let max_tokens = request.max_tokens.map_or(room, |max| max.min(room));
     let is_chat = matches!(request.prompt, Prompt::Chat(_));
-    let thought_tokens = opened_thought(served, max_tokens).filter(|_| is_chat);
+    let thought_tokens = opened_thought(served, max_tokens).filter(|_| is_chat && request.begun.is_none());
     let constraint = constraint(served, request.tools.as_ref(), &request.format, thought_tokens)?;
     let planned = Planned {
         ratio: 1.0,
@@ -134,6 +148,26 @@ pub(crate) fn prepare(
     draft.prepared(served, &request.sampling)
 }
 
+/// Refuses what no engine elsewhere is asked for.
+fn check_engine(served: &Served, request: &CompletionRequest) -> Result<(), ServiceError> {
+    let rules = [
+        (
+            "citations",
+            request.citations.is_none(),
+            "the engine of this model does not tell what it attends to",
+        ),
+        (
+            "continue_final_message",
+            request.begun.is_none(),
+            "the engine of this model does not continue a message",
+        ),
+    ];
+    match rules.into_iter().find(|(_, fine, _)| served.upstream.is_some() && !fine) {
+        Some((field, _, message)) => Err(ServiceError::EngineCannot { field, message }),
+        None => Ok(()),
+    }
+}
+
 fn ask_parts(request: &CompletionRequest) -> AskParts {
     let messages = request.prompt.messages();
     let prompt = match &request.prompt {
@@ -157,7 +191,12 @@ fn prompt(
     };
     let offered = request.tools.as_ref().map(|tools| tools.tools.as_slice()).unwrap_or_default();
     let segments: Vec<Segment> = messages.iter().cloned().map(Segment::from).collect();
-    let prompt = tools::prompt(served.model.tokenizer(), served.model.template(), &segments, offered)?;
+    let tokenizer = served.model.tokenizer();
+    let template = served.model.template();
+    let mut prompt = tools::prompt(tokenizer, template, &segments, offered)?;
+    if let Some(begun) = &request.begun {
+        prompt.ids.extend(begun_answer(tokenizer, template, begun));
+    }
     let evidence = request
         .citations
         .as_ref()

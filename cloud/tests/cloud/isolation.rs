@@ -126,8 +126,7 @@ fn only_what_a_scene_fixes_is_shared_among_tenants() {
 #[test]
 fn a_chat_finds_its_own_turns_and_nobody_else_s() {
     let (service, mut host) = service();
-    let message =
-        |role, text: &str| ChatMessage { role, text: text.into(), calls: Vec::new(), call_id: None };
+    let message = |role, text: &str| ChatMessage::new(role, text);
     let first = vec![message(Role::System, SYSTEM), message(Role::User, &document(10))];
     let mut second = first.clone();
     second.extend([message(Role::Assistant, "It does."), message(Role::User, "Why?")]);

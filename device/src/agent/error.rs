@@ -17,9 +17,10 @@ pub enum AgentError {
     /// This mode needs a model.
     #[error("mode `device` needs a model on this device (--model FILE)")]
     NoDevice,
-    /// A text can be continued only by a model on this device.
+    /// A text, or the beginning of an answer, can be continued only by a model on this device.
     #[error(
-        "a text is continued only by a model on this device (--model FILE), and not in mode `cloud`; send a chat"
+        "a text or the beginning of an answer is continued only by a model on this device (--model FILE), and not \
+         in mode `cloud`; send a chat that ends with the user's message"
     )]
     NoDeviceForText,
     /// The cloud does not take tools or forms of answers, and there is no model here that may answer alone.

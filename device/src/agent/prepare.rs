@@ -149,7 +149,8 @@ impl Agent {
         again: Option<Again>,
     ) -> Result<Prepared, AgentError> {
         let cost = self.cost(mode).await?;
-        let chats = self.device.as_ref().filter(|_| question.own.is_none());
+        let is_chat = question.own.as_ref().is_none_or(|own| own.is_chat);
+        let chats = self.device.as_ref().filter(|_| is_chat);
         let turn_ends = chats.map(|device| device.model.turn_ends()).unwrap_or_default();
         let (adapter, missing) = self.adapter(&question.scene, mode);
         // Not inside the next statement: its lock would be held while others are asked for.
@@ -472,7 +473,7 @@ impl Preparation {
             shorten: self.question.shorten,
             tools: text.tools.clone().map(Arc::new),
             form: forms.own,
-            own: self.question.own.clone(),
+            own: self.question.own.as_ref().map(|own| own.ids.clone()),
             whole: text.tokens.clone(),
             known_max: self.again.map(|again| again.known),
             cites: self.cites.clone(),

@@ -13,7 +13,7 @@ impl Agent {
     pub fn prompt_tokens(&self, question: &Question) -> Result<usize, AgentError> {
         let device = self.device.as_ref().ok_or(AgentError::NoDevice)?;
         if let Some(own) = &question.own {
-            return Ok(own.len());
+            return Ok(own.ids.len());
         }
         let offered = question.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
         let prompt = assembled(&device.model, &question.segments, offered).map_err(AgentError::Prompt)?;

@@ -13,8 +13,9 @@ use axum::response::{IntoResponse, Response};
 use baton_openai::dialect::Dialect;
 use baton_openai::ignored::Ignored;
 use baton_openai::reply::{Ending, FinishReason, Message, Piece, Times};
+use baton_openai::request::NO_INFILL;
 use baton_openai::writer::{AnswerFacts, AnswerWriter, Asked, Read, Work};
-use baton_openai::{ChatRequest, Prompt};
+use baton_openai::{ChatRequest, FieldError, Prompt};
 use baton_protocol::{RefineOptions, Role, Segment, Usage};
 use futures_util::Stream;
 use serde::Serialize;
@@ -135,6 +136,9 @@ fn prepared(
     if has_less_room(state, context_min) {
         request.ignored.add("options.num_ctx");
     }
+    if !request.prompt.fill_in(|text| state.agent.tokenizer().is_token(text)) {
+        return Err(FieldError::new("suffix", NO_INFILL).into());
+    }
     let steadied = steadied(state, &mut request);
     let question = question(state, &request)?;
     let places = places(request.prompt.messages(), &question.segments);
@@ -149,7 +153,7 @@ fn prepared(
     let streamed = request.stream;
     let calls = Calls::of(request.tools.as_ref(), state.agent.call_markup(&state.scene));
     let echo = match request.prompt {
-        Prompt::Text { text, echo: true } => Some(text),
+        Prompt::Text { text, echo: true, .. } => Some(text),
         _ => None,
     };
     let stops = request.sampling.stop;
@@ -176,15 +180,18 @@ fn has_less_room(state: &ApiState, context_min: Option<u64>) -> bool {
 
 pub(super) fn question(state: &ApiState, request: &ChatRequest) -> Result<Question, AgentError> {
     let tokenizer = state.agent.tokenizer();
-    let own = match &request.prompt {
-        Prompt::Text { text, .. } => Some(state.agent.text_prompt(text)?),
-        Prompt::Chat(_) => None,
+    let segments = match &request.prompt {
+        Prompt::Chat(messages) => mark(messages, |text| tokenizer.encode(text).len()),
+        Prompt::Text { text, .. } => vec![Segment::fixed(Role::User, text.as_str())],
+    };
+    let offered = request.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+    let own = match (&request.prompt, &request.begun) {
+        (Prompt::Text { text, .. }, _) => Some(state.agent.text_prompt(text)?),
+        (Prompt::Chat(_), Some(begun)) => Some(state.agent.begun_prompt(&segments, offered, begun)?),
+        (Prompt::Chat(_), None) => None,
     };
     Ok(Question {
-        segments: match &request.prompt {
-            Prompt::Chat(messages) => mark(messages, |text| tokenizer.encode(text).len()),
-            Prompt::Text { text, .. } => vec![Segment::fixed(Role::User, text.as_str())],
-        },
+        segments,
         scene: state.scene.clone(),
         mode: state.mode,
         pace: state.pace,

@@ -41,7 +41,7 @@ pub(super) enum ApiError {
     SlowBody { seconds: f64 },
     #[error("too many request bodies are being read")]
     Bodies,
-    #[error("a request body must be JSON, and say so: `content-type: application/json`")]
+    #[error("a request body from a browser must be JSON, and say so: `content-type: application/json`")]
     NotJson,
     #[error("requests from {0} are not served")]
     Forbidden(String),

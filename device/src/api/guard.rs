@@ -1,4 +1,5 @@
-//! Access checks: the right `Host`, no page of another origin, JSON bodies only, and the key if one is set.
+//! Access checks: the right `Host`, no page of another origin, only JSON bodies from browsers, and the key if
+//! one is set.
 
 use super::ApiState;
 use super::error::ApiError;
@@ -95,10 +96,22 @@ fn allowed(state: &ApiState, request: &Request) -> Result<(), ApiError> {
         return Err(ApiError::Forbidden(format!("host `{}`", short(host))));
     }
     own_origin(request.method(), request.headers(), host)?;
-    if request.method() == Method::POST && !is_json(value(request.headers(), &header::CONTENT_TYPE)?) {
-        return Err(ApiError::NotJson);
+    let is_post = request.method() == Method::POST;
+    if is_post && is_of_browser(request.headers()) {
+        let content_type = value(request.headers(), &header::CONTENT_TYPE)?;
+        if !is_json(content_type) {
+            return Err(ApiError::NotJson);
+        }
     }
     Ok(())
+}
+
+/// Returns whether a browser may have sent a request: it has a header that browsers send and that pages
+/// cannot take away. Other programs, such as curl, may declare a body as they like.
+fn is_of_browser(headers: &HeaderMap) -> bool {
+    let sent_by_browsers = [header::ORIGIN, header::REFERER, header::COOKIE, FETCH_SITE];
+    let agent = headers.get(header::USER_AGENT).map(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
+    agent == Some(true) || sent_by_browsers.iter().any(|name| headers.contains_key(name))
 }
 
 /// Refuses requests from pages of another origin. A person who follows a link to a page of this origin may
@@ -163,6 +176,31 @@ pub(super) async fn key(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_browsers_must_declare_json() {
+        let has = |name: &'static str, text: &'static str| {
+            is_of_browser(&HeaderMap::from_iter([(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(text),
+            )]))
+        };
+        for (name, text) in [
+            ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"),
+            ("origin", "https://evil.example"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("referer", "https://evil.example/"),
+            ("cookie", "a=b"),
+        ] {
+            assert!(has(name, text), "{name}: {text}");
+        }
+        for (name, text) in
+            [("user-agent", "curl/8.5.0"), ("content-type", "application/x-www-form-urlencoded")]
+        {
+            assert!(!has(name, text), "{name}: {text}");
+        }
+    }
 
     #[test]
     fn ports_are_cut() {

@@ -1,4 +1,4 @@
-//! Ollama's paths: answers, what is said about models, and pulls.
+//! Ollama's paths: answers, what is said about models, pulls and removals.
 //!
 //! One model is served, so only that one is listed. Models that are pulled here are used by their name when
 //! `baton serve` starts the next time. Always: a client that disconnects stops its pull, and what was
@@ -9,13 +9,13 @@ use super::{ApiState, answers, no_embeddings};
 use crate::agent::AgentError;
 use crate::models::about::About;
 use crate::models::pull::{Event, PullOptions, Pulled, REVISION, Report, Stop, pull};
-use crate::models::store::{self, Record};
+use crate::models::store::{self, Record, StoreError};
 use crate::models::{HUB, HUB_ENV, INDEX, INDEX_ENV, PullError, Source, Store, TOKEN_ENV};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use baton_openai::ollama::models::{self, ModelFacts};
 use baton_openai::request::MODEL_DEFAULT;
@@ -64,8 +64,41 @@ pub(super) fn routes() -> Router<Arc<ApiState>> {
         .route("/show", post(show))
         .route("/version", get(async || Json(models::version())))
         .route("/pull", post(start_pull))
+        .route("/delete", delete(remove))
+        .route(
+            "/create",
+            post(async || not_here("models are not made here: use `baton model import`, or pull one")),
+        )
+        .route("/copy", post(async || not_here("a model has one name here, so it is not copied")))
+        .route("/push", post(async || not_here("models are not published from here")))
         .route("/embed", post(no_embeddings))
         .route("/embeddings", post(no_embeddings))
+}
+
+/// Refuses what is done with models elsewhere.
+fn not_here(why: &'static str) -> ApiError {
+    FieldError::whole(why).into()
+}
+
+/// Removes a model that was pulled, unless it is served.
+async fn remove(State(state): State<Arc<ApiState>>, body: Body) -> Result<StatusCode, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let name = models::read_show(body.bytes())?;
+    drop(body);
+    if name == state.model_name || name == MODEL_DEFAULT {
+        return Err(FieldError::new("model", "is served now; end `baton serve` before it is removed").into());
+    }
+    let kept = state.models.store.clone().filter(|store| store.find(&name).is_some());
+    let Some(store) = kept else {
+        super::check_model(&state, &name)?;
+        return Err(ApiError::NoSuchPath);
+    };
+    let removed = tokio::task::spawn_blocking(move || store.remove(&name)).await;
+    match removed.map_err(AgentError::Prepare)? {
+        Ok(_) => Ok(StatusCode::OK),
+        Err(StoreError::Busy(_)) => Err(ApiError::Pulling),
+        Err(err) => Err(ApiError::Pull(err.into())),
+    }
 }
 
 async fn tags(State(state): State<Arc<ApiState>>) -> Result<Json<Value>, ApiError> {

@@ -68,7 +68,11 @@ fn client() -> reqwest::Client {
 }
 
 async fn post(url: &str, body: &Value) -> (u16, String) {
-    let response = client().post(format!("{url}/v1/chat/completions")).json(body).send().await.unwrap();
+    post_to(url, "/v1/chat/completions", body).await
+}
+
+async fn post_to(url: &str, path: &str, body: &Value) -> (u16, String) {
+    let response = client().post(format!("{url}{path}")).json(body).send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
@@ -138,6 +142,35 @@ async fn a_text_is_continued_as_it_is() {
 }
 
 #[tokio::test]
+async fn an_answer_goes_on_where_the_client_began_it() {
+    let url = serve(None).await;
+    let ask = async |path: &str, extra: Value| {
+        let mut body = json!({ "max_tokens": 12, "temperature": 0, "stream": false });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (status, text) = post_to(&url, path, &body).await;
+        assert_eq!(status, 200, "{path}: {text}");
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let user = [Message { role: "user", content: "Say it." }];
+    let text = model().template().render(&user, true).unwrap() + "It is";
+    let want = ask("/v1/completions", json!({ "prompt": text })).await;
+    let want = want["choices"][0]["text"].as_str().unwrap();
+    let begun =
+        json!([{ "role": "user", "content": "Say it." }, { "role": "assistant", "content": "It is" }]);
+    let chat = json!({ "messages": begun, "continue_final_message": true });
+    let chat = ask("/v1/chat/completions", chat).await;
+    assert_eq!(chat["choices"][0]["message"]["content"], want);
+    let message = ask("/v1/messages", json!({ "messages": begun })).await;
+    assert_eq!(message["content"][0]["text"], want);
+    let options = json!({ "num_predict": 12, "temperature": 0 });
+    let line = ask("/api/chat", json!({ "model": "baton", "messages": begun, "options": options })).await;
+    assert_eq!(line["message"]["content"], want);
+    let anew = ask("/v1/chat/completions", json!({ "messages": begun })).await;
+    let prompt_tokens = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(prompt_tokens(&anew) > prompt_tokens(&chat), "else the answer is a turn of its own");
+}
+
+#[tokio::test]
 async fn foreign_hosts_and_origins_are_refused() {
     let url = serve(None).await;
     let get = |name: &'static str, value: &'static str| {
@@ -160,22 +193,25 @@ async fn foreign_hosts_and_origins_are_refused() {
 }
 
 #[tokio::test]
-async fn a_body_that_a_form_could_send_is_refused() {
+async fn a_body_that_a_form_could_send_is_refused_from_browsers() {
     let url = serve(None).await;
     let body = json!({ "messages": [{ "role": "user", "content": "q" }], "max_tokens": 1 }).to_string();
-    for (content_type, want) in [
+    for (content_type, of_browser) in [
         (Some("text/plain"), 415),
         (Some("application/x-www-form-urlencoded"), 415),
         (None, 415),
         (Some("application/json; charset=utf-8"), 200),
     ] {
-        let mut request = client().post(format!("{url}/v1/chat/completions")).body(body.clone());
-        if let Some(content_type) = content_type {
-            request = request.header("content-type", content_type);
+        for (agent, want) in [("Mozilla/5.0", of_browser), ("curl/8.5.0", 200)] {
+            let request = client().post(format!("{url}/v1/chat/completions")).header("user-agent", agent);
+            let mut request = request.body(body.clone());
+            if let Some(content_type) = content_type {
+                request = request.header("content-type", content_type);
+            }
+            let response = request.send().await.unwrap();
+            assert_eq!(response.status().as_u16(), want, "{content_type:?} by {agent}");
+            assert_eq!(response.headers()["x-content-type-options"], "nosniff");
         }
-        let response = request.send().await.unwrap();
-        assert_eq!(response.status().as_u16(), want, "{content_type:?}");
-        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
     }
 }
 
@@ -322,7 +358,7 @@ async fn bad_requests_say_what_is_wrong() {
         (json!({ "messages": user, "tools": [{}] }), "tools"),
         (json!({ "messages": user, "top_p": 5 }), "top_p"),
         (json!({ "messages": user, "max_tokens": 0 }), "max_tokens"),
-        (json!({ "messages": user, "stop": [""] }), "stop"),
+        (json!({ "messages": user, "stop": vec!["x"; 17] }), "stop"),
     ] {
         let (status, text) = post(&url, &body).await;
         assert_eq!(status, 400, "{text}");

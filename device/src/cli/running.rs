@@ -10,14 +10,21 @@ use serde_json::{Value, json};
 use super::cloud_address;
 use crate::models::http_client;
 
+/// Where a running `baton serve` is.
 #[derive(Debug, Args)]
-pub(super) struct RunningArgs {
+pub(super) struct AddressArgs {
     /// Address of the running `baton serve`
     #[arg(long, default_value = "http://127.0.0.1:8017", value_name = "URL", value_parser = cloud_address)]
-    url: String,
+    pub(super) url: String,
     /// Its key, if it has one
     #[arg(long, env = "BATON_KEY", value_name = "KEY", hide_env_values = true)]
-    key: Option<String>,
+    pub(super) key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RunningArgs {
+    #[command(flatten)]
+    address: AddressArgs,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -35,8 +42,12 @@ struct Model {
     context_length: Option<u64>,
 }
 
-impl RunningArgs {
-    async fn ask(
+impl AddressArgs {
+    /// Asks the program.
+    ///
+    /// # Errors
+    /// If nobody answers there, or with an error.
+    pub(super) async fn ask(
         &self,
         make: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
     ) -> anyhow::Result<Response> {
@@ -64,7 +75,7 @@ impl RunningArgs {
 
 /// Prints which models are in memory.
 pub(super) async fn ps(args: RunningArgs) -> anyhow::Result<()> {
-    let response = args.ask(|client, url| client.get(format!("{url}/api/ps"))).await?;
+    let response = args.address.ask(|client, url| client.get(format!("{url}/api/ps"))).await?;
     let reply: Value = response.json().await.context("read the reply")?;
     if args.json {
         return Ok(outln!("{reply}")?);
@@ -84,8 +95,8 @@ pub(super) async fn ps(args: RunningArgs) -> anyhow::Result<()> {
 /// Frees the memory of the model.
 pub(super) async fn stop(args: RunningArgs) -> anyhow::Result<()> {
     let unload = json!({ "model": "baton", "keep_alive": 0 });
-    args.ask(|client, url| client.post(format!("{url}/api/generate")).json(&unload)).await?;
-    let response = args.ask(|client, url| client.get(format!("{url}/api/ps"))).await?;
+    args.address.ask(|client, url| client.post(format!("{url}/api/generate")).json(&unload)).await?;
+    let response = args.address.ask(|client, url| client.get(format!("{url}/api/ps"))).await?;
     let loaded: Loaded = response.json().await.context("read the reply")?;
     let is_free = loaded.models.is_empty();
     if args.json {

@@ -274,6 +274,11 @@ impl Tokenizer {
         self.encode_pieces(&pieces).into_iter().map(|token| token.id).collect()
     }
 
+    /// Returns whether a text that a template writes is one token, such as a control token.
+    pub fn is_token(&self, text: &str) -> bool {
+        matches!(self.encode_template(text)[..], [id] if self.token_bytes(id) == text.as_bytes())
+    }
+
     /// Returns the bytes of a token: a piece of text, or a control token's name. Empty for unknown ids.
     pub fn token_bytes(&self, id: TokenId) -> &[u8] {
         self.vocab.bytes(id)

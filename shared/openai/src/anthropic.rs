@@ -52,7 +52,11 @@ fn field(name: &str) -> String {
     match name {
         "parallel_tool_calls" => return "tool_choice.disable_parallel_tool_use".to_owned(),
         "tool_choice.function.name" | "tool_choice.function" => return "tool_choice.name".to_owned(),
+        "response_format.json_schema.schema" => return "output_config.format.schema".to_owned(),
         _ => (),
+    }
+    if let Some(rest) = name.strip_prefix("response_format") {
+        return format!("output_config.format{rest}");
     }
     if let Some(rest) = name.strip_prefix("stop").filter(|rest| rest.is_empty() || rest.starts_with('[')) {
         return format!("stop_sequences{rest}");

@@ -27,6 +27,8 @@ const DESCRIPTIONS: &[&str] = &[
     "citations",
     "data",
     "description",
+    "encrypted_content",
+    "extra_content",
     "id",
     "include_obfuscation",
     "index",
@@ -78,9 +80,15 @@ impl Ignored {
         }
     }
 
-    /// Adds what a reader has passed over, unless it only describes something.
-    pub(crate) fn add_path(&mut self, path: &Path<'_>) {
-        let mut name = String::new();
+    /// Adds a name below a place of the request, whose indexes of lists are left out.
+    pub(crate) fn add_at(&mut self, place: &str, name: &str) {
+        self.add(format!("{}.{name}", without_indexes(place)));
+    }
+
+    /// Adds what a reader has passed over below a place of the request (empty for the whole), unless it only
+    /// describes something.
+    pub(crate) fn add_path(&mut self, place: &str, path: &Path<'_>) {
+        let mut name = without_indexes(place);
         write_path(path, &mut name);
         let last = name.rsplit('.').next().unwrap_or_default();
         if !DESCRIPTIONS.contains(&last) {
@@ -118,6 +126,15 @@ impl Ignored {
     pub fn header(&self) -> Option<String> {
         (!self.0.is_empty()).then(|| self.names().collect::<Vec<_>>().join(", "))
     }
+}
+
+/// Returns a path without the indexes of lists, e.g. `messages[].content[]`.
+fn without_indexes(place: &str) -> String {
+    let piece = |piece: &str| match piece.split_once(']') {
+        Some((_, rest)) => format!("]{rest}"),
+        None => piece.to_owned(),
+    };
+    place.split_inclusive('[').map(piece).collect()
 }
 
 /// Appends a path, e.g. `tools[].eager_input_streaming`.

@@ -54,3 +54,6 @@ pub use self::capabilities::Capabilities;
 pub use self::error::{ErrorReply, FieldError};
 pub use self::request::{AnswerFormat, ChatRequest, Penalties, Prompt, parse, parse_text};
 pub use self::tools::{ChatMessage, PastCall, Tool, ToolChoice, ToolUse};
+
+#[cfg(test)]
+mod tests;

@@ -15,22 +15,27 @@ mod unsupported;
 mod tests;
 
 pub use baton_protocol::AnswerFormat;
-use baton_protocol::{Sampling, check_shape};
+use baton_protocol::{NumberRange, Role, Sampling, check_shape, limits};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use uuid::Uuid;
 
 pub(crate) use self::messages::checked as checked_messages;
-pub(crate) use self::parts::{Unreadable, is_last_turn};
+pub(crate) use self::parts::{Unreadable, is_last_turn, kind_of, text_of, text_of_part};
 pub use self::text::parse_text;
 pub(crate) use self::unsupported::NO_TOOLS;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
-use crate::tools::{ChatMessage, ToolUse};
+use crate::tools::{ChatMessage, ToolChoice, ToolUse};
 use crate::wire::{BatonBody, ChatCompletionRequest, Stop};
 
 /// Name for the first model that a program serves.
 pub const MODEL_DEFAULT: &str = "default";
+/// OpenAI's range of temperatures.
+pub(crate) const TEMPERATURE: NumberRange = NumberRange::new(0.0, 2.0);
+/// OpenAI's range of both penalties.
+pub(crate) const PENALTY: NumberRange = NumberRange::new(-2.0, 2.0);
 /// The most characters of the client's own text that an error repeats.
 const WORDS_MAX: usize = 200;
 
@@ -43,12 +48,37 @@ pub enum Prompt {
     Text {
         /// The text.
         text: String,
+        /// What follows the continuation; not empty.
+        suffix: Option<String>,
         /// Whether the reply begins with the text.
         echo: bool,
     },
 }
 
+/// Why a text that follows is refused.
+pub const NO_INFILL: &str = "the vocabulary of this model has no tokens for a text that follows";
+/// The texts of tokens before a text, before what follows it, and before what is written between them: of
+/// Qwen, StarCoder and Granite, SantaCoder, DeepSeek, GLM.
+const INFILL: [[&str; 3]; 5] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
+];
+
 impl Prompt {
+    /// Lays out a text and what follows it by the tokens that a model has for this. Returns false if it has
+    /// none; `is_token` says whether a text is one token of its vocabulary.
+    pub fn fill_in(&mut self, is_token: impl Fn(&str) -> bool) -> bool {
+        let Prompt::Text { text, suffix, .. } = self else { return true };
+        let Some(after) = suffix.take() else { return true };
+        let known = INFILL.into_iter().find(|tokens| tokens.iter().all(|token| is_token(token)));
+        let Some([before, behind, between]) = known else { return false };
+        *text = format!("{before}{text}{behind}{after}{between}");
+        true
+    }
+
     /// Returns the messages; none if it is a text.
     pub fn messages(&self) -> &[ChatMessage] {
         match self {
@@ -73,6 +103,8 @@ pub struct ChatRequest {
     pub model: String,
     /// What the answer follows.
     pub prompt: Prompt,
+    /// The beginning of the answer, which the client wrote. The reply has what comes behind it.
+    pub begun: Option<String>,
     /// Whether the answer is streamed while it is written.
     pub stream: bool,
     /// Whether a stream ends with a chunk that has the token counts.
@@ -120,7 +152,38 @@ pub fn parse(json: &[u8], can: &Capabilities) -> Result<ChatRequest, FieldError>
     let (mut wire, mut ignored) = parsed::<ChatCompletionRequest>(json)?;
     unsupported::settle(&mut wire, can, &mut ignored)?;
     let messages = messages::read(std::mem::take(&mut wire.messages), can, &mut ignored)?;
-    options(wire, Prompt::Chat(messages), can, ignored)
+    let continues = wire.continue_final_message == Some(true);
+    let mut request = options(wire, Prompt::Chat(messages), can, ignored)?;
+    if continues && !request.continue_last()? {
+        let message = "needs a last message of the assistant, without calls";
+        return Err(FieldError::new("continue_final_message", message));
+    }
+    Ok(request)
+}
+
+impl ChatRequest {
+    /// Makes the last message the beginning of the answer, if the assistant said it. Returns whether it is.
+    ///
+    /// # Errors
+    /// [`FieldError`] if the answer must have a form, which a beginning may not have.
+    pub(crate) fn continue_last(&mut self) -> Result<bool, FieldError> {
+        let Prompt::Chat(messages) = &mut self.prompt else { return Ok(false) };
+        let is_begun = |last: &mut ChatMessage| {
+            last.role == Role::Assistant && last.calls.is_empty() && !last.is_empty()
+        };
+        if messages.len() < 2 {
+            return Ok(false);
+        }
+        let Some(last) = messages.pop_if(is_begun) else { return Ok(false) };
+        let must_call = self.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
+        if must_call || !self.format.is_text() {
+            let message = "the last message is the assistant's: an answer that must have a form, or call a tool, \
+                cannot continue it";
+            return Err(FieldError::new("messages", message));
+        }
+        self.begun = Some(last.text);
+        Ok(true)
+    }
 }
 
 /// Checks a request of another dialect that was translated, and then its prompt. `field` gives a field's name
@@ -152,10 +215,29 @@ pub(crate) fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<(T, Ignored), F
     let mut track = serde_path_to_error::Track::new();
     let mut ignored = Ignored::default();
     let tracked = serde_path_to_error::Deserializer::new(&mut parser, &mut track);
-    let wire = serde_ignored::deserialize(tracked, |path| ignored.add_path(&path));
+    let wire = serde_ignored::deserialize(tracked, |path| ignored.add_path("", &path));
     let wire = wire.map_err(|err| unreadable(&track.path().to_string(), &err))?;
     parser.end().map_err(|err| unreadable(".", &err))?;
     Ok((wire, ignored.without_null(json)?))
+}
+
+/// Reads a part of a request whose type is known by now. Its fields that are null ask for nothing; those that
+/// are passed over are named. `place` is its path in the request.
+pub(crate) fn typed<T: DeserializeOwned>(
+    place: &str,
+    mut value: Value,
+    ignored: &mut Ignored,
+) -> Result<T, FieldError> {
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    let mut track = serde_path_to_error::Track::new();
+    let tracked = serde_path_to_error::Deserializer::new(value, &mut track);
+    let read = serde_ignored::deserialize(tracked, |path| ignored.add_path(place, &path));
+    read.map_err(|err: serde_json::Error| match track.path().to_string().as_str() {
+        "." | "?" => unreadable(place, &err),
+        path => unreadable(&format!("{place}.{path}"), &err),
+    })
 }
 
 /// Reads everything but the prompt.
@@ -171,8 +253,8 @@ fn options(
     let model = model(wire.model.take(), can)?;
     let sampling = sampling(&wire)?;
     let penalties = Penalties {
-        frequency: within("frequency_penalty", wire.frequency_penalty, -2.0, 2.0)?.unwrap_or(0.0),
-        presence: within("presence_penalty", wire.presence_penalty, -2.0, 2.0)?.unwrap_or(0.0),
+        frequency: within("frequency_penalty", wire.frequency_penalty, PENALTY)?.unwrap_or(0.0),
+        presence: within("presence_penalty", wire.presence_penalty, PENALTY)?.unwrap_or(0.0),
     };
     let max_tokens = max_tokens(&wire, can)?;
     let top_logprobs = wire.top_logprobs.and_then(|top| usize::try_from(top).ok());
@@ -182,6 +264,7 @@ fn options(
     let request = ChatRequest {
         model,
         prompt,
+        begun: None,
         stream: wire.stream.unwrap_or(false),
         include_usage,
         include_progress,
@@ -240,10 +323,10 @@ fn model(asked: Option<String>, can: &Capabilities) -> Result<String, FieldError
     }
 }
 
-fn within(field: &str, value: Option<f64>, min: f64, max: f64) -> Result<Option<f32>, FieldError> {
+fn within(field: &str, value: Option<f64>, range: NumberRange) -> Result<Option<f32>, FieldError> {
     match value {
-        Some(value) if !(min..=max).contains(&value) => {
-            Err(FieldError::new(field, format!("is {value}, must be {min} to {max}")))
+        Some(value) if !(range.min..=range.max).contains(&value) => {
+            Err(FieldError::new(field, format!("is {value}, must be {} to {}", range.min, range.max)))
         }
         value => Ok(value.map(|value| value as f32)),
     }
@@ -252,19 +335,29 @@ fn within(field: &str, value: Option<f64>, min: f64, max: f64) -> Result<Option<
 /// Reads the sampling parameters. OpenAI's fields have OpenAI's ranges; our own fields and stop strings have
 /// the protocol's.
 fn sampling(wire: &ChatCompletionRequest) -> Result<Sampling, FieldError> {
+    let mut stop = match &wire.stop {
+        None => Vec::new(),
+        Some(Stop::One(stop)) => vec![stop.clone()],
+        Some(Stop::Many(stops)) => stops.clone(),
+    };
+    // An empty one asks for nothing.
+    stop.retain(|stop| !stop.is_empty());
+    let top_k_max = limits::TOP_K.max as u32;
+    let top_k = |count: i64| u32::try_from(count).map_or(top_k_max, |count| count.min(top_k_max));
     let sampling = Sampling {
-        temperature: within("temperature", wire.temperature, 0.0, 2.0)?.unwrap_or(1.0),
-        // Below 1 it leaves nothing out; too many are refused by their range.
-        top_k: wire.top_k.filter(|&count| count > 0).map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
-        top_p: within("top_p", wire.top_p, 0.0, 1.0)?,
-        min_p: within("min_p", wire.min_p, 0.0, 1.0)?,
-        repetition_penalty: within("repetition_penalty", wire.repetition_penalty, 0.1, 10.0)?.unwrap_or(1.0),
+        temperature: within("temperature", wire.temperature, TEMPERATURE)?.unwrap_or(1.0),
+        // Below 1 it leaves nothing out, nor if it is more than any vocabulary has.
+        top_k: wire.top_k.filter(|&count| count > 0).map(top_k),
+        top_p: within("top_p", wire.top_p, limits::TOP_P)?,
+        min_p: within("min_p", wire.min_p, limits::MIN_P)?,
+        repetition_penalty: within(
+            "repetition_penalty",
+            wire.repetition_penalty,
+            limits::REPETITION_PENALTY,
+        )?
+        .unwrap_or(1.0),
         seed: wire.seed.map_or_else(|| Uuid::new_v4().as_u64_pair().0, |seed| seed as u64),
-        stop: match &wire.stop {
-            None => Vec::new(),
-            Some(Stop::One(stop)) => vec![stop.clone()],
-            Some(Stop::Many(stops)) => stops.clone(),
-        },
+        stop,
     };
     sampling.check()?;
     Ok(sampling)

@@ -25,6 +25,9 @@ fn field(name: &str) -> String {
         "response_format" => return "text.format".to_owned(),
         "response_format.type" => return "text.format.type".to_owned(),
         "tool_choice.function.name" | "tool_choice.function" => return "tool_choice.name".to_owned(),
+        "tool_choice.allowed_tools" => return "tool_choice.tools".to_owned(),
+        "tool_choice.allowed_tools.mode" => return "tool_choice.mode".to_owned(),
+        "response_format.schema" => return "text.format.schema".to_owned(),
         _ => (),
     }
     if let Some(rest) = name.strip_prefix("response_format.json_schema") {

@@ -17,12 +17,14 @@ pub struct ChatMessage {
     pub calls: Vec<PastCall>,
     /// Id of the call whose result this message is.
     pub call_id: Option<String>,
+    /// What the assistant thought before the text. No template sees it yet.
+    pub thinking: Option<String>,
 }
 
 impl ChatMessage {
     /// Makes a message of text only.
     pub fn new(role: Role, text: impl Into<String>) -> ChatMessage {
-        ChatMessage { role, text: text.into(), calls: Vec::new(), call_id: None }
+        ChatMessage { role, text: text.into(), calls: Vec::new(), call_id: None, thinking: None }
     }
 
     /// Returns whether this message has calls or the result of one. A prompt of plain texts cannot contain
@@ -40,7 +42,7 @@ impl ChatMessage {
 /// The message as one part of a prompt; all of it stays.
 impl From<ChatMessage> for Segment {
     fn from(message: ChatMessage) -> Segment {
-        let ChatMessage { role, text, calls, call_id } = message;
+        let ChatMessage { role, text, calls, call_id, thinking: _ } = message;
         Segment { calls, call_id, ..Segment::fixed(role, text) }
     }
 }

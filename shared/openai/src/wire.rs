@@ -71,7 +71,7 @@ pub struct ChatCompletionRequest {
     pub(crate) n: Option<u64>,
     /// Send the log probability of each token.
     pub(crate) logprobs: Option<bool>,
-    /// Number of most probable tokens to send at each position; needs `logprobs`.
+    /// Number of most probable tokens to send at each position; no effect without `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) top_logprobs: Option<u64>,
     /// Not supported; must be empty.
@@ -103,14 +103,14 @@ pub struct ChatCompletionRequest {
     pub(crate) store: Option<bool>,
     /// Baton's own field, for the cloud service: assistance by a scene, up to L tokens.
     pub(crate) baton: Option<BatonBody>,
-    /// Not supported; must not be true.
+    /// The answer continues the last message, which is the assistant's. The reply has the continuation alone.
     pub(crate) continue_final_message: Option<bool>,
 }
 
 /// A message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatMessageBody {
-    /// `system`, `developer`, `user`, `assistant` or `tool`.
+    /// `system`, `developer`, `user`, `assistant`, `tool`, or `function`, the older name of `tool`.
     pub(crate) role: String,
     /// The text. A message of the assistant may have none.
     pub(crate) content: Option<Content>,
@@ -118,31 +118,40 @@ pub(crate) struct ChatMessageBody {
     pub(crate) tool_calls: Option<Vec<PastCallBody>>,
     /// In a message of role `tool`: id of the call whose result this is.
     pub(crate) tool_call_id: Option<String>,
-    /// Not supported, use `tool_calls`; must be null.
-    #[schema(value_type = Option<Object>)]
-    pub(crate) function_call: Option<Value>,
-    /// Not supported; must be null.
+    /// The older form of one call in `tool_calls`.
+    pub(crate) function_call: Option<PastFunction>,
+    /// Cannot be read: refused in the last message; in earlier ones a short text stands for it.
     #[schema(value_type = Option<Object>)]
     pub(crate) audio: Option<Value>,
+    /// Of the assistant: the thinking before the text.
+    #[schema(value_type = Option<String>)]
+    pub(crate) reasoning_content: Option<Value>,
+    /// Another name of `reasoning_content`.
+    #[schema(value_type = Option<String>)]
+    pub(crate) reasoning: Option<Value>,
+    /// The thinking in parts, each with its `text` or `summary`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub(crate) reasoning_details: Option<Value>,
 }
 
-/// A text, or parts of type `text`.
+/// A text, or its parts.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, from = "TextOr<Vec<Part>>")]
+#[serde(untagged, from = "TextOr<Vec<Value>>")]
 pub(crate) enum Content {
     /// The text.
     Text(String),
     /// Its parts, joined by line breaks.
-    Parts(Vec<Part>),
+    #[schema(value_type = Vec<Part>)]
+    Parts(Vec<Value>),
 }
 
 /// A part of a message.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Part {
-    /// `text`. A part of another type is refused in the last message; in earlier ones a short text stands for
-    /// it.
+    /// `text` (the default), `input_text` or `output_text`. A part of another type that has no text is
+    /// refused in the last message; in earlier ones a short text stands for it.
     #[serde(rename = "type")]
-    pub(crate) kind: String,
+    pub(crate) _kind: Option<String>,
     /// The text.
     pub(crate) text: Option<String>,
 }
@@ -175,6 +184,9 @@ pub(crate) struct ResponseFormat {
     pub(crate) kind: String,
     /// The schema; only with the type `json_schema`.
     pub(crate) json_schema: Option<NamedSchema>,
+    /// The schema where other engines have it; also with the type `json_object`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) schema: Option<Value>,
 }
 
 /// A schema and its name.
@@ -188,8 +200,9 @@ pub(crate) struct NamedSchema {
 /// A function that the model may call.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ToolBody {
-    /// `function`; tools of other types are left out.
-    #[serde(rename = "type")]
+    /// `function`, the default; tools of other types are left out.
+    #[serde(rename = "type", default = "function")]
+    #[schema(value_type = Option<String>)]
     pub(crate) kind: String,
     /// The function.
     pub(crate) function: Option<FunctionBody>,
@@ -210,22 +223,40 @@ pub(crate) struct FunctionBody {
     pub(crate) strict: Option<bool>,
 }
 
-/// `auto`, `none`, `required`, or one function.
+/// `auto`, `none`, `required`, one function, or a choice among some of the tools.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, from = "TextOr<NamedChoice>")]
+#[serde(untagged, from = "TextOr<ToolChoiceObject>")]
 pub(crate) enum ToolChoiceBody {
     /// `auto`, `none` or `required`.
     Word(String),
-    /// The model must call this function.
-    Named(NamedChoice),
+    /// Another choice.
+    Object(ToolChoiceObject),
 }
 
-/// One function that must be called.
-#[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct NamedChoice {
-    /// Only `function` is supported.
+/// One function that must be called, or the tools that may be called.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct ToolChoiceObject {
+    /// `function`, `allowed_tools`, or one of the words above.
     #[serde(rename = "type")]
     pub(crate) kind: String,
+    /// Of `function`: its name.
+    pub(crate) function: Option<FunctionName>,
+    /// Of `allowed_tools`.
+    pub(crate) allowed_tools: Option<AllowedTools>,
+}
+
+/// The tools that may be called.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct AllowedTools {
+    /// `auto` or `required`.
+    pub(crate) mode: Option<String>,
+    /// The functions, by their names.
+    pub(crate) tools: Vec<AllowedTool>,
+}
+
+/// One of the tools that may be called.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct AllowedTool {
     /// Its name.
     pub(crate) function: Option<FunctionName>,
 }
@@ -242,11 +273,11 @@ pub(crate) struct FunctionName {
 pub(crate) struct PastCallBody {
     /// Its id; made if it is absent.
     pub(crate) id: Option<String>,
-    /// Only `function` is supported.
+    /// `function`, the default.
     #[serde(rename = "type")]
     pub(crate) kind: Option<String>,
-    /// The function that was called, and its arguments.
-    pub(crate) function: PastFunction,
+    /// The function that was called, and its arguments. A call without one is left out.
+    pub(crate) function: Option<PastFunction>,
 }
 
 /// A function and the arguments of a call.
@@ -333,8 +364,18 @@ pub struct DevicePair {
     adapter: Option<String>,
 }
 
-impl From<TextOr<Vec<Part>>> for Content {
-    fn from(read: TextOr<Vec<Part>>) -> Content {
+impl ResponseFormat {
+    /// Makes the form of a dialect that has the schema beside the type.
+    pub(crate) fn new(kind: String, schema: Option<Value>) -> ResponseFormat {
+        match kind.as_str() {
+            "json_schema" => ResponseFormat { kind, json_schema: Some(NamedSchema { schema }), schema: None },
+            _ => ResponseFormat { kind, json_schema: None, schema },
+        }
+    }
+}
+
+impl From<TextOr<Vec<Value>>> for Content {
+    fn from(read: TextOr<Vec<Value>>) -> Content {
         match read {
             TextOr::Text(text) => Content::Text(text),
             TextOr::Other(parts) => Content::Parts(parts),
@@ -351,17 +392,22 @@ impl From<TextOr<Vec<String>>> for Stop {
     }
 }
 
-impl From<TextOr<NamedChoice>> for ToolChoiceBody {
-    fn from(read: TextOr<NamedChoice>) -> ToolChoiceBody {
+impl From<TextOr<ToolChoiceObject>> for ToolChoiceBody {
+    fn from(read: TextOr<ToolChoiceObject>) -> ToolChoiceBody {
         match read {
             TextOr::Text(word) => ToolChoiceBody::Word(word),
-            TextOr::Other(named) => ToolChoiceBody::Named(named),
+            TextOr::Other(choice) => ToolChoiceBody::Object(choice),
         }
     }
 }
 
-impl<'de> FromObject<'de> for NamedChoice {
-    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<NamedChoice, A::Error> {
-        NamedChoice::deserialize(MapAccessDeserializer::new(fields))
+impl<'de> FromObject<'de> for ToolChoiceObject {
+    fn from_object<A: MapAccess<'de>>(fields: A) -> Result<ToolChoiceObject, A::Error> {
+        ToolChoiceObject::deserialize(MapAccessDeserializer::new(fields))
     }
+}
+
+/// The type of a tool that says none.
+fn function() -> String {
+    "function".to_owned()
 }

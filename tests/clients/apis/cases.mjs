@@ -39,7 +39,7 @@ const cases = {
     const refused = async (more, status, words) =>
       assert.rejects(client.chat({ ...ask, ...more }), (err) => err.status_code === status && err.message.includes(words));
     await refused({ model: "llama3.2" }, 404, "llama3.2");
-    await refused({ options: { top_p: 7 } }, 400, "options.top_p");
+    await refused({ options: { stop: Array(17).fill("x") } }, 400, "options.stop");
     await assert.rejects(client.embed({ model: "baton", input: "a" }), /no embedding model/);
     await assert.rejects(client.pull({ model: "llama3.2" }), /hf\.co/);
   },

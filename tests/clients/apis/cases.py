@@ -211,7 +211,7 @@ def ollama_errors_have_their_status():
     refused = lambda ask: raises(ollama.ResponseError, ask)  # noqa: E731
     err = refused(lambda: chat(model="llama3.2"))
     assert err.status_code == 404 and "llama3.2" in err.error, err
-    for more, words in (({"options": {"top_p": 7}}, "options.top_p"), ({"format": {"enum": []}}, "schema"), ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools")):
+    for more, words in (({"options": {"stop": ["x"] * 17}}, "options.stop"), ({"format": {"enum": []}}, "schema"), ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools")):
         err = refused(lambda more=more: chat(**more))
         assert err.status_code == 400 and words in err.error, err
     assert refused(lambda: list(chat(model="llama3.2", stream=True))).status_code == 404

@@ -1,13 +1,16 @@
-//! Agents of others, and how each is told to use the program: all from its own folder, with a key that opens
-//! nothing, without telemetry and without updates.
+//! Agents of others, and how each is told to use the program: as `baton launch` tells them, all from a folder
+//! of the test, with a key that opens nothing, without telemetry and without updates.
 
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::json;
+use baton_device::launch::{Agent as Launched, Served};
+use baton_e2e::clients::scripts;
 
 /// The key that agents are given; the program needs none.
 const KEY: &str = "key-of-nothing";
+/// Tokens of prompt and answer together, as the agents are told.
+const CONTEXT_TOKENS: u64 = 65_536;
 
 /// OpenCode's program; the registry has it for this system alone.
 pub(crate) const OPEN_CODE: &str = "node_modules/opencode-linux-x64/bin/opencode";
@@ -52,6 +55,22 @@ impl Agent {
         }
     }
 
+    /// Returns its version, as the lock files of the suite have it.
+    pub(crate) fn version(self) -> String {
+        let (file, package) = match self {
+            Agent::ClaudeCode => ("package.json", "\"@anthropic-ai/claude-code\": \""),
+            Agent::Codex => ("package.json", "\"@openai/codex\": \""),
+            Agent::OpenCode => ("package.json", "\"opencode-linux-x64\": \""),
+            Agent::Pi { .. } => ("package.json", "\"@mariozechner/pi-coding-agent\": \""),
+            Agent::Aider => ("requirements.txt", "aider-chat=="),
+            Agent::Llm => ("requirements.txt", "\nllm=="),
+        };
+        let path = scripts().join("agents").join(file);
+        let text = std::fs::read_to_string(&path).expect("read a lock file");
+        let (_, rest) = text.split_once(package).unwrap_or_else(|| panic!("{}: {package}", path.display()));
+        rest.chars().take_while(|&c| c.is_ascii_alphanumeric() || c == '.').collect()
+    }
+
     /// Returns the command that asks the program at `url`. `installed` is the folder of the packages or
     /// programs, and `home` a new folder.
     pub(crate) fn command(self, installed: &Path, home: &Path, url: &str, prompt: &str) -> Command {
@@ -60,7 +79,7 @@ impl Agent {
             Agent::Codex => codex(installed, home, url, prompt),
             Agent::OpenCode => open_code(installed, home, url, prompt),
             Agent::Pi { api, thinking } => pi(installed, home, url, prompt, api, thinking),
-            Agent::Aider => aider(installed, url, prompt),
+            Agent::Aider => aider(installed, home, url, prompt),
             Agent::Llm => llm(installed, home, url, prompt),
         };
         let work = home.join("work");
@@ -74,9 +93,20 @@ impl Agent {
         ] {
             command.env(name, home.join(folder));
         }
-        command.env("OPENAI_API_KEY", KEY).env("ANTHROPIC_API_KEY", KEY);
         command
     }
+}
+
+/// Tells an agent what `baton launch` tells it.
+fn launched(agent: Launched, mut command: Command, home: &Path, url: &str) -> Command {
+    let served = Served { url: url.to_owned(), key: Some(KEY.to_owned()), context_tokens: CONTEXT_TOKENS };
+    let folder = home.join("launch");
+    let launch = agent.launch(&served, &folder);
+    for (name, text) in &launch.files {
+        write(&folder.join(name), text);
+    }
+    command.args(launch.arguments).envs(launch.variables);
+    command
 }
 
 fn node(installed: &Path, script: &str) -> Command {
@@ -91,28 +121,23 @@ fn write(path: &Path, text: &str) {
 }
 
 fn claude_code(installed: &Path, home: &Path, url: &str, prompt: &str) -> Command {
-    let mut command = node(installed, "@anthropic-ai/claude-code/cli-wrapper.cjs");
-    command.args(["-p", prompt, "--allowedTools", "Bash"]);
-    command.env("ANTHROPIC_BASE_URL", url).env("CLAUDE_CONFIG_DIR", home.join(".claude"));
-    for model in ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"] {
-        command.env(model, "baton");
-    }
+    let program = node(installed, "@anthropic-ai/claude-code/cli-wrapper.cjs");
+    let mut command = launched(Launched::Claude, program, home, url);
+    command.args(["-p", prompt, "--allowedTools", "Bash"]).env("CLAUDE_CONFIG_DIR", home.join(".claude"));
     for off in ["DISABLE_TELEMETRY", "DISABLE_AUTOUPDATER", "DISABLE_ERROR_REPORTING"] {
         command.env(off, "1");
     }
-    command.env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
     command
 }
 
 fn codex(installed: &Path, home: &Path, url: &str, prompt: &str) -> Command {
     let folder = home.join(".codex");
-    let config = format!(
-        "model = \"baton\"\nmodel_provider = \"baton\"\ncheck_for_update_on_startup = false\n\
-         [analytics]\nenabled = false\n[model_providers.baton]\nname = \"baton\"\nbase_url = \"{url}/v1\"\n\
-         env_key = \"OPENAI_API_KEY\"\nwire_api = \"responses\"\nrequest_max_retries = 0\nstream_max_retries = 0\n"
-    );
-    write(&folder.join("config.toml"), &config);
-    let mut command = node(installed, "@openai/codex/bin/codex.js");
+    let config = "check_for_update_on_startup = false\n[analytics]\nenabled = false\n";
+    write(&folder.join("config.toml"), config);
+    let mut command = launched(Launched::Codex, node(installed, "@openai/codex/bin/codex.js"), home, url);
+    for retries in ["request_max_retries", "stream_max_retries"] {
+        command.args(["-c", &format!("model_providers.baton.{retries}=0")]);
+    }
     // The test is the sandbox.
     command.args(["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", prompt]);
     command.env("CODEX_HOME", folder);
@@ -120,12 +145,7 @@ fn codex(installed: &Path, home: &Path, url: &str, prompt: &str) -> Command {
 }
 
 fn open_code(installed: &Path, home: &Path, url: &str, prompt: &str) -> Command {
-    let provider = json!({ "npm": "@ai-sdk/openai-compatible", "name": "baton",
-        "options": { "baseURL": format!("{url}/v1"), "apiKey": KEY }, "models": { "baton": { "name": "baton" } } });
-    let config = json!({ "autoupdate": false, "share": "disabled", "model": "baton/baton",
-        "small_model": "baton/baton", "provider": { "baton": provider } });
-    write(&home.join(".config/opencode/opencode.json"), &config.to_string());
-    let mut command = Command::new(installed.join(OPEN_CODE));
+    let mut command = launched(Launched::Opencode, Command::new(installed.join(OPEN_CODE)), home, url);
     command.args(["run", prompt]);
     for off in ["AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS"] {
         command.env(format!("OPENCODE_DISABLE_{off}"), "1");
@@ -133,25 +153,30 @@ fn open_code(installed: &Path, home: &Path, url: &str, prompt: &str) -> Command 
     command
 }
 
+/// pi, whose API and thinking are set in the file that `baton launch` gives it.
 fn pi(installed: &Path, home: &Path, url: &str, prompt: &str, api: &str, thinking: &str) -> Command {
-    let base = if api == "anthropic-messages" { url.to_owned() } else { format!("{url}/v1") };
-    let model = json!({ "id": "baton", "name": "baton", "reasoning": true, "input": ["text"],
-        "contextWindow": 65536, "maxTokens": 4096,
-        "cost": { "input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0 } });
-    let config = json!({ "providers": { "baton": { "baseUrl": base, "api": api, "apiKey": KEY, "models": [model] } } });
-    write(&home.join(".pi/agent/models.json"), &config.to_string());
-    let mut command = node(installed, "@mariozechner/pi-coding-agent/dist/cli.js");
-    command.args(["--provider", "baton", "--model", "baton", "--thinking", thinking, "-p", prompt]);
+    let program = node(installed, "@mariozechner/pi-coding-agent/dist/cli.js");
+    let mut command = launched(Launched::Pi, program, home, url);
+    let models = home.join("launch/models.json");
+    let text = std::fs::read_to_string(&models).expect("read pi's models");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("they are JSON");
+    let provider = &mut config["providers"]["baton"];
+    provider["api"] = api.into();
+    provider["models"][0]["reasoning"] = true.into();
+    if api == "anthropic-messages" {
+        provider["baseUrl"] = url.into();
+    }
+    write(&models, &config.to_string());
+    command.args(["--thinking", thinking, "-p", prompt]);
     command.env("PI_OFFLINE", "1").env("PI_SKIP_VERSION_CHECK", "1").env("PI_TELEMETRY", "0");
     command
 }
 
-fn aider(programs: &Path, url: &str, prompt: &str) -> Command {
-    let mut command = Command::new(programs.join("aider"));
-    command.args(["--model", "openai/baton", "--message", prompt, "--yes-always", "--no-git"]);
-    command.args(["--no-check-update", "--analytics-disable", "--no-show-model-warnings"]);
-    command.args(["--no-show-release-notes", "--no-pretty", "--no-detect-urls"]);
-    command.env("OPENAI_API_BASE", format!("{url}/v1")).env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
+fn aider(programs: &Path, home: &Path, url: &str, prompt: &str) -> Command {
+    let mut command = launched(Launched::Aider, Command::new(programs.join("aider")), home, url);
+    command.args(["--message", prompt, "--yes-always", "--no-git", "--no-check-update"]);
+    command.args(["--analytics-disable", "--no-show-release-notes", "--no-pretty", "--no-detect-urls"]);
+    command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
     command
 }
 

@@ -1,8 +1,9 @@
 //! Requests that agents sent, with their texts replaced: none is refused.
 //!
-//! They lie in `tests/clients/agents/requests`, one file for each agent: a list of paths and bodies. A run of
-//! the agents writes them anew if `BATON_AGENTS_RECORD` has a folder. `BATON_AGENTS` and `BATON_CASES` have
-//! folders with further requests; without them those tests say that they are skipped.
+//! They lie in `tests/agents`, one file for each agent and version: a list of paths and bodies.
+//! `./x test agents record NAME` runs an agent and writes its file (by `BATON_AGENTS_RECORD`, a folder, and
+//! `BATON_AGENTS_ONLY`, the agent). `BATON_AGENTS` and `BATON_CASES` have folders with further requests;
+//! without them those tests say that they are skipped.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +11,14 @@ use baton_e2e::clients::scripts;
 use serde_json::{Value, json};
 
 use crate::played::{HI, greeting};
+use crate::real::Agent;
 use crate::recorder::Exchange;
 
 /// Longer texts are replaced.
 const TEXT_CHARS_MAX: usize = 24;
 
 /// Writes what an agent sent to the folder of records, if there is one.
-pub(crate) fn record(name: &str, exchanged: &[Exchange]) {
+pub(crate) fn record(agent: Agent, exchanged: &[Exchange]) {
     let Some(folder) = std::env::var_os("BATON_AGENTS_RECORD").map(PathBuf::from) else { return };
     let sent = exchanged.iter().filter(|exchange| exchange.method == "POST");
     let sent = sent.filter_map(|exchange| {
@@ -26,7 +28,9 @@ pub(crate) fn record(name: &str, exchanged: &[Exchange]) {
     });
     let lines: Vec<String> = sent.collect();
     let text = format!("[\n{}\n]\n", lines.join(",\n"));
-    std::fs::write(folder.join(format!("{name}.json")), text).expect("write a record");
+    let name = format!("{}@{}.json", agent.name(), agent.version());
+    std::fs::write(folder.join(&name), text).expect("write a record");
+    println!("ok {name}: {} requests are kept", lines.len());
 }
 
 fn replace_texts(value: &mut Value) {
@@ -65,7 +69,7 @@ async fn post(url: &str, path: &str, body: &Value) -> (u16, String, String) {
 async fn what_agents_sent_is_taken() {
     let played = greeting().await;
     let mut count = 0;
-    for (name, requests) in files(&scripts().join("agents/requests")) {
+    for (name, requests) in files(&scripts().with_file_name("agents")) {
         for request in requests.as_array().expect("a list") {
             let path = request["path"].as_str().expect("a path");
             let (status, ignored, reply) = post(played.url(), path, &request["body"]).await;

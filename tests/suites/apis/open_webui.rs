@@ -103,7 +103,7 @@ async fn as_an_openai_connection() {
     assert_eq!(refused.status(), 400);
     let refused: Value = refused.json().await.expect("it is JSON");
     assert!(
-        refused["error"]["message"].as_str().is_some_and(|why| why.contains("only parts of type `text`")),
+        refused["error"]["message"].as_str().is_some_and(|why| why.contains("only text can be read")),
         "{refused}"
     );
 }

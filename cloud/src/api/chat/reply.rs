@@ -73,7 +73,7 @@ impl Reply {
                     ToolParser::new(ToolForm::of(model.template()).markup, names)
                 });
                 let echo = match &completion.prompt {
-                    Prompt::Text { text, echo: true } => Some(text.clone()),
+                    Prompt::Text { text, echo: true, .. } => Some(text.clone()),
                     _ => None,
                 };
                 let (logprobs, citations) = (completion.logprobs.clone(), completion.citations.clone());

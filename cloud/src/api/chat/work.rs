@@ -29,6 +29,7 @@ impl ChatWork {
         Ok(ChatWork::Whole(Box::new(CompletionRequest {
             model: request.model,
             prompt: request.prompt,
+            begun: request.begun,
             sampling: request.sampling,
             penalties: request.penalties,
             max_tokens: request.max_tokens,

@@ -7,30 +7,25 @@ use baton_protocol::Role;
 use serde_json::{Map, Value};
 
 use super::field;
-use super::wire::{
-    Block, Content, MessageBody, MessagesRequest, OutputFormat, Source, ThinkingBody, ToolBody,
-    ToolChoiceBody,
-};
+use super::wire::{Block, MessageBody, MessagesRequest, Source, ThinkingBody, ToolBody, ToolChoiceBody};
 use super::writer::MessagesWriter;
 use crate::capabilities::Capabilities;
 use crate::dialect::Dialect;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
 use crate::request::{
-    ChatRequest, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, translated,
+    ChatRequest, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, kind_of, parsed, text_of_part,
+    translated, typed,
 };
 use crate::tools::{ChatMessage, PastCall};
-use crate::wire::text_or::TextOr;
 use crate::wire::{
-    ChatCompletionRequest, FunctionBody, FunctionName, NamedChoice, NamedSchema, ResponseFormat, Stop,
-    ToolBody as FunctionTool, ToolChoiceBody as Choice,
+    ChatCompletionRequest, Content, FunctionBody, FunctionName, ResponseFormat, Stop,
+    ToolBody as FunctionTool, ToolChoiceBody as Choice, ToolChoiceObject,
 };
 use crate::writer::{Asked, Work};
 
 /// Between two blocks of a message.
 const BETWEEN_BLOCKS: &str = "\n\n";
-/// Blocks of thinking, which are left out of the prompt.
-const THINKING: [&str; 2] = ["thinking", "redacted_thinking"];
 
 /// Reads a request for a message.
 ///
@@ -76,19 +71,16 @@ fn request(wire: MessagesRequest, can: &Capabilities, ignored: Ignored) -> Resul
         tools: Some(tools),
         tool_choice: choice,
         parallel_tool_calls: parallel,
-        response_format: format.map(response_format),
+        response_format: format.map(|format| ResponseFormat::new(format.kind, format.schema)),
         ..ChatCompletionRequest::default()
     };
     let system = wire.system;
     let bodies = wire.messages;
-    translated(common, can, ignored, field, |ignored| {
+    let mut request = translated(common, can, ignored, field, |ignored| {
         messages(system, bodies, can, ignored).map(Prompt::Chat)
-    })
-}
-
-fn response_format(format: OutputFormat) -> ResponseFormat {
-    let named = format.schema.map(|schema| NamedSchema { schema: Some(schema) });
-    ResponseFormat { kind: format.kind, json_schema: named }
+    })?;
+    request.continue_last()?;
+    Ok(request)
 }
 
 /// Returns whether thinking is part of the reply: only if the request asks for it.
@@ -117,7 +109,8 @@ fn choice(choice: Option<ToolChoiceBody>) -> Result<(Option<Choice>, Option<bool
         ("any", None) => word("required"),
         ("tool", Some(name)) => {
             let function = Some(FunctionName { name });
-            Choice::Named(NamedChoice { kind: "function".to_owned(), function })
+            let kind = "function".to_owned();
+            Choice::Object(ToolChoiceObject { kind, function, ..ToolChoiceObject::default() })
         }
         ("tool", None) => return Err(FieldError::new("tool_choice.name", "is missing")),
         ("auto" | "none" | "any", Some(_)) => {
@@ -138,25 +131,28 @@ fn messages(
     if let Some(system) = system {
         messages.push(ChatMessage::new(Role::System, text("system", system, false, ignored)?));
     }
-    if bodies.last().is_some_and(|last| last.role == "assistant") {
-        let message = "the last message is the assistant's: continuing it is not supported";
-        return Err(FieldError::new("messages", message));
-    }
     let roles: Vec<String> = bodies.iter().map(|body| body.role.clone()).collect();
     for (at, MessageBody { role, content }) in bodies.into_iter().enumerate() {
         let place = format!("messages[{at}].content");
         let is_last = is_last_turn(roles[at + 1..].iter().map(String::as_str));
+        let content = match content {
+            Some(content) => content,
+            None if is_last && role == "user" => return Err(FieldError::new(place, "is missing")),
+            None => Content::Text(String::new()),
+        };
         match role.as_str() {
             "user" => user(&place, content, is_last, can, &mut messages, ignored)?,
             "assistant" => messages.push(assistant(&place, content, can, ignored)?),
-            "system" => messages.push(ChatMessage::new(Role::System, text(&place, content, false, ignored)?)),
+            "system" | "developer" => {
+                messages.push(ChatMessage::new(Role::System, text(&place, content, false, ignored)?));
+            }
             _ => {
                 let want = "must be `user`, `assistant` or `system`";
                 return Err(FieldError::new(format!("messages[{at}].role"), want));
             }
         }
     }
-    checked_messages(messages, can, ignored)
+    checked_messages(messages, can, "messages[].content[].tool_use_id", ignored)
 }
 
 /// Appends the messages of a person: one for each result of a tool, and one for the texts between them.
@@ -169,17 +165,17 @@ fn user(
     ignored: &mut Ignored,
 ) -> Result<(), FieldError> {
     let blocks = match content {
-        TextOr::Text(text) => {
+        Content::Text(text) => {
             messages.push(ChatMessage::new(Role::User, text));
             return Ok(());
         }
-        TextOr::Other(blocks) => blocks,
+        Content::Parts(blocks) => blocks,
     };
     let mut texts = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let place = format!("{place}[{at}]");
-        if block.kind == "tool_result" {
-            let result = result(&place, block, can, ignored)?;
+        if kind_of(&block) == "tool_result" {
+            let result = result(&place, typed(&place, block, ignored)?, can, ignored)?;
             append_user(&mut texts, messages);
             messages.push(result);
         } else {
@@ -192,10 +188,16 @@ fn user(
 
 /// Appends a message of these texts, unless there are none.
 fn append_user(texts: &mut Vec<String>, messages: &mut Vec<ChatMessage>) {
-    texts.retain(|text| !text.is_empty());
-    if !texts.is_empty() {
-        messages.push(ChatMessage::new(Role::User, std::mem::take(texts).join(BETWEEN_BLOCKS)));
+    let text = joined(std::mem::take(texts));
+    if !text.is_empty() {
+        messages.push(ChatMessage::new(Role::User, text));
     }
+}
+
+/// Joins the texts of blocks; empty ones are left out.
+fn joined(mut texts: Vec<String>) -> String {
+    texts.retain(|text| !text.is_empty());
+    texts.join(BETWEEN_BLOCKS)
 }
 
 fn assistant(
@@ -205,30 +207,34 @@ fn assistant(
     ignored: &mut Ignored,
 ) -> Result<ChatMessage, FieldError> {
     let blocks = match content {
-        TextOr::Text(text) => return Ok(ChatMessage::new(Role::Assistant, text)),
-        TextOr::Other(blocks) => blocks,
+        Content::Text(text) => return Ok(ChatMessage::new(Role::Assistant, text)),
+        Content::Parts(blocks) => blocks,
     };
     let mut texts = Vec::new();
+    let mut thoughts = Vec::new();
     let mut calls = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let place = format!("{place}[{at}]");
-        match block.kind.as_str() {
-            kind if THINKING.contains(&kind) => (),
+        match kind_of(&block) {
+            "thinking" => {
+                let block: Block = typed(&place, block, ignored)?;
+                thoughts.push(block.thinking.unwrap_or_default());
+            }
+            "redacted_thinking" => (),
             "tool_use" if !can.tools => {
                 return Err(FieldError::new(place, format!("{NO_TOOLS}; leave such blocks out")));
             }
             "tool_use" => {
-                let missing = |name: &str| FieldError::new(format!("{place}.{name}"), "is missing");
-                let id = block.id.ok_or_else(|| missing("id"))?;
-                let name = block.name.ok_or_else(|| missing("name"))?;
-                let arguments = block.input.unwrap_or_else(|| Value::Object(Map::new())).to_string();
-                calls.push(PastCall { id, name, arguments });
+                let Block { id, name, input, .. } = typed(&place, block, ignored)?;
+                let name = name.ok_or_else(|| FieldError::new(format!("{place}.name"), "is missing"))?;
+                let arguments = input.unwrap_or_else(|| Value::Object(Map::new())).to_string();
+                calls.push(PastCall { id: id.unwrap_or(place), name, arguments });
             }
             _ => texts.push(plain(&place, block, false, ignored)?),
         }
     }
-    texts.retain(|text| !text.is_empty());
-    Ok(ChatMessage { calls, ..ChatMessage::new(Role::Assistant, texts.join(BETWEEN_BLOCKS)) })
+    let thinking = Some(joined(thoughts)).filter(|thinking| !thinking.is_empty());
+    Ok(ChatMessage { calls, thinking, ..ChatMessage::new(Role::Assistant, joined(texts)) })
 }
 
 fn result(
@@ -240,8 +246,6 @@ fn result(
     if !can.tools {
         return Err(FieldError::new(place, format!("{NO_TOOLS}; leave such blocks out")));
     }
-    let id =
-        block.tool_use_id.ok_or_else(|| FieldError::new(format!("{place}.tool_use_id"), "is missing"))?;
     let mut output = match block.content {
         Some(content) => text(&format!("{place}.content"), content, false, ignored)?,
         None => String::new(),
@@ -250,51 +254,56 @@ fn result(
         // Chat templates have no place for this, so the model is told in words.
         output.insert_str(0, "Error: ");
     }
-    Ok(ChatMessage { call_id: Some(id), ..ChatMessage::new(Role::Tool, output) })
+    Ok(ChatMessage { call_id: block.tool_use_id, ..ChatMessage::new(Role::Tool, output) })
 }
 
 /// Returns the text of a place where only texts and documents may stand.
 fn text(place: &str, content: Content, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
     match content {
-        TextOr::Text(text) => Ok(text),
-        TextOr::Other(blocks) => {
+        Content::Text(text) => Ok(text),
+        Content::Parts(blocks) => {
             let blocks = blocks.into_iter().enumerate();
             let texts = blocks.map(|(at, block)| plain(&format!("{place}[{at}]"), block, is_last, ignored));
-            let mut texts = texts.collect::<Result<Vec<_>, _>>()?;
-            texts.retain(|text| !text.is_empty());
-            Ok(texts.join(BETWEEN_BLOCKS))
+            Ok(joined(texts.collect::<Result<_, _>>()?))
         }
     }
 }
 
-/// Returns the text of a block of type `text` or `document`, or the text that stands for another block.
-fn plain(place: &str, block: Block, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
-    let readable = "`text` and `document`";
-    match block.kind.as_str() {
-        "text" => block.text.ok_or_else(|| FieldError::new(format!("{place}.text"), "is missing")),
-        "document" => document(place, block, is_last, ignored),
-        kind => Unreadable { place, kind, is_last, readable }.text(ignored),
+/// Returns the text of a block: that of a document or of a search's result, or what a part of its type is in
+/// every dialect.
+fn plain(place: &str, block: Value, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
+    match kind_of(&block) {
+        "document" => document(place, typed(place, block, ignored)?, is_last, ignored),
+        "search_result" => {
+            let Block { source, title, content, .. } = typed(place, block, ignored)?;
+            let content = content.unwrap_or_else(|| Content::Text(String::new()));
+            let content = text(&format!("{place}.content"), content, is_last, ignored)?;
+            let source = source.as_ref().and_then(Value::as_str).map(str::to_owned);
+            Ok(lines([title, source, Some(content)]))
+        }
+        _ => text_of_part(place, block, is_last, ignored),
     }
 }
 
 fn document(place: &str, block: Block, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
-    let cites = |citations: Value| citations.get("enabled").is_some_and(|enabled| enabled == true);
-    if block.citations.is_some_and(cites) {
-        return Err(FieldError::new(format!("{place}.citations"), "citations are not supported"));
+    let Block { source, title, context, citations, .. } = block;
+    if citations.is_some_and(|citations| citations["enabled"] == true) {
+        ignored.add_at(place, "citations");
     }
-    let source = block.source.ok_or_else(|| FieldError::new(format!("{place}.source"), "is missing"))?;
-    let Source { kind, data, content } = source;
-    let content = match (kind.as_str(), data, content) {
-        ("text", Some(data), None) => data,
-        ("content", None, Some(content)) => {
-            text(&format!("{place}.source.content"), content, is_last, ignored)?
+    let place = format!("{place}.source");
+    let source = source.ok_or_else(|| FieldError::new(&*place, "is missing"))?;
+    let kind = kind_of(&source).to_owned();
+    let content = match typed(&place, source, ignored)? {
+        Source { data: Some(data), .. } if kind == "text" => data,
+        Source { content: Some(content), .. } if kind == "content" => {
+            text(&format!("{place}.content"), content, is_last, ignored)?
         }
-        _ => {
-            let place = format!("{place}.source");
-            let readable = "`text` and `content`";
-            Unreadable { place: &place, kind: "document", is_last, readable }.text(ignored)?
-        }
+        _ => Unreadable { place: &place, kind: "document", is_last }.text(ignored)?,
     };
-    let parts = block.title.into_iter().chain(block.context).chain([content]);
-    Ok(parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n"))
+    Ok(lines([title, context, Some(content)]))
+}
+
+/// Joins what is there, line by line.
+fn lines<const N: usize>(texts: [Option<String>; N]) -> String {
+    texts.into_iter().flatten().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
 }

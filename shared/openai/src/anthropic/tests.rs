@@ -65,9 +65,10 @@ fn blocks_are_paragraphs_and_results_are_messages() {
         ] },
     ] }));
     let call = PastCall { id: "t1".into(), name: "f".into(), arguments: r#"{"a":1}"#.into() };
+    let thinking = Some("hm".into());
     let want = [
         ChatMessage::new(Role::User, "T\nC\nLong.\n\nWhich?"),
-        ChatMessage { calls: vec![call], ..ChatMessage::new(Role::Assistant, "I look.") },
+        ChatMessage { calls: vec![call], thinking, ..ChatMessage::new(Role::Assistant, "I look.") },
         ChatMessage { call_id: Some("t1".into()), ..ChatMessage::new(Role::Tool, "Error: none") },
         ChatMessage::new(Role::User, "Well?"),
     ];
@@ -104,18 +105,17 @@ fn what_cannot_be_translated_is_refused_by_name() {
     refused(json!({ "model": null }), "model", "is missing");
     refused(json!({ "temperature": 2.5 }), "temperature", "must be 0 to 2");
     refused(json!({ "top_p": 2 }), "top_p", "must be 0 to 1");
-    refused(json!({ "stop_sequences": [""] }), "stop_sequences[0]", "");
+    refused(json!({ "stop_sequences": ["x".repeat(2000)] }), "stop_sequences[0]", "");
     refused(json!({ "messages": [] }), "messages", "has no message");
     refused(json!({ "messages": [{ "role": "wizard", "content": "" }] }), "messages[0].role", "must be");
     let image = json!({ "type": "image", "source": { "type": "base64", "data": "aa" } });
     refused(said(image), "messages[0].content[0]", "this is `image`");
     let pdf = json!({ "type": "document", "source": { "type": "base64", "data": "aa", "media_type": "p" } });
     refused(said(pdf), "messages[0].content[0].source", "this is `document`");
-    let cited = json!({ "type": "document", "source": { "type": "text", "data": "aa" },
-        "citations": { "enabled": true } });
-    refused(said(cited), "messages[0].content[0].citations", "not supported");
     let prefilled = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
-    refused(json!({ "messages": prefilled }), "messages", "continuing it");
+    let must = json!({ "messages": prefilled, "tools": tool(), "tool_choice": { "type": "any" } });
+    refused(must, "messages", "cannot continue it");
+    refused(json!({ "output_format": { "type": "xml" } }), "output_config.format.type", "must be");
     refused(json!({ "tools": [{ "name": "f g" }] }), "tools[0].name", "letters");
     let text = json!([{ "name": "f", "input_schema": { "type": "string" } }]);
     refused(json!({ "tools": text }), "tools[0].input_schema", "type `object`");

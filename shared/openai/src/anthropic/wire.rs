@@ -6,11 +6,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::wire::text_or::TextOr;
+use crate::wire::Content;
 use crate::wire::whole::whole;
-
-/// A text, or blocks.
-pub(super) type Content = TextOr<Vec<Block>>;
 
 /// A request for a message, or for the number of its tokens.
 #[derive(Debug, Deserialize)]
@@ -54,16 +51,15 @@ pub(super) struct OutputFormat {
 pub(super) struct MessageBody {
     /// `user`, `assistant` or `system`.
     pub(super) role: String,
-    pub(super) content: Content,
+    /// A text, or blocks.
+    pub(super) content: Option<Content>,
 }
 
-/// A block of any type. Which fields a type has is checked later.
+/// A block of a type that is known. Which fields a type has is checked later.
 #[derive(Debug, Deserialize)]
 pub(super) struct Block {
-    #[serde(rename = "type")]
-    pub(super) kind: String,
-    /// Of `text`.
-    pub(super) text: Option<String>,
+    /// Of `thinking`.
+    pub(super) thinking: Option<String>,
     /// Of `tool_use`.
     pub(super) id: Option<String>,
     /// Of `tool_use`.
@@ -72,13 +68,13 @@ pub(super) struct Block {
     pub(super) input: Option<Value>,
     /// Of `tool_result`.
     pub(super) tool_use_id: Option<String>,
-    /// Of `tool_result`.
-    pub(super) content: Option<TextOr<Vec<Block>>>,
+    /// Of `tool_result` and `search_result`: a text, or blocks.
+    pub(super) content: Option<Content>,
     /// Of `tool_result`.
     pub(super) is_error: Option<bool>,
-    /// Of `document`.
-    pub(super) source: Option<Source>,
-    /// Of `document`.
+    /// Of `document` a [`Source`], of `search_result` a text.
+    pub(super) source: Option<Value>,
+    /// Of `document` and `search_result`.
     pub(super) title: Option<String>,
     /// Of `document`.
     pub(super) context: Option<String>,
@@ -89,12 +85,10 @@ pub(super) struct Block {
 /// What a document holds.
 #[derive(Debug, Deserialize)]
 pub(super) struct Source {
-    #[serde(rename = "type")]
-    pub(super) kind: String,
     /// Of `text`.
     pub(super) data: Option<String>,
     /// Of `content`.
-    pub(super) content: Option<TextOr<Vec<Block>>>,
+    pub(super) content: Option<Content>,
 }
 
 /// A tool.

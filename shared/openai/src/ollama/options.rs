@@ -1,8 +1,11 @@
 //! The field `options`: how an answer is sampled. Other options, and those that say how a model is loaded,
 //! have no effect.
 
+use baton_protocol::{NumberRange, limits};
 use serde::Deserialize;
 
+use crate::ignored::Ignored;
+use crate::request::{PENALTY, TEMPERATURE};
 use crate::wire::whole::whole;
 use crate::wire::{ChatCompletionRequest, Stop};
 
@@ -21,7 +24,7 @@ pub(super) struct OptionsBody {
     #[serde(default, deserialize_with = "whole")]
     seed: Option<i64>,
     stop: Option<Stop>,
-    /// Below 0 for as many as fit.
+    /// Below 1 for as many as fit.
     #[serde(default, deserialize_with = "whole")]
     num_predict: Option<i64>,
     /// Tokens of prompt and answer together for which the client wants room.
@@ -30,16 +33,29 @@ pub(super) struct OptionsBody {
 }
 
 impl OptionsBody {
-    /// Puts the options into a request.
-    pub(super) fn put_into(self, request: &mut ChatCompletionRequest) {
-        request.max_tokens = Some(self.num_predict.unwrap_or(-1));
+    /// Puts the options into a request. A value outside its range counts as the nearest one inside, and is
+    /// named.
+    pub(super) fn put_into(self, request: &mut ChatCompletionRequest, ignored: &mut Ignored) {
+        let mut within = |name: &str, value: Option<f64>, range: NumberRange| {
+            let nearest = value.map(|value| value.clamp(range.min, range.max));
+            if nearest != value {
+                ignored.add_at("options", name);
+            }
+            nearest
+        };
+        request.temperature = within("temperature", self.temperature, TEMPERATURE);
+        request.top_p = within("top_p", self.top_p, limits::TOP_P);
+        request.min_p = within("min_p", self.min_p, limits::MIN_P);
+        request.presence_penalty = within("presence_penalty", self.presence_penalty, PENALTY);
+        request.frequency_penalty = within("frequency_penalty", self.frequency_penalty, PENALTY);
+        // A divisor of 0 or less is none.
+        let divisor = self.repeat_penalty.filter(|&divisor| divisor > 0.0);
+        request.repetition_penalty = within("repeat_penalty", divisor, limits::REPETITION_PENALTY);
+        if divisor != self.repeat_penalty {
+            ignored.add_at("options", "repeat_penalty");
+        }
+        request.max_tokens = Some(self.num_predict.filter(|&tokens| tokens > 0).unwrap_or(-1));
         request.top_k = self.top_k;
-        request.temperature = self.temperature;
-        request.top_p = self.top_p;
-        request.min_p = self.min_p;
-        request.repetition_penalty = self.repeat_penalty;
-        request.presence_penalty = self.presence_penalty;
-        request.frequency_penalty = self.frequency_penalty;
         request.seed = self.seed.filter(|&seed| seed != -1);
         request.stop = self.stop;
     }

@@ -17,10 +17,10 @@ use crate::dialect::Dialect;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
 use crate::request::{
-    MODEL_DEFAULT, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, translated,
+    MODEL_DEFAULT, NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, text_of, translated,
 };
 use crate::tools::{ChatMessage, PastCall};
-use crate::wire::{ChatCompletionRequest, NamedSchema, ResponseFormat, ToolBody};
+use crate::wire::{ChatCompletionRequest, ResponseFormat, ToolBody};
 use crate::writer::{Asked, Work};
 
 /// What clients write behind a model's name that has no other tag.
@@ -36,7 +36,8 @@ struct Common {
     stream: Option<bool>,
     think: Option<Value>,
     truncate: Option<bool>,
-    logprobs: bool,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u64>,
     keep_alive: Option<Value>,
 }
 
@@ -55,7 +56,8 @@ pub fn read_chat(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
         stream: body.stream,
         think: body.think,
         truncate: body.truncate,
-        logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
+        logprobs: body.logprobs,
+        top_logprobs: body.top_logprobs,
         keep_alive: body.keep_alive,
     };
     let bodies = body.messages.unwrap_or_default();
@@ -74,7 +76,6 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
     let is_empty = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
     let no_values = |list: &Option<Vec<Value>>| list.as_ref().is_none_or(Vec::is_empty);
     let rules = [
-        ("suffix", is_empty(&body.suffix), "is not supported"),
         ("template", is_empty(&body.template), "is not supported; the model's own template is used"),
         ("context", no_values(&body.context), "is not supported; use `/api/chat` with all messages"),
         ("images", no_values(&body.images), "images are not supported"),
@@ -91,7 +92,8 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
         stream: body.stream,
         think: body.think,
         truncate: body.truncate,
-        logprobs: body.logprobs == Some(true) || body.top_logprobs.is_some_and(|top| top > 0),
+        logprobs: body.logprobs,
+        top_logprobs: body.top_logprobs,
         keep_alive: body.keep_alive,
     };
     let Some(prompt) = body.prompt.filter(|prompt| !prompt.is_empty()) else { return nothing(&common) };
@@ -100,11 +102,18 @@ pub fn read_generate(json: &[u8], can: &Capabilities) -> Result<Work, FieldError
         if system.is_some() {
             return Err(FieldError::new("system", "cannot be used together with `raw`"));
         }
-        return work(common, can, ignored, |_| Ok(Prompt::Text { text: prompt, echo: false }));
+        return work(common, can, ignored, |_| Ok(Prompt::Text { text: prompt, suffix: None, echo: false }));
+    }
+    if let Some(suffix) = body.suffix.filter(|suffix| !suffix.is_empty()) {
+        if system.is_some() {
+            return Err(FieldError::new("system", "cannot be used together with `suffix`"));
+        }
+        let text = Prompt::Text { text: prompt, suffix: Some(suffix), echo: false };
+        return work(common, can, ignored, |_| Ok(text));
     }
     let system = system.map(|system| ChatMessage::new(Role::System, system));
     let messages = system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect();
-    work(common, can, ignored, |ignored| checked_messages(messages, can, ignored).map(Prompt::Chat))
+    work(common, can, ignored, |_| Ok(Prompt::Chat(messages)))
 }
 
 /// Answers a request without a prompt: the model is loaded then, or unloaded if it is to be kept for no time.
@@ -141,9 +150,6 @@ fn work(
     mut ignored: Ignored,
     prompt: impl FnOnce(&mut Ignored) -> Result<Prompt, FieldError>,
 ) -> Result<Work, FieldError> {
-    if common.logprobs {
-        return Err(FieldError::new("logprobs", "log probabilities are not supported"));
-    }
     if common.keep_alive.is_some() {
         ignored.add("keep_alive");
     }
@@ -159,11 +165,16 @@ fn work(
         stream: Some(common.stream.unwrap_or(true)),
         tools: common.tools,
         response_format: format(common.format)?,
+        logprobs: common.logprobs,
+        top_logprobs: common.top_logprobs,
         truncation: shortens.then(|| "auto".to_owned()),
         ..ChatCompletionRequest::default()
     };
-    common.options.put_into(&mut wire);
-    let request = translated(wire, can, ignored, field, prompt)?;
+    common.options.put_into(&mut wire, &mut ignored);
+    // No reply of this API has log probabilities here.
+    let can = Capabilities { logprobs: false, ..*can };
+    let mut request = translated(wire, &can, ignored, field, prompt)?;
+    request.continue_last()?;
     let is_chat = common.is_chat;
     let mut asked = Asked::new(request, Dialect::Ollama, move |facts| {
         Box::new(OllamaWriter::new(facts, is_chat, shows_thinking))
@@ -180,8 +191,7 @@ fn format(format: Option<Value>) -> Result<Option<ResponseFormat>, FieldError> {
         Some(schema @ Value::Object(_)) => ("json_schema", Some(schema)),
         Some(_) => return Err(FieldError::new("format", "must be `json` or a schema")),
     };
-    let named = schema.map(|schema| NamedSchema { schema: Some(schema) });
-    Ok(Some(ResponseFormat { kind: kind.to_owned(), json_schema: named }))
+    Ok(Some(ResponseFormat::new(kind.to_owned(), schema)))
 }
 
 /// Calls that have no result yet, with the names of their functions. Ollama's calls have no ids, so results
@@ -255,15 +265,21 @@ fn messages(
             }
             _ => None,
         };
-        let mut text = body.content.unwrap_or_default();
+        let is_last = role == Role::User && is_last_turn(roles[at + 1..].iter().map(String::as_str));
+        let mut text = match body.content {
+            Some(content) => text_of(&field("content"), content, is_last, ignored)?,
+            None => String::new(),
+        };
         if body.images.is_some_and(|images| !images.is_empty()) {
-            let is_last = role == Role::User && is_last_turn(roles[at + 1..].iter().map(String::as_str));
-            let place = field("images");
-            let image = Unreadable { place: &place, kind: "image", is_last, readable: "`text`" };
+            let image = Unreadable { place: &field("images"), kind: "image", is_last };
             text = [text, image.text(ignored)?].join("\n");
         }
         let calls = calls.into_iter().map(|call| open.add(call)).collect();
-        messages.push(ChatMessage { role, text, calls, call_id });
+        let thinking = body.thinking.filter(|text| role == Role::Assistant && !text.is_empty());
+        if thinking.is_some() {
+            ignored.add("messages[].thinking");
+        }
+        messages.push(ChatMessage { calls, call_id, thinking, ..ChatMessage::new(role, text) });
     }
-    checked_messages(messages, can, ignored)
+    checked_messages(messages, can, "messages[].tool_call_id", ignored)
 }

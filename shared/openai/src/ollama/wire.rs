@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::options::OptionsBody;
-use crate::wire::ToolBody;
+use crate::wire::{Content, ToolBody};
 
 /// A request of `/api/chat`.
 #[derive(Debug, Deserialize)]
@@ -51,7 +51,9 @@ pub(super) struct GenerateBody {
 pub(super) struct MessageBody {
     /// `system`, `user`, `assistant` or `tool`.
     pub(super) role: String,
-    pub(super) content: Option<String>,
+    pub(super) content: Option<Content>,
+    /// What the assistant thought before the text.
+    pub(super) thinking: Option<String>,
     pub(super) images: Option<Vec<Value>>,
     pub(super) tool_calls: Option<Vec<CallBody>>,
     /// Name of the function whose result this is.

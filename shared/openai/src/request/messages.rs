@@ -8,16 +8,16 @@ use std::collections::{BTreeSet, VecDeque};
 use baton_protocol::Role;
 use serde_json::Value;
 
-use super::parts::{Unreadable, is_last_turn};
+use super::parts::{Unreadable, is_last_turn, text_of};
 use super::unsupported::NO_TOOLS;
 use crate::capabilities::Capabilities;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
 use crate::tools::{ChatMessage, PastCall};
-use crate::wire::{ChatMessageBody, Content, Part, PastCallBody};
+use crate::wire::{ChatMessageBody, PastCallBody, PastFunction};
 
-/// Between two parts of a message.
-const BETWEEN_PARTS: &str = "\n";
+/// The id of a result, as this API names it.
+const RESULT_ID: &str = "messages[].tool_call_id";
 
 /// Reads the messages, in order.
 pub(super) fn read(
@@ -31,13 +31,15 @@ pub(super) fn read(
         let is_last = is_last_turn(roles[at + 1..].iter().map(String::as_str));
         messages.push(message(at, body, is_last, can, ignored)?);
     }
-    checked(messages, can, ignored)
+    checked(messages, can, RESULT_ID, ignored)
 }
 
-/// Checks the number of messages, and finds the call of each result.
+/// Checks the number of messages, and finds the call of each result. `result_id` is how the dialect names the
+/// id of a result.
 pub(crate) fn checked(
     mut messages: Vec<ChatMessage>,
     can: &Capabilities,
+    result_id: &str,
     ignored: &mut Ignored,
 ) -> Result<Vec<ChatMessage>, FieldError> {
     if messages.is_empty() {
@@ -56,7 +58,7 @@ pub(crate) fn checked(
             match id {
                 Some(id) if calls.contains(&id) => message.call_id = Some(id),
                 id => {
-                    ignored.add("messages[].tool_call_id");
+                    ignored.add(result_id);
                     *message = orphan(id.as_deref(), &message.text);
                 }
             }
@@ -78,7 +80,7 @@ fn orphan(id: Option<&str>, text: &str) -> ChatMessage {
 
 fn message(
     at: usize,
-    body: ChatMessageBody,
+    mut body: ChatMessageBody,
     is_last: bool,
     can: &Capabilities,
     ignored: &mut Ignored,
@@ -88,38 +90,61 @@ fn message(
         "system" | "developer" => Role::System,
         "user" => Role::User,
         "assistant" => Role::Assistant,
-        "tool" if can.tools => Role::Tool,
-        "tool" => return Err(FieldError::new(field("role"), format!("{NO_TOOLS}; leave such messages out"))),
+        "tool" | "function" if can.tools => Role::Tool,
+        "tool" | "function" => {
+            return Err(FieldError::new(field("role"), format!("{NO_TOOLS}; leave such messages out")));
+        }
         _ => {
             let want = "must be `system`, `developer`, `user`, `assistant` or `tool`";
             return Err(FieldError::new(field("role"), want));
         }
     };
-    for (name, value) in [("function_call", &body.function_call), ("audio", &body.audio)] {
-        if value.as_ref().is_some_and(|value| !value.is_null()) {
-            return Err(FieldError::new(field(name), "is not supported"));
-        }
-    }
-    let calls = calls(&field("tool_calls"), role, body.tool_calls.unwrap_or_default(), can)?;
+    let older = body.function_call.take();
+    let older = older.map(|function| PastCallBody { id: None, kind: None, function: Some(function) });
+    let calls = body.tool_calls.take().into_iter().flatten().chain(older).collect();
+    let calls = calls_of(&field("tool_calls"), role, calls, can, ignored)?;
     if role != Role::Tool && body.tool_call_id.is_some() {
-        ignored.add("messages[].tool_call_id");
+        ignored.add(RESULT_ID);
     }
+    let thinking = thinking(&body, ignored).filter(|_| role == Role::Assistant);
     let is_last = is_last && role == Role::User;
-    let text = match body.content {
-        Some(Content::Text(text)) => text,
-        Some(Content::Parts(parts)) => joined(&field("content"), parts, is_last, ignored)?,
-        None if matches!(role, Role::Assistant | Role::Tool) => String::new(),
-        None => return Err(FieldError::new(field("content"), "is missing")),
+    let mut text = match body.content {
+        Some(content) => text_of(&field("content"), content, is_last, ignored)?,
+        None if is_last => return Err(FieldError::new(field("content"), "is missing")),
+        None => String::new(),
     };
+    if body.audio.is_some_and(|audio| !audio.is_null()) {
+        text.push_str(&Unreadable { place: &field("audio"), kind: "audio", is_last }.text(ignored)?);
+    }
     let call_id = body.tool_call_id.filter(|_| role == Role::Tool);
-    Ok(ChatMessage { role, text, calls, call_id })
+    Ok(ChatMessage { calls, call_id, thinking, ..ChatMessage::new(role, text) })
 }
 
-fn calls(
+/// Returns the thinking of an earlier answer, by the names that engines and routers give it.
+fn thinking(body: &ChatMessageBody, ignored: &mut Ignored) -> Option<String> {
+    let part = |part: &Value| Some(part["text"].as_str().or(part["summary"].as_str())?.to_owned());
+    let text = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(part).collect(),
+        _ => String::new(),
+    };
+    let names = [
+        ("reasoning_content", &body.reasoning_content),
+        ("reasoning", &body.reasoning),
+        ("reasoning_details", &body.reasoning_details),
+    ];
+    let given = names.into_iter().filter_map(|(name, value)| Some((name, text(value.as_ref()?))));
+    let (name, text) = given.into_iter().find(|(_, text)| !text.is_empty())?;
+    ignored.add_at("messages[]", name);
+    Some(text)
+}
+
+fn calls_of(
     field: &str,
     role: Role,
     bodies: Vec<PastCallBody>,
     can: &Capabilities,
+    ignored: &mut Ignored,
 ) -> Result<Vec<PastCall>, FieldError> {
     if bodies.is_empty() {
         return Ok(Vec::new());
@@ -130,34 +155,19 @@ fn calls(
     if role != Role::Assistant {
         return Err(FieldError::new(field, "only messages of the assistant have calls"));
     }
-    let call = |(at, call): (usize, PastCallBody)| match call.kind.as_deref() {
-        None | Some("function") => {
-            let arguments = match call.function.arguments {
-                Some(Value::String(text)) => text,
-                None | Some(Value::Null) => "{}".to_owned(),
-                Some(other) => other.to_string(),
-            };
-            let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("{field}[{at}]"));
-            Ok(PastCall { id, name: call.function.name, arguments })
-        }
-        Some(_) => Err(FieldError::new(format!("{field}[{at}].type"), "only `function` is supported")),
-    };
-    bodies.into_iter().enumerate().map(call).collect()
-}
-
-/// Joins the parts of a message to one text.
-fn joined(field: &str, parts: Vec<Part>, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for (at, part) in parts.into_iter().enumerate() {
-        texts.push(match (part.kind.as_str(), part.text) {
-            ("text" | "input_text" | "output_text", Some(text)) => text,
-            ("text", None) => return Err(FieldError::new(format!("{field}[{at}].text"), "is missing")),
-            (kind, _) => {
-                let place = format!("{field}[{at}]");
-                Unreadable { place: &place, kind, is_last, readable: "`text`" }.text(ignored)?
-            }
-        });
+    let mut calls = Vec::with_capacity(bodies.len());
+    for (at, PastCallBody { id, kind, function }) in bodies.into_iter().enumerate() {
+        let Some(PastFunction { name, arguments }) = function else {
+            ignored.add_at(&format!("{field}[]"), kind.as_deref().unwrap_or("function"));
+            continue;
+        };
+        let arguments = match arguments {
+            Some(Value::String(text)) => text,
+            None | Some(Value::Null) => "{}".to_owned(),
+            Some(other) => other.to_string(),
+        };
+        let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("{field}[{at}]"));
+        calls.push(PastCall { id, name, arguments });
     }
-    texts.retain(|text| !text.is_empty());
-    Ok(texts.join(BETWEEN_PARTS))
+    Ok(calls)
 }

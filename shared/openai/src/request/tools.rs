@@ -9,7 +9,7 @@ use super::AnswerFormat;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
 use crate::tools::{Tool, ToolChoice, ToolUse};
-use crate::wire::{FunctionBody, ResponseFormat, ToolBody, ToolChoiceBody};
+use crate::wire::{FunctionBody, FunctionName, ResponseFormat, ToolBody, ToolChoiceBody};
 
 /// The type of the tools that are called.
 const FUNCTION: &str = "function";
@@ -45,26 +45,21 @@ pub(super) fn tool_use(
     }
     let choice = match choice {
         None => Some(ToolChoice::Auto),
-        Some(ToolChoiceBody::Word(word)) => match word.as_str() {
-            "auto" => Some(ToolChoice::Auto),
-            "none" => None,
-            "required" => Some(ToolChoice::Required),
-            _ => {
-                let want = "must be `auto`, `none`, `required` or a function";
-                return Err(FieldError::new("tool_choice", want));
+        Some(ToolChoiceBody::Word(word)) => chosen("tool_choice", &word)?,
+        Some(ToolChoiceBody::Object(choice)) => match choice.kind.as_str() {
+            FUNCTION => Some(ToolChoice::Named(named(choice.function, &names)?)),
+            "allowed_tools" => {
+                let field = "tool_choice.allowed_tools";
+                let allowed = choice.allowed_tools.ok_or_else(|| FieldError::new(field, "is missing"))?;
+                let is_allowed = |tool: &Tool| {
+                    let mut functions = allowed.tools.iter().filter_map(|tool| tool.function.as_ref());
+                    functions.any(|function| function.name == tool.name)
+                };
+                checked.retain(is_allowed);
+                chosen("tool_choice.allowed_tools.mode", allowed.mode.as_deref().unwrap_or("auto"))?
             }
+            word => chosen("tool_choice.type", word)?,
         },
-        Some(ToolChoiceBody::Named(named)) => {
-            if named.kind != FUNCTION {
-                return Err(FieldError::new("tool_choice.type", "only `function` is supported"));
-            }
-            let name =
-                named.function.ok_or_else(|| FieldError::new("tool_choice.function", "is missing"))?.name;
-            if !names.contains(&name) {
-                return Err(FieldError::new("tool_choice.function.name", "is none of the tools"));
-            }
-            Some(ToolChoice::Named(name))
-        }
     };
     match choice {
         Some(ToolChoice::Required) if checked.is_empty() => {
@@ -76,6 +71,25 @@ pub(super) fn tool_use(
             Ok(Some(ToolUse { tools: checked, choice, parallel }))
         }
         _ => Ok(None),
+    }
+}
+
+/// Returns the choice that a word makes; `None` if no tool may be called.
+fn chosen(field: &str, word: &str) -> Result<Option<ToolChoice>, FieldError> {
+    match word {
+        "auto" => Ok(Some(ToolChoice::Auto)),
+        "none" => Ok(None),
+        "required" => Ok(Some(ToolChoice::Required)),
+        _ => Err(FieldError::new(field, "must be `auto`, `none`, `required` or a function")),
+    }
+}
+
+/// Returns the name of the function that must be called.
+fn named(function: Option<FunctionName>, names: &BTreeSet<String>) -> Result<String, FieldError> {
+    let name = function.ok_or_else(|| FieldError::new("tool_choice.function", "is missing"))?.name;
+    match names.contains(&name) {
+        true => Ok(name),
+        false => Err(FieldError::new("tool_choice.function.name", "is none of the tools")),
     }
 }
 
@@ -121,13 +135,20 @@ pub(super) fn format(format: Option<ResponseFormat>) -> Result<AnswerFormat, Fie
         let message = "needs `type` to be `json_schema`";
         return Err(FieldError::new("response_format.json_schema", message));
     }
+    if format.kind == "text" && format.schema.is_some() {
+        return Err(FieldError::new("response_format.schema", "needs `type` to be `json_schema`"));
+    }
     match format.kind.as_str() {
         "text" => Ok(AnswerFormat::Text),
-        "json_object" => Ok(AnswerFormat::JsonObject),
+        "json_object" => Ok(format.schema.map_or(AnswerFormat::JsonObject, AnswerFormat::JsonSchema)),
         "json_schema" => {
             let missing = |field| FieldError::new(field, "is missing");
-            let named = format.json_schema.ok_or_else(|| missing("response_format.json_schema"))?;
-            let schema = named.schema.ok_or_else(|| missing("response_format.json_schema.schema"))?;
+            let named = match (format.json_schema, format.schema) {
+                (Some(named), schema) => named.schema.or(schema),
+                (None, Some(schema)) => Some(schema),
+                (None, None) => return Err(missing("response_format.json_schema")),
+            };
+            let schema = named.ok_or_else(|| missing("response_format.json_schema.schema"))?;
             Ok(AnswerFormat::JsonSchema(schema))
         }
         _ => Err(FieldError::new("response_format.type", "must be `text`, `json_object` or `json_schema`")),

@@ -36,6 +36,14 @@ fn take_away(wire: &mut ChatCompletionRequest, can: &Capabilities, ignored: &mut
             ignored.add(name);
         }
     }
+    let top_logprobs = wire.top_logprobs.filter(|&top| top > 0);
+    if !can.logprobs && (wire.logprobs.take() == Some(true) || top_logprobs.is_some()) {
+        ignored.add("logprobs");
+        wire.top_logprobs = None;
+    }
+    if wire.logprobs != Some(true) && wire.top_logprobs.take().is_some_and(|top| top > 0) {
+        ignored.add("top_logprobs");
+    }
     if !can.truncation && wire.truncation.take_if(|word| word == "auto").is_some() {
         ignored.add("truncation");
     }
@@ -54,20 +62,15 @@ fn refuse_not_offered(wire: &ChatCompletionRequest, can: &Capabilities) -> Resul
     let choice = match &wire.tool_choice {
         None => true,
         Some(ToolChoiceBody::Word(word)) => matches!(word.as_str(), "none" | "auto"),
-        Some(ToolChoiceBody::Named(_)) => false,
+        Some(ToolChoiceBody::Object(choice)) => matches!(choice.kind.as_str(), "none" | "auto"),
     };
     let format = wire.response_format.as_ref().map(|format| format.kind.as_str());
     let text = !matches!(format, Some("json_object" | "json_schema"));
-    let logprobs = wire.logprobs != Some(true);
-    let top_logprobs = wire.top_logprobs.is_none_or(|top| top == 0);
-    let probabilities = "this service does not support log probabilities";
     let formats = "this service cannot hold an answer to JSON";
     let scenes = "this service does not assist by scenes";
     let rules = [
         (can.tools, "tools", tools, NO_TOOLS, "leave it empty"),
         (can.tools, "tool_choice", choice, NO_TOOLS, "leave it out"),
-        (can.logprobs, "logprobs", logprobs, probabilities, "leave it false"),
-        (can.logprobs, "top_logprobs", top_logprobs, probabilities, "leave it at 0"),
         (can.formats, "response_format", text, formats, "leave it at `text`"),
         (can.baton, "baton", wire.baton.is_none(), scenes, "leave it out"),
     ];
@@ -84,21 +87,18 @@ fn refuse_never_offered(wire: &ChatCompletionRequest) -> Result<(), FieldError> 
     let truncation = wire.truncation.as_deref().is_none_or(|word| matches!(word, "auto" | "disabled"));
     let top = wire.top_logprobs.unwrap_or(0);
     let cites_nothing = wire.citations != Some(true);
+    let continues_nothing = wire.continue_final_message != Some(true);
     let no_tools = wire.tools.as_ref().is_none_or(Vec::is_empty);
     let rules = [
         ("n", wire.n.is_none_or(|n| n == 1), "only 1 is supported"),
         ("functions", wire.functions.as_ref().is_none_or(Vec::is_empty), "was replaced by `tools`"),
         ("function_call", is_free(&wire.function_call), "was replaced by `tool_choice`"),
         ("top_logprobs", top <= TOP_LOGPROBS_MAX, "must be 0 to 20"),
-        ("top_logprobs", top == 0 || wire.logprobs == Some(true), "needs `logprobs`"),
         ("logit_bias", wire.logit_bias.as_ref().is_none_or(Map::is_empty), "biases are not supported"),
         ("modalities", only_text, "only `text` is supported"),
         ("truncation", truncation, "must be `auto` or `disabled`"),
-        (
-            "continue_final_message",
-            wire.continue_final_message != Some(true),
-            "the last message is never continued; leave it out",
-        ),
+        ("continue_final_message", continues_nothing || wire.baton.is_none(), "not with `baton`"),
+        ("citations", cites_nothing || continues_nothing, "not with `continue_final_message`"),
         ("citations", cites_nothing || wire.baton.is_none(), "not with `baton`"),
         ("citations", cites_nothing || no_tools, "not with `tools`"),
     ];

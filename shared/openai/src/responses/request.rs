@@ -5,15 +5,17 @@ use serde_json::{Value, json};
 
 use super::field;
 use super::tools::{CallForms, arguments_of, choice, full_name, functions};
-use super::wire::{Input, Item, ItemText, ResponsesRequest, TextFormat, ToolItem};
+use super::wire::{Input, Item, ResponsesRequest, TextFormat, ToolItem};
 use super::writer::{Echo, ResponsesWriter};
 use crate::capabilities::Capabilities;
 use crate::dialect::Dialect;
 use crate::error::FieldError;
 use crate::ignored::Ignored;
-use crate::request::{NO_TOOLS, Prompt, Unreadable, checked_messages, is_last_turn, parsed, translated};
+use crate::request::{
+    NO_TOOLS, Prompt, checked_messages, is_last_turn, kind_of, parsed, text_of, translated, typed,
+};
 use crate::tools::{ChatMessage, PastCall, ToolChoice};
-use crate::wire::{ChatCompletionRequest, NamedSchema, ResponseFormat};
+use crate::wire::{ChatCompletionRequest, Content, ResponseFormat};
 use crate::writer::{Asked, Work};
 
 /// Why a field is refused that would need an earlier response.
@@ -23,15 +25,13 @@ const NOTHING_KEPT: &str = "nothing is kept between two requests; send the whole
 const ECHO_BYTES_MAX: usize = 64 << 10;
 /// The most bytes of the metadata, as JSON.
 const METADATA_BYTES_MAX: usize = 64 << 10;
-/// Between two parts of a text.
-const BETWEEN_PARTS: &str = "\n";
 
 /// Reads a request for a response.
 ///
 /// # Errors
 /// [`FieldError`] with the name of the wrong field.
 pub fn read_responses(json: &[u8], can: &Capabilities) -> Result<Work, FieldError> {
-    let (wire, ignored) = parsed::<ResponsesRequest>(json)?;
+    let (wire, mut ignored) = parsed::<ResponsesRequest>(json)?;
     refuse(&wire)?;
     let text = echoed_format(wire.text.as_ref().and_then(|text| text.format.as_ref()));
     let tools = wire.tools.unwrap_or_default();
@@ -42,7 +42,7 @@ pub fn read_responses(json: &[u8], can: &Capabilities) -> Result<Work, FieldErro
         text,
         tools: echoed_tools(&tools),
         user: wire.user,
-        metadata: metadata(wire.metadata)?,
+        metadata: metadata(wire.metadata, &mut ignored),
         ..Echo::default()
     };
     let mut forms = CallForms::new();
@@ -55,7 +55,10 @@ pub fn read_responses(json: &[u8], can: &Capabilities) -> Result<Work, FieldErro
         tools: Some(functions(tools, &mut forms)?),
         tool_choice: wire.tool_choice.map(choice),
         parallel_tool_calls: wire.parallel_tool_calls,
-        response_format: wire.text.and_then(|text| text.format).map(format).transpose()?,
+        response_format: wire
+            .text
+            .and_then(|text| text.format)
+            .map(|format| ResponseFormat::new(format.kind, format.schema)),
         truncation: wire.truncation,
         store: wire.store,
         ..ChatCompletionRequest::default()
@@ -85,7 +88,6 @@ fn refuse(wire: &ResponsesRequest) -> Result<(), FieldError> {
         ("previous_response_id", wire.previous_response_id.is_none(), NOTHING_KEPT),
         ("conversation", is_null(&wire.conversation), NOTHING_KEPT),
         ("prompt", is_null(&wire.prompt), "is not supported; send the text in `input`"),
-        ("top_logprobs", wire.top_logprobs.is_none_or(|top| top == 0), "log probabilities are not supported"),
     ];
     match rules.into_iter().find(|(_, fine, _)| !fine) {
         Some((name, _, message)) => Err(FieldError::new(name, message)),
@@ -93,13 +95,14 @@ fn refuse(wire: &ResponsesRequest) -> Result<(), FieldError> {
     }
 }
 
-fn metadata(given: Option<Value>) -> Result<Value, FieldError> {
+/// Returns the metadata that the reply repeats.
+fn metadata(given: Option<Value>, ignored: &mut Ignored) -> Value {
     let given = given.unwrap_or_else(|| json!({}));
     match given.to_string().len() {
-        0..=METADATA_BYTES_MAX => Ok(given),
-        bytes => {
-            let message = format!("has {bytes} bytes, at most {METADATA_BYTES_MAX} are allowed");
-            Err(FieldError::new("metadata", message))
+        0..=METADATA_BYTES_MAX => given,
+        _ => {
+            ignored.add("metadata");
+            json!({})
         }
     }
 }
@@ -133,15 +136,6 @@ fn echoed_format(format: Option<&TextFormat>) -> Value {
     json!({ "format": echoed })
 }
 
-fn format(format: TextFormat) -> Result<ResponseFormat, FieldError> {
-    let is_schema = format.kind == "json_schema";
-    if !is_schema && format.schema.is_some() {
-        return Err(FieldError::new("text.format.schema", "needs `type` to be `json_schema`"));
-    }
-    let named = is_schema.then(|| NamedSchema { schema: format.schema });
-    Ok(ResponseFormat { kind: format.kind, json_schema: named })
-}
-
 fn messages(
     instructions: Option<String>,
     input: Input,
@@ -154,79 +148,129 @@ fn messages(
         Input::Text(text) => messages.push(ChatMessage::new(Role::User, text)),
         Input::Items(items) => {
             let speakers: Vec<String> = items.iter().map(speaker).collect();
+            let mut thoughts = Vec::new();
             for (at, item) in items.into_iter().enumerate() {
                 let is_last = is_last_turn(speakers[at + 1..].iter().map(String::as_str));
-                add(&format!("input[{at}]"), item, is_last, can, &mut messages, ignored)?;
+                let place = format!("input[{at}]");
+                if kind_of(&item) == "reasoning" {
+                    thoughts.extend(thought(&place, typed(&place, item, ignored)?, ignored)?);
+                    continue;
+                }
+                add(&place, item, is_last, can, &mut messages, ignored)?;
+                let thoughts = std::mem::take(&mut thoughts);
+                if let Some(last) = messages.last_mut().filter(|last| last.role == Role::Assistant) {
+                    let all: Vec<String> = last.thinking.take().into_iter().chain(thoughts).collect();
+                    last.thinking = (!all.is_empty()).then(|| all.join("\n"));
+                }
             }
         }
     }
-    checked_messages(messages, can, ignored)
+    checked_messages(messages, can, "input[].call_id", ignored)
 }
 
 /// Returns the role of an item's speaker: calls are the assistant's.
-fn speaker(item: &Item) -> String {
-    match item.kind.as_deref() {
-        Some("function_call" | "custom_tool_call") => "assistant".to_owned(),
-        _ => item.role.clone().unwrap_or_default(),
+fn speaker(item: &Value) -> String {
+    match kind_of(item) {
+        kind if kind.ends_with("_call") => "assistant".to_owned(),
+        _ => item["role"].as_str().unwrap_or_default().to_owned(),
     }
+}
+
+/// Returns the text of reasoning, or what sums it up.
+fn thought(place: &str, item: Item, ignored: &mut Ignored) -> Result<Option<String>, FieldError> {
+    for (name, parts) in [("content", item.content), ("summary", item.summary)] {
+        let parts = parts.unwrap_or_else(|| Content::Text(String::new()));
+        let text = text_of(&format!("{place}.{name}"), parts, false, ignored)?;
+        if !text.is_empty() {
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
 }
 
 /// Appends an item. Calls belong to the assistant's message before them.
 fn add(
     place: &str,
-    item: Item,
+    item: Value,
     is_last: bool,
     can: &Capabilities,
     messages: &mut Vec<ChatMessage>,
     ignored: &mut Ignored,
 ) -> Result<(), FieldError> {
-    let kind = item.kind.as_deref().unwrap_or("message");
-    let missing = |name: &str| FieldError::new(format!("{place}.{name}"), "is missing");
-    let is_call = matches!(kind, "function_call" | "custom_tool_call");
-    let is_output = matches!(kind, "function_call_output" | "custom_tool_call_output");
-    if (is_call || is_output) && !can.tools {
+    let kind = kind_of(&item).to_owned();
+    let about_tools =
+        ["function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"];
+    if about_tools.contains(&&*kind) && !can.tools {
         return Err(FieldError::new(place, format!("{NO_TOOLS}; leave such items out")));
     }
-    if is_call {
-        let name = item.name.ok_or_else(|| missing("name"))?;
-        let arguments = match item.input.filter(|_| kind == "custom_tool_call") {
-            Some(input) => Some(arguments_of(&input)),
-            None => item.arguments,
-        };
-        let call = PastCall {
-            id: item.call_id.ok_or_else(|| missing("call_id"))?,
-            name: full_name(item.namespace.as_deref(), name),
-            arguments: arguments.ok_or_else(|| missing("arguments"))?,
-        };
-        match messages.last_mut() {
-            Some(last) if last.role == Role::Assistant => last.calls.push(call),
-            _ => {
-                let message = ChatMessage::new(Role::Assistant, "");
-                messages.push(ChatMessage { calls: vec![call], ..message });
+    let missing = |name: &str| FieldError::new(format!("{place}.{name}"), "is missing");
+    match kind.as_str() {
+        "function_call" | "custom_tool_call" => {
+            let item: Item = typed(place, item, ignored)?;
+            let arguments = match (item.input, item.arguments) {
+                (Some(input), _) => arguments_of(&input),
+                (None, Some(Value::String(text))) => text,
+                (None, Some(arguments)) => arguments.to_string(),
+                (None, None) if kind == "custom_tool_call" => return Err(missing("input")),
+                (None, None) => return Err(missing("arguments")),
+            };
+            let call = PastCall {
+                id: item.call_id.ok_or_else(|| missing("call_id"))?,
+                name: full_name(item.namespace.as_deref(), item.name.ok_or_else(|| missing("name"))?),
+                arguments,
+            };
+            match messages.last_mut() {
+                Some(last) if last.role == Role::Assistant => last.calls.push(call),
+                _ => {
+                    let message = ChatMessage::new(Role::Assistant, "");
+                    messages.push(ChatMessage { calls: vec![call], ..message });
+                }
             }
         }
-        return Ok(());
-    }
-    if is_output {
-        let id = item.call_id.ok_or_else(|| missing("call_id"))?;
-        let output = item.output.ok_or_else(|| missing("output"))?;
-        let message = ChatMessage::new(Role::Tool, text(&format!("{place}.output"), output, false, ignored)?);
-        messages.push(ChatMessage { call_id: Some(id), ..message });
-        return Ok(());
-    }
-    match kind {
-        "message" => {
-            let role = role(place, item.role.as_deref())?;
-            let content = item.content.ok_or_else(|| missing("content"))?;
-            let is_last = is_last && role == Role::User;
-            messages
-                .push(ChatMessage::new(role, text(&format!("{place}.content"), content, is_last, ignored)?));
+        "function_call_output" | "custom_tool_call_output" => {
+            let item: Item = typed(place, item, ignored)?;
+            let output = item.output.ok_or_else(|| missing("output"))?;
+            let text = text_of(&format!("{place}.output"), output, false, ignored)?;
+            messages.push(ChatMessage { call_id: item.call_id, ..ChatMessage::new(Role::Tool, text) });
         }
-        "reasoning" => (),
+        "message" | "" => {
+            let item: Item = typed(place, item, ignored)?;
+            let role = role(place, item.role.as_deref())?;
+            let content = match item.content {
+                Some(content) => content,
+                None if is_last && role == Role::User => return Err(missing("content")),
+                None => Content::Text(String::new()),
+            };
+            let is_last = is_last && role == Role::User;
+            let text = text_of(&format!("{place}.content"), content, is_last, ignored)?;
+            messages.push(ChatMessage::new(role, text));
+        }
         "item_reference" => return Err(FieldError::new(place, NOTHING_KEPT)),
-        kind => ignored.add(format!("input[].{kind}")),
+        kind => {
+            ignored.add_at("input[]", kind);
+            messages.extend(output_of(place, item, ignored)?.map(|text| ChatMessage::new(Role::User, text)));
+        }
     }
     Ok(())
+}
+
+/// Returns the output of a call that the model does not know as a call, as text of the user; `None` if the
+/// item has none. What is neither a text nor a part is written as JSON.
+fn output_of(place: &str, mut item: Value, ignored: &mut Ignored) -> Result<Option<String>, FieldError> {
+    let Some(output) = item.get_mut("output").map(Value::take) else { return Ok(None) };
+    let parts = match output {
+        Value::Null => return Ok(None),
+        Value::Array(items) => items,
+        other => vec![other],
+    };
+    let readable = |part: Value| match part {
+        Value::Object(fields) if !fields.contains_key("type") => Value::Object(fields).to_string().into(),
+        part => part,
+    };
+    let parts = Content::Parts(parts.into_iter().map(readable).collect());
+    let text = text_of(&format!("{place}.output"), parts, false, ignored)?;
+    let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
+    Ok(Some(format!("Result of the call {id}:\n{text}")))
 }
 
 fn role(place: &str, role: Option<&str>) -> Result<Role, FieldError> {
@@ -240,25 +284,4 @@ fn role(place: &str, role: Option<&str>) -> Result<Role, FieldError> {
         }
         None => Err(FieldError::new(format!("{place}.role"), "is missing")),
     }
-}
-
-fn text(place: &str, content: ItemText, is_last: bool, ignored: &mut Ignored) -> Result<String, FieldError> {
-    let parts = match content {
-        ItemText::Text(text) => return Ok(text),
-        ItemText::Parts(parts) => parts,
-    };
-    let readable = "`input_text` and `output_text`";
-    let mut texts = Vec::with_capacity(parts.len());
-    for (at, part) in parts.into_iter().enumerate() {
-        let place = format!("{place}[{at}]");
-        texts.push(match (part.kind.as_str(), part.text) {
-            ("input_text" | "output_text" | "text", Some(text)) => text,
-            ("input_text" | "output_text", None) => {
-                return Err(FieldError::new(format!("{place}.text"), "is missing"));
-            }
-            (kind, _) => Unreadable { place: &place, kind, is_last, readable }.text(ignored)?,
-        });
-    }
-    texts.retain(|text| !text.is_empty());
-    Ok(texts.join(BETWEEN_PARTS))
 }

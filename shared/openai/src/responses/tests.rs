@@ -71,6 +71,7 @@ fn items_are_messages() {
         ChatMessage::new(Role::User, "He\nllo"),
         ChatMessage {
             calls: vec![call("c1", "f"), call("c2", "g")],
+            thinking: Some("hm".into()),
             ..ChatMessage::new(Role::Assistant, "I look.")
         },
         result("c2", "two"),
@@ -107,8 +108,8 @@ fn what_cannot_be_translated_is_refused_by_name() {
     refused(json!({ "temperature": 3 }), "temperature", "0 to 2");
     refused(json!({ "input": [] }), "input", "has no message");
     refused(json!({ "tools": [{ "type": "function", "name": "f g" }] }), "tools[0].name", "letters");
-    let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [] });
-    refused(json!({ "tools": tool(), "tool_choice": allowed }), "tool_choice.type", "only `function`");
+    let allowed = json!({ "type": "allowed_tools", "mode": "often", "tools": [] });
+    refused(json!({ "tools": tool(), "tool_choice": allowed }), "tool_choice.mode", "must be `auto`");
     let other = json!({ "type": "function", "name": "g" });
     refused(json!({ "tools": tool(), "tool_choice": other }), "tool_choice.name", "none of the tools");
     let item = |item: Value| json!({ "input": [item] });

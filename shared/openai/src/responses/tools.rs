@@ -3,11 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use baton_protocol::limits;
 use serde_json::{Value, json};
 
 use super::wire::{ChosenFunction, FunctionChoice, ToolItem};
 use crate::error::FieldError;
-use crate::wire::{FunctionBody, FunctionName, NamedChoice, ToolBody, ToolChoiceBody};
+use crate::wire::{
+    AllowedTool, AllowedTools, FunctionBody, FunctionName, ToolBody, ToolChoiceBody, ToolChoiceObject,
+};
 
 /// Between a namespace and the name of a function.
 const BETWEEN_NAMES: &str = "__";
@@ -31,12 +34,13 @@ pub(super) enum CallForm {
 /// The forms of calls, by the names that the model knows.
 pub(super) type CallForms = BTreeMap<String, CallForm>;
 
-/// Returns the name by which the model knows a function of a namespace.
+/// Returns the name by which the model knows a function of a namespace: the end of both names together, if
+/// they are too long.
 pub(super) fn full_name(namespace: Option<&str>, name: String) -> String {
-    match namespace.filter(|namespace| !namespace.is_empty()) {
-        Some(namespace) => format!("{namespace}{BETWEEN_NAMES}{name}"),
-        None => name,
-    }
+    let Some(namespace) = namespace.filter(|namespace| !namespace.is_empty()) else { return name };
+    let full = format!("{namespace}{BETWEEN_NAMES}{name}");
+    let start = full.len().saturating_sub(limits::TOOL_NAME_BYTES_MAX);
+    full.get(start..).map(str::to_owned).unwrap_or(full)
 }
 
 /// Returns the arguments of a call of a custom tool with this text.
@@ -120,9 +124,16 @@ fn custom(name: String, description: Option<String>, format: Option<&Value>) -> 
 pub(super) fn choice(choice: FunctionChoice) -> ToolChoiceBody {
     match choice {
         FunctionChoice::Word(word) => ToolChoiceBody::Word(word),
-        FunctionChoice::Named(ChosenFunction { kind, name }) => {
+        FunctionChoice::Object(ChosenFunction { kind, name, mode, tools }) => {
             let kind = if kind == "custom" { "function".to_owned() } else { kind };
-            ToolChoiceBody::Named(NamedChoice { kind, function: name.map(|name| FunctionName { name }) })
+            let named = |name: Option<String>| name.map(|name| FunctionName { name });
+            let allowed = |tools: Vec<ChosenFunction>| {
+                let tools =
+                    tools.into_iter().map(|tool| AllowedTool { function: named(tool.name) }).collect();
+                AllowedTools { mode, tools }
+            };
+            let allowed_tools = tools.map(allowed);
+            ToolChoiceBody::Object(ToolChoiceObject { kind, function: named(name), allowed_tools })
         }
     }
 }

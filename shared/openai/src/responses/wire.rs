@@ -9,6 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::wire::Content;
 use crate::wire::text_or::{FromObject, TextOr};
 use crate::wire::whole::whole;
 
@@ -54,9 +55,7 @@ pub struct ResponsesRequest {
     /// Not supported; must be null.
     #[schema(value_type = Option<Object>)]
     pub(super) prompt: Option<Value>,
-    /// Not supported; must be 0.
-    pub(super) top_logprobs: Option<u64>,
-    /// Describes the call; sent back.
+    /// Describes the call; sent back if it has at most 64 KiB.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Value>,
     /// Describes the caller; sent back.
@@ -65,58 +64,41 @@ pub struct ResponsesRequest {
 
 /// A text, or items.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, from = "TextOr<Vec<Item>>")]
+#[serde(untagged, from = "TextOr<Vec<Value>>")]
 pub(super) enum Input {
     /// The text of one message of the user.
     Text(String),
     /// The items.
-    Items(Vec<Item>),
+    #[schema(value_type = Vec<Item>)]
+    Items(Vec<Value>),
 }
 
-/// An item of any type. Which fields a type has is checked later.
+/// An item of a type that is known. Which fields a type has is checked later.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct Item {
-    /// `message` (the default), `function_call`, `custom_tool_call`, or the output of one of these. Items of
-    /// other types are left out.
+    /// `message` (the default), `reasoning`, `function_call`, `custom_tool_call`, or the output of a call.
+    /// Outputs of other types are laid out as text; other items are left out.
     #[serde(rename = "type")]
-    pub(super) kind: Option<String>,
+    pub(super) _kind: Option<String>,
     /// Of a message: `user`, `assistant`, `system` or `developer`.
     pub(super) role: Option<String>,
-    /// Of a message: its text, or parts of type `input_text` or `output_text`.
-    pub(super) content: Option<ItemText>,
+    /// Of a message and of reasoning: its text, or its parts.
+    pub(super) content: Option<Content>,
+    /// Of reasoning: parts that sum it up, used if it has no content.
+    pub(super) summary: Option<Content>,
     /// Of a call and its output.
     pub(super) call_id: Option<String>,
     /// Of a call: the function.
     pub(super) name: Option<String>,
     /// Of a call: the namespace of the function.
     pub(super) namespace: Option<String>,
-    /// Of a call of a function: JSON as text.
-    pub(super) arguments: Option<String>,
+    /// Of a call of a function: JSON as text. An object is taken too.
+    #[schema(value_type = Option<String>)]
+    pub(super) arguments: Option<Value>,
     /// Of a call of a custom tool: its text.
     pub(super) input: Option<String>,
-    /// Of a call's output: a text, or parts of type `input_text`.
-    pub(super) output: Option<ItemText>,
-}
-
-/// A text, or its parts.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, from = "TextOr<Vec<ItemPart>>")]
-pub(super) enum ItemText {
-    /// The text.
-    Text(String),
-    /// Its parts, joined by line breaks.
-    Parts(Vec<ItemPart>),
-}
-
-/// A part of a text.
-#[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct ItemPart {
-    /// `input_text` or `output_text`. A part of another type is refused in the last message; in earlier ones
-    /// a short text stands for it.
-    #[serde(rename = "type")]
-    pub(super) kind: String,
-    /// The text.
-    pub(super) text: Option<String>,
+    /// Of a call's output: a text, or its parts.
+    pub(super) output: Option<Content>,
 }
 
 /// A tool.
@@ -143,24 +125,29 @@ pub(super) struct ToolItem {
     pub(super) tools: Option<Vec<ToolItem>>,
 }
 
-/// `auto`, `none`, `required`, or one function.
+/// `auto`, `none`, `required`, one function, or a choice among some of the tools.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, from = "TextOr<ChosenFunction>")]
 pub(super) enum FunctionChoice {
     /// `auto`, `none` or `required`.
     Word(String),
-    /// The model must call this function.
-    Named(ChosenFunction),
+    /// Another choice.
+    Object(ChosenFunction),
 }
 
-/// One function that must be called.
+/// One function that must be called, or the tools that may be called.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChosenFunction {
-    /// `function` or `custom`.
+    /// `function`, `custom`, `allowed_tools`, or one of the words above.
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// Its name, as in `tools`.
+    /// Of `function` and `custom`: its name, as in `tools`.
     pub(super) name: Option<String>,
+    /// Of `allowed_tools`: `auto` or `required`.
+    pub(super) mode: Option<String>,
+    /// Of `allowed_tools`: the functions, by their names.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub(super) tools: Option<Vec<ChosenFunction>>,
 }
 
 /// The form of the text.
@@ -183,20 +170,11 @@ pub(super) struct TextFormat {
     pub(super) schema: Option<Value>,
 }
 
-impl From<TextOr<Vec<Item>>> for Input {
-    fn from(read: TextOr<Vec<Item>>) -> Input {
+impl From<TextOr<Vec<Value>>> for Input {
+    fn from(read: TextOr<Vec<Value>>) -> Input {
         match read {
             TextOr::Text(text) => Input::Text(text),
             TextOr::Other(items) => Input::Items(items),
-        }
-    }
-}
-
-impl From<TextOr<Vec<ItemPart>>> for ItemText {
-    fn from(read: TextOr<Vec<ItemPart>>) -> ItemText {
-        match read {
-            TextOr::Text(text) => ItemText::Text(text),
-            TextOr::Other(parts) => ItemText::Parts(parts),
         }
     }
 }
@@ -205,7 +183,7 @@ impl From<TextOr<ChosenFunction>> for FunctionChoice {
     fn from(read: TextOr<ChosenFunction>) -> FunctionChoice {
         match read {
             TextOr::Text(word) => FunctionChoice::Word(word),
-            TextOr::Other(named) => FunctionChoice::Named(named),
+            TextOr::Other(choice) => FunctionChoice::Object(choice),
         }
     }
 }

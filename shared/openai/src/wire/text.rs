@@ -64,7 +64,7 @@ pub struct TextCompletionRequest {
     /// Number of continuations to choose from; must be 1.
     #[schema(minimum = 1, maximum = 1)]
     pub(crate) best_of: Option<u64>,
-    /// Not supported; must be empty.
+    /// What follows the continuation, for models whose vocabulary has tokens for it.
     pub(crate) suffix: Option<String>,
     /// Not supported; must be empty.
     #[schema(value_type = Option<Object>)]

@@ -254,7 +254,11 @@ fn tools_out_of_bounds_are_refused_by_name() {
     refuses("/tools/functions", json!(many), "tools.functions");
     refuses("/tools/functions", json!([tool("sun"), tool("sun")]), "tools.functions[1].name");
     refuses("/tools/functions/0/name", json!("a b"), "tools.functions[0].name");
-    refuses("/tools/functions/0/name", json!("n".repeat(129)), "tools.functions[0].name");
+    refuses(
+        "/tools/functions/0/name",
+        json!("n".repeat(limits::TOOL_NAME_BYTES_MAX + 1)),
+        "tools.functions[0].name",
+    );
     refuses("/tools/functions/0/parameters", json!("{}"), "tools.functions[0].parameters");
     refuses("/tools/choice", json!({ "named": "rain" }), "tools.choice");
     refuses("/segments/1/calls", json!(vec![&call; limits::TOOLS_MAX + 1]), "segments[1].calls");
