@@ -46,7 +46,7 @@ fn names(ignored: &Ignored) -> Vec<&str> {
 }
 
 /// Returns the names that a row says.
-fn said<'a>(want: &'a Map<String, Value>) -> Vec<&'a str> {
+fn said(want: &Map<String, Value>) -> Vec<&str> {
     want.get("named").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
