@@ -1,5 +1,6 @@
-//! Agents of others, and how each is told to use the program: as `baton launch` tells them, all from a folder
-//! of the test, with a key that opens nothing, without telemetry and without updates.
+//! Agents of others, and how each is told to use the program: as `baton launch` tells them.
+//!
+//! All is in a folder of the test. The key opens nothing; there is no telemetry, and there are no updates.
 
 use std::path::Path;
 use std::process::Command;
