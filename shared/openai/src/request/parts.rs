@@ -13,6 +13,18 @@ use crate::wire::{Content, Part};
 
 /// The most characters of a type that are repeated.
 const KIND_CHARS_MAX: usize = 40;
+/// Parts that are more than a text which stands beside them.
+const MEDIA: &[&str] = &[
+    "audio",
+    "file",
+    "image",
+    "image_url",
+    "input_audio",
+    "input_file",
+    "input_image",
+    "video",
+    "video_url",
+];
 /// Between two parts of a message.
 const BETWEEN_PARTS: &str = "\n";
 
@@ -90,6 +102,7 @@ pub(crate) fn text_of_part(
             let part: Part = typed(place, part, ignored)?;
             part.text.ok_or_else(|| FieldError::new(format!("{place}.text"), "is missing"))
         }
+        kind if MEDIA.contains(&kind) => Unreadable { place, kind, is_last }.text(ignored),
         kind => match [&part["text"], &part["refusal"]].into_iter().find_map(Value::as_str) {
             Some(text) => {
                 ignored.add_at(place, kind);
@@ -143,6 +156,8 @@ mod tests {
         );
         let (text, _) = read(json!({ "type": "sound", "data": [1] }), true);
         assert!(text.unwrap_err().contains("`input[0].content[0]`: only text can be read, this is `sound`"));
+        let (text, _) = read(json!({ "type": "image_url", "text": "a" }), true);
+        assert!(text.unwrap_err().contains("only text can be read, this is `image_url`"));
         let (text, _) = read(json!({ "type": "text", "text": 5 }), true);
         assert!(text.unwrap_err().contains("input[0].content[0].text"));
     }
