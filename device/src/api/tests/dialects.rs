@@ -160,7 +160,9 @@ async fn ollamas_clients_are_refused_in_their_form() {
         ("/api/pull", json!({ "model": "hf.co/a/b" }), 400, "keeps no models"),
         ("/api/pull", json!({ "model": "llama3.2" }), 400, "hf.co/"),
         ("/api/show", json!({ "model": "llama3.2" }), 404, "`llama3.2`"),
-        ("/api/create", json!({ "model": "x" }), 404, "no such path"),
+        ("/api/create", json!({ "model": "x" }), 400, "`baton model import`"),
+        ("/api/copy", json!({ "source": "x", "destination": "y" }), 400, "not copied"),
+        ("/api/push", json!({ "model": "x" }), 400, "not published"),
     ] {
         let (got, reply) = ask_json(&url, path, &body).await;
         let message = reply["error"].as_str().unwrap_or_else(|| panic!("{path}: {reply}"));
