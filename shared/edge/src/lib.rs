@@ -42,9 +42,6 @@ const NEW_CONNECTIONS_MAX: u32 = 4096;
 /// Bytes of replies that the system buffers for a client that does not read them; the system may double them.
 /// One event of a stream has a few hundred bytes.
 const SEND_BUFFER_BYTES: u32 = 64 << 10;
-/// How long a client's machine may leave bytes unanswered. A person in a tunnel loses the connection, and
-/// continues the answer on a new one.
-const VANISHED_AFTER_SECS: u32 = 12;
 /// How long connections may take to close after everything has ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
@@ -210,6 +207,9 @@ impl Edge {
                 debug!(limit = limits.connections_per_ip, "an address has too many connections");
                 continue;
             };
+            if let Err(err) = bound_silence(&stream, limits.write_timeout) {
+                debug!(%err, "a client that vanishes is noticed late");
+            }
             let connection = Connection {
                 peer,
                 limits,
@@ -263,9 +263,6 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
                 if let Err(err) = stream.set_nodelay(true) {
                     debug!(%err, "tokens of this connection may be delayed");
                 }
-                if let Err(err) = watch_peer(&stream) {
-                    debug!(%err, "a client that vanishes is noticed late");
-                }
                 return (stream, peer);
             }
             Err(err) => {
@@ -276,26 +273,26 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-/// Lets the system end the connection if the client's machine stops answering, as a laptop does that leaves
-/// its network: it says no goodbye.
+/// Lets the system end the connection if the client's machine is silent for this long, as a laptop is that
+/// leaves its network without a word. The system counts a reader that reads nothing the same way.
 #[cfg(unix)]
-fn watch_peer(stream: &TcpStream) -> rustix::io::Result<()> {
+fn bound_silence(stream: &TcpStream, limit: Duration) -> rustix::io::Result<()> {
     use rustix::net::sockopt;
-    let vanished_after = Duration::from_secs(VANISHED_AFTER_SECS.into());
-    // Asks a client whether it is still there.
+    let second = Duration::from_secs(1);
+    // Asks a client whether it is still there, if nothing is sent.
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, vanished_after / 2)?;
-    sockopt::set_tcp_keepintvl(stream, vanished_after / 4)?;
+    sockopt::set_tcp_keepidle(stream, (limit / 2).max(second))?;
+    sockopt::set_tcp_keepintvl(stream, (limit / 4).max(second))?;
     sockopt::set_tcp_keepcnt(stream, 2)?;
-    // Also bounds how long sent bytes may wait for their receipt.
+    // Bounds how long sent bytes may wait for their receipt.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    sockopt::set_tcp_user_timeout(stream, VANISHED_AFTER_SECS * 1000)?;
+    sockopt::set_tcp_user_timeout(stream, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
 }
 
 /// There is no such option that is safe to set on this system.
 #[cfg(not(unix))]
-fn watch_peer(_: &TcpStream) -> std::io::Result<()> {
+fn bound_silence(_: &TcpStream, _: Duration) -> std::io::Result<()> {
     Ok(())
 }
 
