@@ -121,7 +121,7 @@ impl EngineClient {
             return Ok(events(None, reply));
         }
         // Some engines call a stream of events JSON.
-        let first = reply.chunk().await.map_err(|err| unreachable(&err))?.unwrap_or_default();
+        let first = begun(&mut reply).await?;
         if first.trim_ascii_start().first() == Some(&b'{') {
             return whole(first, reply).await;
         }
@@ -164,6 +164,21 @@ async fn send(request: RequestBuilder) -> Result<Response, Fault> {
         (sent, _) => sent,
     };
     sent.map_err(|err| unreachable(&err))
+}
+
+/// Reads up to the first bytes that are not blank: gateways send line breaks while an engine is silent.
+async fn begun(reply: &mut Response) -> Result<Bytes, Fault> {
+    let mut blank = 0;
+    while let Some(chunk) = reply.chunk().await.map_err(|err| unreachable(&err))? {
+        if !chunk.trim_ascii().is_empty() {
+            return Ok(chunk);
+        }
+        blank += chunk.len();
+        if blank > SMALL_BYTES_MAX {
+            return Err(Fault::Garbled { reason: format!("more than {SMALL_BYTES_MAX} blank bytes") });
+        }
+    }
+    Ok(Bytes::new())
 }
 
 /// Reads a small body.
@@ -309,6 +324,27 @@ pub(super) mod tests {
             }
         });
         EngineClient::new(&url, None, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn blanks_before_a_reply_are_passed_over() {
+        for (pieces, want) in [(&["\n", " \r\n", "{\"a\":1}"][..], "{\"a\":1}"), (&["\n"][..], "")] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            tokio::spawn(async move {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                request(&mut socket).await.unwrap();
+                socket.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+                for piece in pieces {
+                    let chunk = format!("{:x}\r\n{piece}\r\n", piece.len());
+                    socket.write_all(chunk.as_bytes()).await.unwrap();
+                }
+                socket.write_all(b"0\r\n\r\n").await.unwrap();
+            });
+            let client = EngineClient::new(&url, None, None).unwrap();
+            let mut reply = send(client.http.get(client.at("reply").unwrap())).await.unwrap();
+            assert_eq!(begun(&mut reply).await.unwrap(), want);
+        }
     }
 
     #[tokio::test]
